@@ -1,0 +1,111 @@
+"""The contract of an accelerator: one kind of hardware that can train.
+
+One file of this folder implements it for each kind. A package of your own adds a kind through an entry point:
+
+    [project.entry-points."footplate.accelerators"]
+    npu = "my_package.npu:NPU"          # a subclass of Accelerator
+
+and `Trainer(accelerator="npu")`, `accelerator="auto"` and `footplate doctor` know it from then on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from footplate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from footplate.step.base import Step, StepSpec
+
+Devices = int | str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as `footplate doctor` shows it."""
+
+    index: int
+    name: str
+    memory_bytes: int | None = None
+
+
+class Accelerator(ABC):
+    """One kind of hardware.
+
+    Class attributes:
+        name: what `Trainer(accelerator=…)` is given.
+        priority: `"auto"` takes the usable accelerator of the highest priority (cpu 0, mps 10, cuda 20).
+        precisions: the precisions it can train in.
+        process_group_backend: what `torch.distributed` uses between its devices.
+    """
+
+    name: ClassVar[str]
+    priority: ClassVar[int] = 5
+    precisions: ClassVar[frozenset[str]] = frozenset({"32-true"})
+    process_group_backend: ClassVar[str] = "gloo"
+
+    @abstractmethod
+    def unavailable(self) -> str | None:
+        """Why it can't be used here and what would make it so; None when it can be used. Cheap and without side effects."""
+
+    @abstractmethod
+    def devices(self) -> list[Device]:
+        """The devices of this machine; only asked when `unavailable()` is None."""
+
+    @abstractmethod
+    def torch_device(self, index: int) -> torch.device:
+        """The torch device of a device index."""
+
+    def default_devices(self) -> int:
+        """How many devices `devices="auto"` takes."""
+        return len(self.devices())
+
+    def parse_devices(self, devices: Devices) -> list[int]:
+        """The device indices that `devices` stands for: `"auto"`, a count, `-1` (all), a list, or a string such as `"0,2"`.
+
+        Raises:
+            ConfigError: more devices than there are, an index that is not there, or a form that means nothing.
+        """
+        found = [device.index for device in self.devices()]
+        listed = ", ".join(f"{self.name}:{index}" for index in found)
+        mend = f'This machine has {len(found)} ({listed}). Use devices={len(found)} or "auto".'
+
+        if isinstance(devices, str) and devices != "auto":
+            try:
+                numbers = [int(part) for part in devices.split(",") if part.strip()]
+            except ValueError:
+                raise ConfigError(f'devices="{devices}": expected "auto", a count or indices such as "0,2". {mend}') from None
+            devices = numbers if "," in devices else numbers[0]
+        if devices == "auto":
+            return found[: self.default_devices()]
+        if isinstance(devices, bool) or not isinstance(devices, (int, Sequence)):
+            raise ConfigError(f'devices={devices!r}: expected "auto", a count, or a list of indices. {mend}')
+        if isinstance(devices, int):
+            count = len(found) if devices == -1 else devices
+            if count < 1 or count > len(found):
+                raise ConfigError(f"devices={devices}: {mend}")
+            return found[:count]
+        chosen = [int(index) for index in devices]
+        unknown = [index for index in chosen if index not in found]
+        if unknown or not chosen or len(set(chosen)) != len(chosen):
+            raise ConfigError(f"devices={list(devices)}: expected distinct indices of devices that are there. {mend}")
+        return chosen
+
+    def stats(self, device: torch.device) -> dict[str, float]:
+        """Live figures of a device, such as `memory_used_bytes` and `utilisation` (0 … 1); empty where none can be had."""
+        return {}
+
+    def make_step(self, spec: StepSpec) -> Step:
+        """The training step as a program for this hardware; eager unless overridden."""
+        from footplate.step.eager import EagerStep
+
+        return EagerStep(spec)
+
+    def describe(self) -> dict[str, Any]:
+        """Versions of the driver and runtime behind it, for `footplate doctor`."""
+        return {}

@@ -1,0 +1,133 @@
+"""Hyper-parameters: what `__init__` was given, remembered so that a run can be compared and a checkpoint rebuilt.
+
+    class Classifier(fp.Module):
+        def __init__(self, net, lr=1e-3, classes=10):
+            super().__init__()
+            self.save_hyperparameters(ignore="net")     # self.hparams.lr, self.hparams["classes"]
+
+Loggers record them, checkpoints keep the plain ones, and `Classifier.load_from_checkpoint(path, net=…)` passes them
+back to `__init__`.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+
+class AttributeDict(dict[str, Any]):
+    """A dictionary whose string keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no hyper-parameter {name!r}; there are: {', '.join(self) or 'none'}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class HyperParameters:
+    """Mixed into `Module` and `DataModule`."""
+
+    _hparams: AttributeDict | None = None
+    _log_hyperparams: bool = True
+
+    @property
+    def hparams(self) -> AttributeDict:
+        """The saved hyper-parameters; they can be read and changed as attributes or items."""
+        if self._hparams is None:
+            object.__setattr__(self, "_hparams", AttributeDict())
+        assert self._hparams is not None
+        return self._hparams
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """The hyper-parameters as they were when saved: a deep copy, safe to change."""
+        return copy.deepcopy(self.__dict__.get("_hparams_initial", AttributeDict()))
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: str | Sequence[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Remember the arguments of the calling `__init__` in `self.hparams`.
+
+        Args:
+            *args: the names to keep (all when none are given), or one dict or namespace to keep as a whole.
+            ignore: a name or names to leave out: modules, loss functions and such.
+            frame: the frame whose arguments to save; the caller's by default.
+            logger: whether loggers record them.
+        """
+        given: dict[str, Any] = {}
+        if len(args) == 1 and not isinstance(args[0], str):
+            given.update(args[0] if isinstance(args[0], dict) else vars(args[0]))
+        else:
+            caller = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
+            given.update(_init_arguments(self, caller))
+            if args:
+                given = {name: given[name] for name in args}
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        given = {name: value for name, value in given.items() if name not in ignored}
+
+        self.hparams.update(given)
+        object.__setattr__(self, "_log_hyperparams", logger)
+        object.__setattr__(self, "_hparams_initial", AttributeDict({**self.hparams_initial, **_copy_plain(given)}))
+
+
+def plain(value: Any) -> Any:
+    """`value` in a form that a checkpoint loads without executing code; raises TypeError where there is none."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return type(value)(plain(item) for item in value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} can't be kept")
+
+
+def split_plain(hparams: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The hyper-parameters that a checkpoint can keep, and the names of those that it can't."""
+    kept: dict[str, Any] = {}
+    dropped: list[str] = []
+    for name, value in hparams.items():
+        try:
+            kept[name] = plain(value)
+        except TypeError:
+            dropped.append(name)
+    return kept, dropped
+
+
+def _init_arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of every `__init__` of `owner` from `frame` outwards: a subclass's win over its base's."""
+    found: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name == "__init__":
+        if frame.f_locals.get(frame.f_code.co_varnames[0]) is not owner:
+            break
+        values = inspect.getargvalues(frame)
+        for name in values.args[1:]:
+            found[name] = values.locals[name]
+        if values.keywords:
+            found.update(values.locals[values.keywords])
+        frame = frame.f_back
+    return found
+
+
+def _copy_plain(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in split_plain(given)[0].items()}

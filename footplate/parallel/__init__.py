@@ -1,0 +1,1 @@
+"""Several processes that train one model: who is who, and what they agree on."""
