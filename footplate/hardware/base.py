@@ -11,23 +11,27 @@ and `Trainer(accelerator="npu")`, `accelerator="auto"` and `footplate doctor` kn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, did_you_mean
+from footplate.hardware.devices import Devices, read_devices
 
 if TYPE_CHECKING:
     from footplate.step.base import Step, StepSpec
 
-Devices = int | str | Sequence[int]
-
 
 @dataclass(frozen=True)
 class Device:
-    """One device as `footplate doctor` shows it."""
+    """One device as `footplate doctor` shows it.
+
+    Attributes:
+        index: what `devices=[…]` is given.
+        name: what its maker calls it.
+        memory_bytes: its memory, all of it; None where that can't be told.
+    """
 
     index: int
     name: str
@@ -51,7 +55,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Why it can't be used here and what would make it so; None when it can be used. Cheap and without side effects."""
+        """Why it can't be used here and what would make it so; None when it can. Cheap, and without side effects."""
 
     @abstractmethod
     def devices(self) -> list[Device]:
@@ -66,7 +70,7 @@ class Accelerator(ABC):
         return len(self.devices())
 
     def parse_devices(self, devices: Devices) -> list[int]:
-        """The device indices that `devices` stands for: `"auto"`, a count, `-1` (all), a list, or a string such as `"0,2"`.
+        """The device indices that `devices` stands for: `"auto"`, a count, `-1` (all), a list, or text such as `"0,2"`.
 
         Raises:
             ConfigError: more devices than there are, an index that is not there, or a form that means nothing.
@@ -75,29 +79,31 @@ class Accelerator(ABC):
         listed = ", ".join(f"{self.name}:{index}" for index in found)
         mend = f'This machine has {len(found)} ({listed}). Use devices={len(found)} or "auto".'
 
-        if isinstance(devices, str) and devices != "auto":
-            try:
-                numbers = [int(part) for part in devices.split(",") if part.strip()]
-            except ValueError:
-                raise ConfigError(f'devices="{devices}": expected "auto", a count or indices such as "0,2". {mend}') from None
-            devices = numbers if "," in devices else numbers[0]
-        if devices == "auto":
+        wanted = read_devices(devices, mend)
+        if wanted == "auto":
             return found[: self.default_devices()]
-        if isinstance(devices, bool) or not isinstance(devices, (int, Sequence)):
-            raise ConfigError(f'devices={devices!r}: expected "auto", a count, or a list of indices. {mend}')
-        if isinstance(devices, int):
-            count = len(found) if devices == -1 else devices
-            if count < 1 or count > len(found):
-                raise ConfigError(f"devices={devices}: {mend}")
-            return found[:count]
-        chosen = [int(index) for index in devices]
-        unknown = [index for index in chosen if index not in found]
-        if unknown or not chosen or len(set(chosen)) != len(chosen):
-            raise ConfigError(f"devices={list(devices)}: expected distinct indices of devices that are there. {mend}")
-        return chosen
+        if isinstance(wanted, int):
+            if wanted > len(found):
+                raise ConfigError(f"devices={devices!r}: {mend}")
+            return found if wanted == -1 else found[:wanted]
+        absent = [index for index in wanted if index not in found]
+        if absent:
+            raise ConfigError(f"devices={devices!r}: no device has index {absent[0]}. {mend}")
+        return list(wanted)
+
+    def check_precision(self, precision: str) -> None:
+        """Refuse a precision that this hardware can't train in.
+
+        Raises:
+            ConfigError: `precision` is not one of `precisions`.
+        """
+        if precision not in self.precisions:
+            raise ConfigError(
+                f'precision="{precision}": {self.name} does not train in it. {did_you_mean(precision, self.precisions)}'
+            )
 
     def stats(self, device: torch.device) -> dict[str, float]:
-        """Live figures of a device, such as `memory_used_bytes` and `utilisation` (0 … 1); empty where none can be had."""
+        """Live figures of a device, such as `memory_used_bytes` and `utilisation` (0 … 1); those that can be had."""
         return {}
 
     def make_step(self, spec: StepSpec) -> Step:

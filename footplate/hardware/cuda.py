@@ -1,0 +1,170 @@
+"""CUDA: NVIDIA GPUs, and AMD's where torch is built for ROCm, which calls them "cuda" too.
+
+Why a GPU can't be used is worked out in two parts: `_look` gathers facts without waking CUDA (see nvml.py), and
+`why_not`, a pure function, reads them from the ground up: torch's build, driver, driver's age, GPUs, which of them are
+hidden, their age. The first thing that is wrong is the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from footplate.hardware import nvml
+from footplate.hardware.base import Accelerator, Device
+
+_INSTALL = "Install a build of torch for CUDA: pytorch.org/get-started/locally has the command."
+_NO_AMD_GPU = (
+    "torch is built for ROCm but sees no AMD GPU. `rocm-smi` shows what there is; HIP_VISIBLE_DEVICES may hide it."
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides whether torch can use a GPU here.
+
+    Attributes:
+        torch_version: such as "2.13.0+cu130".
+        torch_cuda: the CUDA version that torch is built for, such as (13, 0); None for a build without.
+        rocm: torch is built for AMD GPUs.
+        driver: what NVML found.
+        no_driver: why NVML found nothing and what to do; empty when it found something.
+        visible: `CUDA_VISIBLE_DEVICES`; None when it is not set.
+        count: how many GPUs torch sees.
+        oldest_capability: the lowest compute capability that torch has kernels for.
+    """
+
+    torch_version: str
+    torch_cuda: tuple[int, int] | None = None
+    rocm: bool = False
+    driver: nvml.Driver | None = None
+    no_driver: str = ""
+    visible: str | None = None
+    count: int = 0
+    oldest_capability: tuple[int, int] = (0, 0)
+
+
+def why_not(facts: Facts) -> str | None:
+    """Why torch can't train on a GPU here and what would make it so; None when it can."""
+    if facts.rocm:
+        return None if facts.count else _NO_AMD_GPU
+    gpus = facts.driver.gpus if facts.driver else ()
+    if facts.torch_cuda is None:
+        there = f", though the driver has {_listed(gpus)}" if gpus else ""
+        return f"torch {facts.torch_version} is built without CUDA{there}. {_INSTALL}"
+    if facts.driver is None:
+        return None if facts.count else facts.no_driver
+    if facts.driver.cuda[0] < facts.torch_cuda[0]:
+        return (
+            f"driver {facts.driver.version} runs CUDA up to {_dotted(facts.driver.cuda)}, and torch "
+            f"{facts.torch_version} is built for CUDA {_dotted(facts.torch_cuda)}. Update the driver, or install a "
+            f"build of torch for CUDA {facts.driver.cuda[0]}."
+        )
+    if not gpus:
+        return f"driver {facts.driver.version} finds no GPU. In a container, start it with the GPUs."
+    if facts.count == 0:
+        if facts.visible is None:
+            return f"the driver has {_listed(gpus)}, but torch sees none of them. `nvidia-smi` may say more."
+        return (
+            f'CUDA_VISIBLE_DEVICES="{facts.visible}" leaves none of {_listed(gpus)}. '
+            f"Unset it, or name some of 0 … {len(gpus) - 1}."
+        )
+    seen = nvml.visible_gpus(gpus, facts.visible)
+    if seen and all(gpu.capability < facts.oldest_capability for gpu in seen):
+        return (
+            f"{seen[0].name} has compute capability {_dotted(seen[0].capability)}, and torch {facts.torch_version} has "
+            f"kernels from {_dotted(facts.oldest_capability)} on. Install a build of torch for an older CUDA."
+        )
+    return None
+
+
+class CUDA(Accelerator):
+    """GPUs that torch calls `cuda`."""
+
+    name = "cuda"
+    priority = 20
+    precisions = frozenset({"32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"})
+    process_group_backend = "gloo" if sys.platform == "win32" else "nccl"
+
+    def unavailable(self) -> str | None:
+        """Which of torch's build, the driver, its age, or the GPUs themselves is missing, and what to do."""
+        return why_not(_look())
+
+    def devices(self) -> list[Device]:
+        """The visible GPUs. On a machine of mixed GPUs the names come in `nvidia-smi`'s order, which CUDA may not keep
+        unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+        """
+        facts = _look()
+        seen = nvml.visible_gpus(facts.driver.gpus, facts.visible) if facts.driver else []
+        if len(seen) != facts.count:  # slices of a GPU (MIG), or a machine without NVML
+            return [Device(index, "GPU") for index in range(facts.count)]
+        return [Device(index, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(seen)]
+
+    def torch_device(self, index: int) -> torch.device:
+        """`cuda:index`."""
+        return torch.device("cuda", index)
+
+    def stats(self, device: torch.device) -> dict[str, float]:
+        """Memory in use on the GPU, by all processes, and the share of time in which it was busy (0 … 1)."""
+        free, total = torch.cuda.mem_get_info(device)
+        stats = {"memory_used_bytes": float(total - free)}
+        try:
+            stats["utilisation"] = nvml.busy(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        except nvml.NvmlError:
+            return stats
+        return stats
+
+    def describe(self) -> dict[str, Any]:
+        """The CUDA or ROCm version that torch is built for, and the driver."""
+        facts = _look()
+        described: dict[str, Any] = {"built for": f"ROCm {torch.version.hip}" if facts.rocm else "no CUDA"}
+        if facts.torch_cuda:
+            described["built for"] = f"CUDA {_dotted(facts.torch_cuda)}"
+        if facts.driver:
+            described["driver"] = f"{facts.driver.version} (CUDA up to {_dotted(facts.driver.cuda)})"
+        return described
+
+
+def _look() -> Facts:
+    driver, no_driver = None, ""
+    try:
+        driver = nvml.find_driver()
+    except nvml.NvmlError as error:
+        no_driver = str(error)
+    built = tuple(int(part) for part in (torch.version.cuda or "").split(".") if part)
+    return Facts(
+        torch_version=torch.__version__,
+        torch_cuda=(built[0], built[1]) if built else None,
+        rocm=torch.version.hip is not None,
+        driver=driver,
+        no_driver=no_driver,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        count=_count(),
+        oldest_capability=oldest_capability(torch.cuda.get_arch_list()),
+    )
+
+
+def _count() -> int:
+    """How many GPUs torch sees. It asks NVML too, and CUDA itself only where NVML is silent (MIG, no driver)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Can't initialize NVML": `no_driver` says it better
+        return torch.cuda.device_count()
+
+
+def oldest_capability(architectures: list[str]) -> tuple[int, int]:
+    """The lowest compute capability among torch's architectures, such as `["sm_75", "sm_90a"]`; (0, 0) for none."""
+    numbers = [int("".join(c for c in arch if c.isdecimal())) for arch in architectures if arch.startswith("sm_")]
+    return divmod(min(numbers), 10) if numbers else (0, 0)
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _listed(gpus: tuple[nvml.Gpu, ...]) -> str:
+    return f"{len(gpus)} GPU(s) ({', '.join(sorted({gpu.name for gpu in gpus}))})"

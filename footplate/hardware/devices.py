@@ -1,0 +1,64 @@
+"""What a user may write for `devices=`, read into one of three forms.
+
+    "auto"            →  "auto"       the accelerator's own choice
+    4, "4", -1        →  4, 4, -1     a count; -1 is all of them
+    [0, 2], "0,2"     →  (0, 2)       these very indices ("2," is the one index 2)
+
+Reading knows no hardware; whether the count or the indices are there is the accelerator's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from footplate.errors import ConfigError
+
+Devices = int | str | Sequence[int]
+Form = Literal["auto"] | int | tuple[int, ...]
+
+_FORMS = '"auto", a count, or a list of indices such as [0, 2]'
+
+
+def read_devices(devices: Devices, mend: str) -> Form:
+    """The form that `devices` stands for: `"auto"`, a count that is at least 1 or is -1, or distinct indices.
+
+    Args:
+        devices: what the user gave.
+        mend: what there is and what to write instead; the end of every error's text.
+
+    Raises:
+        ConfigError: it is none of the three forms.
+    """
+    if isinstance(devices, str):
+        return _read_text(devices, mend)
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        return _count(devices, devices, mend)
+    if isinstance(devices, Sequence):
+        return _indices(devices, devices, mend)
+    raise ConfigError(f"devices={devices!r}: expected {_FORMS}. {mend}")
+
+
+def _read_text(text: str, mend: str) -> Form:
+    if text.strip() == "auto":
+        return "auto"
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise ConfigError(f'devices="{text}": expected {_FORMS}; as text "2" or "0,2". {mend}')
+    return _indices(numbers, text, mend) if "," in text else _count(numbers[0], text, mend)
+
+
+def _count(count: int, given: Devices, mend: str) -> int:
+    if count < 1 and count != -1:
+        raise ConfigError(f"devices={given!r}: expected a count of 1 or more, or -1 for all. {mend}")
+    return count
+
+
+def _indices(numbers: Sequence[object], given: Devices, mend: str) -> tuple[int, ...]:
+    indices = tuple(number for number in numbers if isinstance(number, int) and not isinstance(number, bool))
+    if not indices or len(indices) != len(numbers) or len(set(indices)) != len(indices) or min(indices) < 0:
+        raise ConfigError(f"devices={given!r}: expected at least one index, each a whole number given once. {mend}")
+    return indices

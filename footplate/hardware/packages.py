@@ -1,0 +1,94 @@
+"""Which packages Footplate finds here, told from their metadata without importing them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+# What `pip install footplate` needs, with the oldest version that works; as in pyproject.toml.
+REQUIRED = {"torch": "2.11", "numpy": "1.26", "pyarrow": "16", "deltalake": "1.0"}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional ability: the extra that installs it, the module that has it, and what goes without."""
+
+    name: str
+    package: str
+    module: str
+    purpose: str
+
+
+EXTRAS = (
+    Extra("images", "opencv-python-headless", "cv2", "decoding image columns"),
+    Extra("mlflow", "mlflow", "mlflow", "tracking with MLflow"),
+    Extra("tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard"),
+    Extra("plot", "matplotlib", "matplotlib", "drawing curves"),
+    Extra("lightning", "lightning", "lightning", "running Lightning's modules and callbacks"),
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that is here or could be.
+
+    Attributes:
+        name: its name on the package index.
+        version: what is installed; None when it isn't, "unknown" when only its module can be found.
+        purpose: what it is for.
+        install: the command that installs it, or brings it up to date.
+        problem: why it can't serve as it is, and what to do; None when it can. Only required packages have problems.
+    """
+
+    name: str
+    version: str | None
+    purpose: str
+    install: str
+    problem: str | None = None
+
+
+def required_packages() -> tuple[Package, ...]:
+    """The packages without which nothing trains."""
+    return tuple(_required(name, oldest, _version(name)) for name, oldest in REQUIRED.items())
+
+
+def optional_packages() -> tuple[Package, ...]:
+    """The packages that Footplate's extras bring."""
+    return tuple(
+        Package(
+            name=extra.package,
+            version=_version(extra.package) or ("unknown" if find_spec(extra.module) else None),
+            purpose=extra.purpose,
+            install=f'pip install "footplate[{extra.name}]"',
+        )
+        for extra in EXTRAS
+    )
+
+
+def is_older(given: str, oldest: str) -> bool:
+    """Whether a version such as "2.13.0+cpu" comes before one such as "2.11"."""
+    return _numbers(given) < _numbers(oldest)
+
+
+def _required(name: str, oldest: str, installed: str | None) -> Package:
+    install = f'pip install "{name}>={oldest}"'
+    problem = None
+    if installed is None:
+        problem = f"{name} is not installed, and nothing trains without it: {install}"
+    elif is_older(installed, oldest):
+        problem = f"{name} {installed} is older than {oldest}, the oldest that Footplate works with: {install}"
+    return Package(name, installed, "required", install, problem)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in re.findall(r"\d+", text.partition("+")[0])]
+    return [*numbers, 0, 0, 0][:3]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,153 @@
+"""Which accelerators there are: the built-in ones and those that installed packages add.
+
+A package adds one through the entry-point group `footplate.accelerators`. The entry point's name is the accelerator's
+name, so that a name is found without importing any package but the one that owns it. A package that can't be used —
+its import fails, it is not an `Accelerator`, it has a name that is taken — becomes a `BrokenPlugin`: never available,
+its error for a reason. So one bad package shows in `footplate doctor` and stops nothing else.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import EntryPoint, entry_points
+
+import torch
+
+from footplate.errors import ConfigError, did_you_mean
+from footplate.hardware.base import Accelerator, Device
+from footplate.hardware.cpu import CPU
+from footplate.hardware.cuda import CUDA
+from footplate.hardware.mps import MPS
+
+GROUP = "footplate.accelerators"
+
+_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS)}
+_GPUS = ("cuda", "mps")  # what "gpu" stands for, the first usable one
+_ABSENT = ("tpu", "xla")  # names that people know and that nothing built in answers to
+
+
+class BrokenPlugin(Accelerator):
+    """An accelerator that a package announces and does not deliver."""
+
+    precisions = frozenset()
+
+    def __init__(self, entry: EntryPoint, error: str):
+        self.name = entry.name  # type: ignore[misc]
+        package = entry.dist.name if entry.dist else entry.value.partition(":")[0]
+        self._reason = f'the package "{package}" does not deliver it ({error}). Update or uninstall the package.'
+
+    def unavailable(self) -> str:
+        """The package and its error."""
+        return self._reason
+
+    def devices(self) -> list[Device]:
+        """None."""
+        return []
+
+    def torch_device(self, index: int) -> torch.device:
+        """There is none.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f'accelerator "{self.name}" can\'t be used: {self._reason}')
+
+
+def accelerators() -> list[Accelerator]:
+    """Every known accelerator, usable or not, the one that `"auto"` prefers first."""
+    found = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(group=GROUP)]
+    return sorted(found, key=lambda accelerator: -accelerator.priority)
+
+
+def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
+    """The accelerator that a user asks for.
+
+    Args:
+        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, or that of an installed package's), `"gpu"` for cuda or else
+            mps, `"auto"` for the best there is, or an `Accelerator` of your own.
+
+    Raises:
+        ConfigError: no accelerator has this name, or it can't be used here; the text says why and what to do.
+    """
+    if isinstance(accelerator, Accelerator):
+        return _usable(accelerator)
+    if not isinstance(accelerator, str):
+        raise ConfigError(f"accelerator={accelerator!r}: expected a name or an instance of footplate's Accelerator.")
+    name = accelerator.lower()
+    if name == "auto":
+        return choose_auto()
+    if name == "gpu":
+        return _any_gpu()
+    return _usable(_by_name(name))
+
+
+def choose_auto() -> Accelerator:
+    """The usable accelerator of the highest priority. A broken package is warned of, since it may be the one meant."""
+    usable = []
+    for accelerator in accelerators():
+        reason = why_unavailable(accelerator)
+        if reason is None:
+            usable.append(accelerator)
+        elif isinstance(accelerator, BrokenPlugin):
+            warnings.warn(f'accelerator "{accelerator.name}" is left out: {reason}', RuntimeWarning, stacklevel=2)
+    return usable[0]
+
+
+def why_unavailable(accelerator: Accelerator) -> str | None:
+    """`accelerator.unavailable()`, where an exception counts as a reason: the class may be anybody's."""
+    try:
+        return accelerator.unavailable()
+    except Exception as error:
+        return f"asking whether it can be used failed ({_brief(error)})."
+
+
+def _usable(accelerator: Accelerator) -> Accelerator:
+    reason = why_unavailable(accelerator)
+    if reason is not None:
+        raise ConfigError(f'accelerator="{accelerator.name}" can\'t be used here: {reason}')
+    return accelerator
+
+
+def _any_gpu() -> Accelerator:
+    reasons = []
+    for name in _GPUS:
+        accelerator = _BUILT_IN[name]()
+        reason = why_unavailable(accelerator)
+        if reason is None:
+            return accelerator
+        reasons.append(f"{name}: {reason}")
+    raise ConfigError(f'accelerator="gpu" can\'t be used here. {" ".join(reasons)}')
+
+
+def _by_name(name: str) -> Accelerator:
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    entries = entry_points(group=GROUP)
+    for entry in entries:
+        if entry.name.lower() == name:
+            return _load(entry)
+    known = {"auto", "gpu", *_BUILT_IN, *entries.names}
+    if name in _ABSENT:
+        raise ConfigError(
+            f'accelerator="{name}" is not built in, and no installed package adds it. '
+            f"There are: {', '.join(sorted(known))}."
+        )
+    raise ConfigError(f'accelerator="{name}": there is none of this name. {did_you_mean(name, known)}')
+
+
+def _load(entry: EntryPoint) -> Accelerator:
+    if entry.name in _BUILT_IN:
+        return BrokenPlugin(entry, f'"{entry.name}" is the name of a built-in accelerator')
+    try:
+        kind = entry.load()
+        if not (isinstance(kind, type) and issubclass(kind, Accelerator)):
+            return BrokenPlugin(entry, f"{entry.value} is not a subclass of footplate's Accelerator")
+        if kind.name != entry.name:
+            return BrokenPlugin(entry, f'{entry.value} has the name "{kind.name}", its entry point "{entry.name}"')
+        return kind()
+    except Exception as error:
+        return BrokenPlugin(entry, _brief(error))
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
