@@ -47,7 +47,7 @@ def _read_text(text: str, mend: str) -> Form:
     except ValueError:
         numbers = []
     if not numbers:
-        raise ConfigError(f'devices="{text}": expected {_FORMS}; as text "2" or "0,2". {mend}')
+        raise ConfigError(f'devices={text!r}: expected {_FORMS}; as text "2" or "0,2". {mend}')
     return _indices(numbers, text, mend) if "," in text else _count(numbers[0], text, mend)
 
 
