@@ -1,0 +1,37 @@
+"""From a table to batches: `Table` names the rows, `Loader` hands them out, `TableDataModule` splits them.
+
+    table = Table("s3://lake/flowers", version=12, columns=["image", "label"])
+    for batch in Loader(table, batch_size=64, shuffle=True, image_size=224):
+        batch["image"]          # uint8 (64, 3, 224, 224)
+        batch["label"]          # int64 (64,)
+
+The parts, from the file to the batch: `source` (what row groups there are and how one is read), `table` (which rows of
+them are meant), `plan` (in which order, a pure function), `window` (the row groups in memory), `columns` and `images`
+(Arrow to tensors), `pipeline` (the threads), `loader` (the position that a checkpoint keeps).
+
+Importing this package imports none of them; a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from footplate.data.loader import Loader as Loader
+    from footplate.data.module import TableDataModule as TableDataModule
+    from footplate.data.table import Table as Table
+
+_HOMES = {
+    "Table": "footplate.data.table",
+    "Loader": "footplate.data.loader",
+    "TableDataModule": "footplate.data.module",
+}
+
+__all__ = ["Loader", "Table", "TableDataModule"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

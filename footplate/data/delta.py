@@ -1,0 +1,137 @@
+"""Delta Lake tables as a source: the log is read by delta-rs, the rows by the Parquet reader.
+
+The log of one version says which files are live, with which partition values, and which of their rows a deletion
+vector hides. Reading the directory instead would bring back deleted rows. A table that uses a feature which would make
+a plain Parquet read wrong is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from footplate.data.parquet import DataFile, ParquetSource
+from footplate.errors import DataError
+
+Version = int | str | datetime | None
+
+_READABLE = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "typeWidening"}
+_READABLE |= {"typeWidening-preview"}
+
+
+def open_delta(
+    uri: str, location: str, filesystem: pafs.FileSystem, path: str, version: Version, options: dict[str, str] | None
+) -> ParquetSource:
+    """The snapshot of a Delta table at a version (the newest by default), pinned from here on.
+
+    Args:
+        uri: the table as the user named it, for messages.
+        location: the same for delta-rs: a local path or a URI.
+        filesystem: where the files lie for pyarrow.
+        path: the table's path within `filesystem`.
+        version: a number, a timestamp, or an ISO 8601 string.
+        options: delta-rs storage options.
+
+    Raises:
+        DataError: no such version, an unreadable log, or a feature that can't be honoured.
+    """
+    table = _at_version(uri, location, version, options)
+    renamed = _column_mapping(uri, table)
+    schema = _clean(pa.schema(table.schema().to_arrow()))
+    physical: dict[str, str] = {own: name for name, own in renamed.items()}
+    actions = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    masks = _deletion_masks(table)
+    prefix = path.rstrip("/") + "/"
+    files = []
+    for action in sorted(actions, key=lambda action: action["path"]):
+        relative = unquote(action["path"])
+        if "://" in relative or relative.startswith("/"):
+            raise DataError(
+                f"{uri}: its log points to files outside of it ({relative}); a shallow clone can't be read."
+            )
+        values: dict[str, Any] = {
+            physical.get(str(key), str(key)): value for key, value in (action.get("partition") or {}).items()
+        }
+        files.append(DataFile(prefix + relative, values, masks.pop(relative, None)))
+    if masks:
+        raise DataError(
+            f"{uri}: deletion vectors of unknown files ({', '.join(masks)}); the table can't be read safely."
+        )
+    return ParquetSource(uri, files, filesystem, "delta", table.version(), schema, renamed)
+
+
+def _at_version(uri: str, location: str, version: Version, options: dict[str, str] | None) -> Any:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    if isinstance(version, str) and version.isdigit():
+        version = int(version)
+    try:
+        table = DeltaTable(location, storage_options=options)
+    except (DeltaError, OSError) as error:
+        raise DataError(f"{uri}: its Delta log can't be read ({error}).") from error
+    if version is None:
+        return table
+    newest = table.version()
+    if isinstance(version, int) and not 0 <= version <= newest:
+        raise DataError(f"{uri}: there is no version {version}; there are 0 to {newest}.")
+    try:
+        if isinstance(version, str):
+            version = datetime.fromisoformat(version)
+        if isinstance(version, datetime) and version.tzinfo is None:
+            version = version.astimezone()
+        table.load_as_version(version)
+    except (DeltaError, OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{uri}: version {version!r} can't be had ({error}). Expected a number from 0 to {newest}, a datetime or "
+            "an ISO 8601 string; an old version is gone once the table is vacuumed and its log cleaned up."
+        ) from error
+    return table
+
+
+def _column_mapping(uri: str, table: Any) -> dict[str, str]:
+    """The table's column names to the files' own, for tables that were allowed to rename or drop columns."""
+    features = set(table.protocol().reader_features or ())
+    if features - _READABLE:
+        raise DataError(
+            f"{uri}: the table uses {', '.join(sorted(features - _READABLE))}, which Footplate can't read. Read "
+            "another version, or write the rows to a table without it."
+        )
+    configuration = table.metadata().configuration
+    mode = configuration.get("delta.columnMapping.mode", "none")
+    if mode == "none":
+        return {}
+    fields = json.loads(table.schema().to_json())["fields"]
+    nested = [field["name"] for field in fields if not isinstance(field["type"], str)]
+    if mode != "name" or nested:
+        raise DataError(
+            f"{uri}: the table maps its columns by {mode}"
+            + (f" and has nested ones ({', '.join(nested)})" if nested else "")
+            + ", which Footplate can't read: only plain columns mapped by name. Write the rows to a table without it."
+        )
+    return {field["name"]: field["metadata"]["delta.columnMapping.physicalName"] for field in fields}
+
+
+def _deletion_masks(table: Any) -> dict[str, np.ndarray]:
+    """Relative file path to the rows still there (bool), for files that have a deletion vector."""
+    root = _path_of(table.table_uri)
+    masks: dict[str, np.ndarray] = {}
+    for batch in pa.table(table.deletion_vectors()).to_batches():
+        for path, mask in zip(batch.column(0), batch.column(1), strict=True):
+            relative = unquote(_path_of(path.as_py()).removeprefix(root).lstrip("/"))
+            masks[relative] = np.asarray(mask.values.to_numpy(zero_copy_only=False), dtype=bool)
+    return masks
+
+
+def _path_of(uri: str) -> str:
+    return (urlparse(uri).path if "://" in uri else uri).rstrip("/")
+
+
+def _clean(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])

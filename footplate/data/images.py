@@ -1,0 +1,149 @@
+"""Decoding images with OpenCV: bytes to uint8, scaled to cover a size, cut to its centre, laid out as NCHW.
+
+OpenCV releases Python's lock while it decodes and scales, so threads use all cores. A batch is decoded straight into
+the memory that is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from footplate.errors import ConfigError, DataError
+from footplate.extras import require
+
+ImageMode = Literal["auto", "L", "RGB"]
+
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\x00", b"MM\x00*", b"GIF8")
+
+
+class BadImage(Exception):
+    """Why one image can't be decoded; the caller knows which row it is."""
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """What every image of a column is made into.
+
+    Attributes:
+        channels: 1 (grey) or 3 (red, green, blue).
+        size: (height, width), or None to leave them as they are.
+    """
+
+    channels: int
+    size: tuple[int, int] | None
+
+
+def looks_like_image(value: bytes) -> bool:
+    """Whether bytes begin as a JPEG, PNG, WebP, BMP, TIFF or GIF file does."""
+    return value.startswith(_SIGNATURES) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP")
+
+
+def parse_size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """(height, width) of `image_size=224` or `image_size=(192, 256)`.
+
+    Raises:
+        ConfigError: not one or two positive integers.
+    """
+    if image_size is None:
+        return None
+    sizes = [image_size, image_size] if isinstance(image_size, int) else list(image_size)
+    if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(f"image_size={image_size!r}: expected a number of pixels, or (height, width).")
+    return sizes[0], sizes[1]
+
+
+def choose_format(example: np.ndarray, mode: ImageMode, size: tuple[int, int] | None) -> ImageFormat:
+    """The format of a column: `mode="auto"` takes the channels of an example (grey stays one channel).
+
+    Raises:
+        ConfigError: an unknown mode.
+        BadImage: the example can't be decoded.
+    """
+    if mode not in ("auto", "L", "RGB"):
+        raise ConfigError(f'image_mode={mode!r}: expected "auto", "L" (grey) or "RGB".')
+    if mode != "auto":
+        return ImageFormat(1 if mode == "L" else 3, size)
+    cv2 = _cv2()
+    found = cv2.imdecode(example, cv2.IMREAD_UNCHANGED)
+    if found is None:
+        raise BadImage("it is damaged or of an unknown format")
+    return ImageFormat(1 if found.ndim == 2 else 3, size)
+
+
+def decode(data: np.ndarray | None, format: ImageFormat) -> np.ndarray:
+    """One image, (height, width) for grey and (height, width, 3) in OpenCV's order blue, green, red; uint8.
+
+    Raises:
+        BadImage: null, damaged, or of an unknown format.
+    """
+    cv2 = _cv2()
+    if data is None or not len(data):
+        raise BadImage("it is null or empty")
+    image = cv2.imdecode(data, cv2.IMREAD_GRAYSCALE if format.channels == 1 else cv2.IMREAD_COLOR)
+    if image is None:
+        raise BadImage("it is damaged or of an unknown format")
+    return image if format.size is None else cover(image, format.size)
+
+
+def cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Scale an image so that it just covers (height, width), and cut out the centre."""
+    height, width = image.shape[:2]
+    if (height, width) == size:
+        return image
+    cv2 = _cv2()
+    scale = max(size[0] / height, size[1] / width)
+    scaled = max(size[0], round(height * scale)), max(size[1], round(width * scale))
+    if scaled != (height, width):
+        shrinks = scale < 1
+        image = cv2.resize(image, (scaled[1], scaled[0]), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    top, left = (scaled[0] - size[0]) // 2, (scaled[1] - size[1]) // 2
+    return image[top : top + size[0], left : left + size[1]]
+
+
+def write_planes(image: np.ndarray, out: np.ndarray) -> None:
+    """Lay an image out as (channels, height, width), red first; `out` is where."""
+    if out.shape[0] == 1:
+        out[0] = image
+    else:
+        _cv2().split(image, [out[2], out[1], out[0]])
+
+
+def decode_into(rows: Sequence[np.ndarray | None], format: ImageFormat, out: np.ndarray) -> list[tuple[int, str]]:
+    """Decode rows into `out` (rows, channels, height, width); returns (row, reason) of those that can't be.
+
+    Raises:
+        DataError: an image of another size, where no size was asked for.
+    """
+    bad = []
+    for number, data in enumerate(rows):
+        try:
+            image = decode(data, format)
+        except BadImage as error:
+            bad.append((number, str(error)))
+            continue
+        if image.shape[:2] != out.shape[2:]:
+            raise DataError(
+                f"Images differ in size ({_pixels(image.shape)} and {_pixels(out.shape[2:])}), so they don't stack "
+                "into a batch: pass image_size=."
+            )
+        write_planes(image, out[number])
+    return bad
+
+
+def _pixels(shape: Sequence[int]) -> str:
+    return f"{shape[0]}x{shape[1]}"
+
+
+def _cv2() -> Any:
+    global _module
+    if _module is None:
+        _module = require("cv2", "images", "Decoding images")
+        _module.utils.logging.setLogLevel(_module.utils.logging.LOG_LEVEL_SILENT)
+    return _module
+
+
+_module: Any = None

@@ -1,0 +1,230 @@
+"""The loader: batches of a table for one rank, and the few integers that say where it is.
+
+    loader = Loader(table, batch_size=64, shuffle=True, seed=1, image_size=224)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        for batch in loader:                        # {"image": uint8 (64, 3, 224, 224), "label": int64 (64,)}
+            ...
+            state = loader.state_dict()             # after the last batch that was handed out
+
+`loader.load_state_dict(state)` makes the next `iter(loader)` go on after that batch, at once and exactly, also with
+another number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from footplate.data import rows
+from footplate.data.images import ImageMode, parse_size
+from footplate.data.pipeline import Pipeline
+from footplate.data.plan import Epoch, Order, choose_streams
+from footplate.data.recipe import make_recipe
+from footplate.data.table import Table
+from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.parallel.world import World
+
+_ROWS_IN_MAKING = 256
+
+
+class Loader:
+    """Batches of a table as dicts of column to tensor (see `footplate.data.columns` for what each type becomes).
+
+    The order is a pure function of the table, the seed, the epoch and the global batch (see `footplate.data.plan`).
+
+    Args:
+        table: the rows.
+        batch_size: rows of a batch of this rank; a global batch has `batch_size * world.size`.
+        shuffle: a new order each epoch; otherwise the table's own.
+        seed: of the order and of the generators that `transform` is handed; not negative.
+        drop_last: leave out the rows that don't fill a global batch. Otherwise they are the last, smaller batch.
+        world: this process's place among all; by default from the environment, when first needed.
+        image_size: pixels, or (height, width): images are scaled to cover it and cut to its centre. Without it, they
+            keep their size, which must then be the same for all.
+        image_mode: "RGB", "L" (grey), or "auto": one channel if the table's first image is grey, else three.
+        transform: a function of a row, or of (row, rng); see `footplate.data.rows`.
+        on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
+        num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.
+        prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
+
+    Raises:
+        DataError: an empty table, nulls where they mean nothing, images that can't be decoded, a column of a type that
+            has no place in a batch.
+        ConfigError: an argument that can't be.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        world: World | None = None,
+        image_size: int | Sequence[int] | None = None,
+        image_mode: ImageMode = "auto",
+        transform: rows.Transform | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        num_threads: int | Literal["auto"] = "auto",
+        prefetch: int | Literal["auto"] = "auto",
+    ) -> None:
+        _check_count("batch_size", batch_size)
+        _check_count("seed", seed, least=0)
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
+        if transform is not None:
+            rows.takes_rng(transform)
+        if table.num_rows == 0:
+            raise DataError(
+                f"{table.uri}: the table has no rows" + (", or its filter leaves none." if len(table.files) else ".")
+            )
+        self.table = table
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.skipped = 0
+        self._world = world
+        self._num_threads = None if num_threads == "auto" else _check_count("num_threads", num_threads)
+        self._prefetch = None if prefetch == "auto" else _check_count("prefetch", prefetch)
+        self._recipe = make_recipe(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
+        self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
+        group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
+        self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
+        self._global_batch_size: int | None = None
+        self._epoch = 0
+        self._batch = 0
+        self._restored = False
+
+    @property
+    def world(self) -> World:
+        """The place of this process among all; may be set before iterating."""
+        return World.from_environ() if self._world is None else self._world
+
+    @world.setter
+    def world(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a full batch over all ranks; after resuming on another number of ranks, still what it was."""
+        return self._global_batch_size or self.batch_size * self.world.size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is handed out, or will be next."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches of an epoch: the same on every rank, wherever in the epoch the loader is."""
+        return self._plan(0).num_batches(self.world.size)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rest of the epoch after `load_state_dict`, else the whole epoch; at its end comes the next epoch."""
+        if not self._restored:
+            self._batch = 0
+        self._restored = False
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[dict[str, Any]]:
+        world, epoch = self.world, self._plan(self._epoch)
+        batches = epoch.num_batches(world.size)
+        start = min(self._batch, batches)
+        threads = self._num_threads or _cores(world)
+        pipeline = Pipeline(
+            self.table, self._recipe, epoch, start, world.rank, world.size, threads, self._batches_ahead(threads)
+        )
+        try:
+            for batch, (values, skipped) in enumerate(pipeline.batches(), start):
+                self.skipped += skipped
+                self._batch = epoch.position_after(batch, world.size)
+                yield values
+        finally:
+            pipeline.close()
+        self._epoch, self._batch = epoch.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next to be handed out; from its beginning, unless it is the one that was just restored."""
+        if epoch != self._epoch:
+            self._epoch, self._batch, self._restored = epoch, 0, False
+
+    def rank_rows(self, batch: int) -> int:
+        """Rows of this rank's share of a batch: its weight in a mean over all ranks."""
+        return self._plan(0).rank_rows(batch, self.world.rank, self.world.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: after the last batch handed out, however many were made ahead."""
+        return {
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "batch_size": self.batch_size,
+            "global_batch_size": self.global_batch_size,
+            "streams": self._streams,
+            "window": self._window,
+            "table": self.table.fingerprint,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a loader of the same table, seed and batch size was.
+
+        With another number of ranks, the global batch stays what it was, so a rank's share of it changes.
+
+        Raises:
+            CheckpointError: the state is of another table, seed or batch size.
+        """
+        here = self.state_dict()
+        missing = here.keys() - state_dict.keys()
+        if missing:
+            raise CheckpointError(f"This is no state of a Loader: it has no {', '.join(sorted(missing))}.")
+        if state_dict["table"] != here["table"]:
+            raise CheckpointError(
+                f"The checkpoint was made on other rows: its table is {state_dict['table']}, this one is "
+                f"{here['table']} ({self.table.uri}). Open the same version with the same filter and split to resume."
+            )
+        for name in ("seed", "shuffle", "drop_last"):
+            if state_dict[name] != here[name]:
+                raise CheckpointError(
+                    f"The checkpoint was made with {name}={state_dict[name]}, not {here[name]}, so its position means "
+                    f"other rows. Use {name}={state_dict[name]} to resume."
+                )
+        same_batch = here["batch_size"] == state_dict["batch_size"]
+        if not same_batch and self.batch_size * self.world.size != state_dict["global_batch_size"]:
+            raise CheckpointError(
+                f"The checkpoint was made with batch_size={state_dict['batch_size']} (a global batch of "
+                f"{state_dict['global_batch_size']}), not {self.batch_size}, so its position means other rows. Use "
+                f"batch_size={state_dict['batch_size']} to resume."
+            )
+        self._global_batch_size = state_dict["global_batch_size"]
+        self._streams, self._window = state_dict["streams"], state_dict["window"]
+        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
+        self._restored = True
+
+    def _plan(self, epoch: int) -> Epoch:
+        order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, self._streams, self._window)
+        return Epoch(self._rows, order, epoch)
+
+    def _batches_ahead(self, threads: int) -> int:
+        if self._prefetch:
+            return self._prefetch
+        rows_of_rank = max(1, self.global_batch_size // self.world.size)
+        return min(64, max(3, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))
+
+
+def _check_count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}.")
+    return int(value)
+
+
+def _cores(world: World) -> int:
+    """The cores of this process, shared among the ranks of its node."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, world.local_size))

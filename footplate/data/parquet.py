@@ -1,0 +1,312 @@
+"""Parquet files as a source: a file, a directory (hive partitions too), a glob, or the files of a Delta snapshot.
+
+Opening reads each file's footer, once and in parallel: it tells row groups, sizes and types, and its hash is what
+identifies a plain Parquet table's content, so that a run is never resumed on other rows without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from footplate.data.source import RowGroup
+from footplate.errors import DataError
+
+_TAIL_BYTES = 64 * 1024
+_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One Parquet file of a table.
+
+    Attributes:
+        path: where it lies, for the table's file system.
+        partition: values of the partition columns, which the file itself doesn't hold.
+        kept: for a file with a deletion vector, which of its rows are still there (bool); otherwise None.
+    """
+
+    path: str
+    partition: dict[str, Any] = field(default_factory=dict)
+    kept: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a Parquet file says about itself, and a digest of it that changes whenever the content does."""
+
+    metadata: pq.FileMetaData
+    digest: bytes
+
+
+def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
+    """Read a file's footer: one ranged read for most files, two for one with a large footer.
+
+    Raises:
+        DataError: the file is missing, empty, truncated, or not Parquet.
+    """
+    try:
+        with filesystem.open_input_file(path) as file:
+            size = file.size()
+            tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+            if size < 12 or tail[-4:] != _MAGIC:
+                raise DataError(
+                    f"{path}: not a complete Parquet file (it doesn't end with PAR1); it is truncated or something "
+                    "else. Write it again, or leave it out."
+                )
+            length = struct.unpack("<I", tail[-8:-4])[0] + 8
+            if length > len(tail):
+                tail = file.read_at(min(size, length), max(0, size - length))
+        footer = tail[-length:]
+        return Footer(pq.read_metadata(pa.BufferReader(footer)), hashlib.sha1(footer + str(size).encode()).digest())
+    except FileNotFoundError:
+        raise DataError(f"{path}: this file of the table is not there (any more).") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: its Parquet footer can't be read ({error}).") from error
+
+
+class ParquetSource:
+    """Row groups of Parquet files that share a schema.
+
+    Args:
+        uri: the table as the user named it.
+        files: the files, in order.
+        filesystem: where they lie.
+        kind: "parquet" or "delta".
+        version: what identifies the content; for plain Parquet None, and the footers' digest is used.
+        schema: the table's schema if the table has one of its own; otherwise it is the first file's.
+        renamed: the files' own name of a column, where it differs from the table's (column mapping).
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        uri: str,
+        files: Sequence[DataFile],
+        filesystem: pafs.FileSystem,
+        kind: str = "parquet",
+        version: int | None = None,
+        schema: pa.Schema | None = None,
+        renamed: dict[str, str] | None = None,
+    ) -> None:
+        self.uri = uri
+        self.kind = kind
+        self._files = tuple(files)
+        self._filesystem = filesystem
+        self._version = version
+        self._schema = schema
+        self._renamed = renamed or {}
+
+    @functools.cached_property
+    def _footers(self) -> list[Footer]:
+        with ThreadPoolExecutor(16, "footplate-footers") as pool:
+            return list(pool.map(lambda file: read_footer(self._filesystem, file.path), self._files))
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """For each row group of the table: its file, its number there, its first row there."""
+        places = []
+        for number, footer in enumerate(self._footers):
+            first = 0
+            for index in range(footer.metadata.num_row_groups):
+                places.append((number, index, first))
+                first += footer.metadata.row_group(index).num_rows
+        return places
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_footers", None)
+        state.pop("_places", None)
+        return state
+
+    @property
+    def version(self) -> int | str:
+        """The Delta version, or for plain Parquet a digest of names and footers."""
+        if self._version is None:
+            digest = hashlib.sha1()
+            for file, footer in zip(self._files, self._footers, strict=True):
+                digest.update(file.path.rsplit("/", 1)[-1].encode() + footer.digest)
+            self._version = cast(Any, digest.hexdigest()[:16])
+        return cast("int | str", self._version)
+
+    @property
+    def files(self) -> list[str]:
+        """Paths of the files, in order."""
+        return [file.path for file in self._files]
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """The table's own schema, or that of the files, checked to be one and the same."""
+        if self._schema is not None:
+            return self._schema
+        first = self._footers[0].metadata.schema.to_arrow_schema()
+        for file, footer in zip(self._files[1:], self._footers[1:], strict=True):
+            _check_same(first, footer.metadata.schema.to_arrow_schema(), self._files[0].path, file.path)
+        schema = first.remove_metadata()
+        for name in self._files[0].partition:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, _partition_type([file.partition[name] for file in self._files])))
+        return schema
+
+    def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
+        """All row groups of all files; `nbytes` counts `columns` only."""
+        physical = None if columns is None else {self._renamed.get(name, name) for name in columns}
+        found = []
+        for number, index, _ in self._places:
+            group = self._footers[number].metadata.row_group(index)
+            nbytes = sum(
+                chunk.total_uncompressed_size
+                for chunk in map(group.column, range(group.num_columns))
+                if physical is None or chunk.path_in_schema.split(".", 1)[0] in physical
+            )
+            found.append(RowGroup(self._files[number].path, index, group.num_rows, nbytes))
+        return found
+
+    def kept(self, group: int) -> np.ndarray | None:
+        """Rows that the deletion vector leaves of a row group."""
+        number, index, first = self._places[group]
+        mask = self._files[number].kept
+        if mask is None:
+            return None
+        rows = self._footers[number].metadata.row_group(index).num_rows
+        if len(mask) != self._footers[number].metadata.num_rows:
+            raise DataError(f"{self._files[number].path}: its deletion vector is of another length than the file.")
+        return np.flatnonzero(mask[first : first + rows])
+
+    def nulls(self, column: str) -> int | None:
+        """The null count that the footers state, or None if one of them doesn't."""
+        total = 0
+        for footer in self._footers:
+            names = [chunk.name for chunk in footer.metadata.schema]
+            if self._renamed.get(column, column) not in names:
+                return None
+            at = names.index(self._renamed.get(column, column))
+            for index in range(footer.metadata.num_row_groups):
+                statistics = footer.metadata.row_group(index).column(at).statistics
+                if statistics is None or not statistics.has_null_count:
+                    return None
+                total += statistics.null_count
+        return total
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Read one row group and give it the table's names, types and partition columns."""
+        number, index, _ = self._places[group]
+        file = self._files[number]
+        metadata = self._footers[number].metadata
+        stored = set(metadata.schema.to_arrow_schema().names)
+        wanted = [self._renamed.get(name, name) for name in columns]
+        try:
+            with self._filesystem.open_input_file(file.path) as handle:
+                parquet = pq.ParquetFile(handle, metadata=metadata)
+                read = parquet.read_row_group(index, [name for name in wanted if name in stored], use_threads=False)
+        except FileNotFoundError:
+            raise DataError(
+                f"{file.path}: this file of {self.uri} (version {self.version}) is gone: the table was vacuumed or "
+                "rewritten while it was read. Keep old versions for as long as a run needs them, or start a new run."
+            ) from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
+        rows = metadata.row_group(index).num_rows
+        fields = [self.schema.field(name) for name in columns]
+        arrays = [_conform(read, own, field, file, rows, index) for own, field in zip(wanted, fields, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def open_parquet(uri: str, filesystem: pafs.FileSystem, path: str) -> ParquetSource | None:
+    """Find the Parquet files behind a path; None when there is none.
+
+    Args:
+        uri: the table as the user named it, for messages.
+        filesystem: where `path` lies.
+        path: a file, a directory or a glob.
+    """
+    if any(mark in path for mark in "*?["):
+        base = path[: re.search(r"[*?\[]", path).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
+        pattern = re.compile(_glob_to_regex(path))
+        infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+        paths = sorted(info.path for info in infos if info.type == pafs.FileType.File and pattern.fullmatch(info.path))
+    elif filesystem.get_file_info(path).type == pafs.FileType.File:
+        base, paths = path.rpartition("/")[0], [path]
+    else:
+        base = path.rstrip("/")
+        infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+        for info in infos:
+            if info.base_name == "_delta_log":
+                raise DataError(f"{uri}: there is a Delta table in it, {info.path.rpartition('/')[0]}: read that.")
+        paths = sorted(info.path for info in infos if info.type == pafs.FileType.File and _is_data(info.path, base))
+    if not paths:
+        return None
+    return ParquetSource(uri, [DataFile(found, _hive_values(found[len(base) :])) for found in paths], filesystem)
+
+
+def _is_data(path: str, base: str) -> bool:
+    parts = path[len(base) :].strip("/").split("/")
+    hidden = any(part.startswith((".", "_")) and "=" not in part for part in parts)
+    return not hidden and path.lower().endswith((".parquet", ".parq", ".pq"))
+
+
+def _hive_values(relative: str) -> dict[str, str | None]:
+    pairs = (part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part)
+    return {unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value) for key, value in pairs}
+
+
+def _partition_type(values: Sequence[str | None]) -> pa.DataType:
+    """int64 when every value of a hive partition is an integer, else string."""
+    return pa.int64() if all(value is None or re.fullmatch(r"-?\d{1,18}", value) for value in values) else pa.string()
+
+
+def _glob_to_regex(pattern: str) -> str:
+    parts = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*|\*|\?|\[[^\]]*\])", pattern)
+    return "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces)
+
+
+def _check_same(expected: pa.Schema, found: pa.Schema, first: str, path: str) -> None:
+    wanted, present = set(expected.names), set(found.names)
+    lost, new = (", ".join(sorted(names)) or "none" for names in (wanted - present, present - wanted))
+    if wanted != present:
+        raise DataError(
+            f"{path}: its columns differ from those of {first} (missing: {lost}; more: {new}). A Parquet "
+            "table's files must agree; name the files that do, or write the table as Delta, which records how its "
+            "schema changes."
+        )
+    for column in expected:
+        other = found.field(column.name).type
+        if other != column.type:
+            raise DataError(
+                f"{path}: column {column.name!r} is {other}, but {column.type} in {first}. A Parquet table's files "
+                "must agree; write them again with one type."
+            )
+
+
+def _conform(read: pa.Table, name: str, field: pa.Field, file: DataFile, rows: int, index: int) -> pa.ChunkedArray:
+    """A column as the table means it: read, or a partition value, or nulls where an older file lacks it."""
+    if name in read.column_names:
+        column = read.column(name)
+        if column.type == field.type:
+            return column
+        try:
+            return column.cast(field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DataError(
+                f"{file.path}, row group {index}: column {field.name!r} is {column.type} and does not become the "
+                f"table's {field.type} ({error})."
+            ) from error
+    value = file.partition.get(field.name)
+    if value is None:
+        return pa.chunked_array([pa.nulls(rows, field.type)])
+    scalar = pa.scalar(value).cast(field.type)
+    return pa.chunked_array([pa.repeat(scalar, rows)])

@@ -1,0 +1,255 @@
+"""In which order rows are handed out: a pure function of (row-group sizes, seed, epoch, batch size).
+
+The idea. Put the row groups of an epoch in a random order, their rows one after the other: the *line*, `rows` long.
+Cut the line into a fixed number of *streams* of equal length. Every global batch takes an equal share from each stream,
+at the place that its number says; within a stream, the rows of a few neighbouring row groups (a *window*) are permuted.
+
+    line      |--- stream 0 ---|--- stream 1 ---|--- stream 2 ---|--- stream 3 ---|
+    batch 0    ##               ##               ##               ##
+    batch 1      ##               ##               ##               ##
+    2 ranks   |------------ rank 0 ------------|------------ rank 1 ------------|
+
+Nothing here depends on the number of ranks: global batch b is a fixed list of rows, and rank r of W takes the slice
+[n·r/W, n·(r+1)/W) of its n rows. As the list is laid out stream by stream, a rank owns whole streams and reads only
+their row groups, while a batch still mixes as many row groups as there are streams. Any batch can be computed without
+those before it, so resuming is not a replay, and a run may go on with another number of ranks.
+
+Sizes. Every full batch has `batch_size` rows. The tail (the rows left over) is a last, smaller batch, unless
+`drop_last`; rank sizes differ by one row at most and no row is repeated. A tail of fewer rows than ranks joins the
+batch before it, so that no rank is left without: the only place where the number of ranks shows. (Should a run have
+handed out all but such a tail and go on with more ranks than the tail has rows, these few rows are passed over.)
+
+A table that is small (or in memory) is one window: a true permutation of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from footplate.errors import DataError
+
+WHOLE_TABLE_BYTES = 64 * 2**20
+STREAMS_BYTES = 512 * 2**20
+WINDOW_BYTES = 128 * 2**20
+MAX_STREAMS = 64
+GROUPS_PER_STREAM = 10
+
+_GROUP_ORDER, _ROW_ORDER = 0, 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that the order of a table's rows depends on, beside the table and the epoch.
+
+    Attributes:
+        batch_size: rows of a global batch, over all ranks.
+        seed: of every permutation.
+        shuffle: False means the order of the table.
+        drop_last: leave out the rows that don't fill a batch.
+        streams: into how many streams the line is cut.
+        window: how many neighbouring row groups of a stream are permuted together.
+    """
+
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = False
+    drop_last: bool = False
+    streams: int = 1
+    window: int = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a window."""
+
+    window: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `start` to `stop` of a row group."""
+
+    group: int
+    start: int
+    stop: int
+
+
+def choose_streams(group_bytes: Sequence[int], in_memory: bool = False) -> tuple[int, int]:
+    """Streams and window for a shuffled table of row groups of these sizes; the same whatever the number of ranks.
+
+    Few streams bound the memory of a single rank, which has a row group of each stream open; many streams let many
+    ranks read apart. With at least `GROUPS_PER_STREAM` row groups in a stream, a row group cut between two streams,
+    which is read twice, costs a tenth at most.
+    """
+    total = sum(group_bytes)
+    if in_memory or total <= WHOLE_TABLE_BYTES:
+        return 1, max(1, len(group_bytes))
+    mean = max(1, total // len(group_bytes))
+    most = min(MAX_STREAMS, len(group_bytes) // GROUPS_PER_STREAM, STREAMS_BYTES // mean)
+    streams = 1 << (max(1, most).bit_length() - 1)
+    return streams, max(1, WINDOW_BYTES // (streams * mean))
+
+
+class Epoch:
+    """The order of one epoch.
+
+    Args:
+        rows: how many rows each row group has, (groups,) int64.
+        order: what the order depends on.
+        epoch: the number of the epoch, from 0.
+
+    Attributes:
+        num_rows: rows of the table.
+        full_batches: how many global batches have exactly `order.batch_size` rows.
+        tail: how many rows are left over after these.
+    """
+
+    def __init__(self, rows: np.ndarray, order: Order, epoch: int) -> None:
+        rows = np.asarray(rows, dtype=np.int64)
+        groups = np.flatnonzero(rows)  # (groups with rows,)
+        if order.shuffle:
+            groups = groups[_generator(order.seed, epoch, _GROUP_ORDER, 0).permutation(len(groups))]
+        ends = np.cumsum(rows[groups])  # where each group ends on the line
+        self.order = order
+        self.epoch = epoch
+        self.num_rows = int(ends[-1]) if len(ends) else 0
+        self.full_batches, self.tail = divmod(self.num_rows, order.batch_size)
+
+        streams = max(1, min(order.streams, order.batch_size)) if order.shuffle else 1
+        cuts = np.arange(streams + 1)
+        self._share = np.diff(order.batch_size * cuts // streams)  # rows of a full batch from each stream
+        self._tail_share = np.diff(self.tail * cuts // streams)
+        lengths = self._share * self.full_batches + self._tail_share
+        self._stream_start = np.concatenate([[0], np.cumsum(lengths)])  # (streams + 1,) places on the line
+        self._cut_windows(groups, ends)
+
+    def _cut_windows(self, groups: np.ndarray, ends: np.ndarray) -> None:
+        """Cut the line at the ends of groups and streams, and gather the parts of a stream into windows."""
+        edges = np.unique(np.concatenate([[0], ends, self._stream_start]))
+        starts, stops = edges[:-1], edges[1:]
+        place = np.searchsorted(ends, starts, side="right")  # which group of the line each part belongs to
+        group_start = np.concatenate([[0], ends])[place]
+        stream = np.searchsorted(self._stream_start, starts, side="right") - 1
+        within = np.arange(len(starts)) - np.searchsorted(stream, stream)  # number of the part within its stream
+        key = stream * (len(starts) + 1) + within // max(1, self.order.window)
+        first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
+
+        self._part_group, self._part_start, self._part_stop = groups[place], starts - group_start, stops - group_start
+        self._first_part = np.concatenate([first, [len(starts)]])
+        self._window_start = np.concatenate([starts[first], [self.num_rows]])  # places on the line
+        self._window_stream = stream[first]
+
+    @property
+    def num_windows(self) -> int:
+        """How many windows the epoch has."""
+        return len(self._window_stream)
+
+    def num_batches(self, world: int = 1) -> int:
+        """Batches of every rank.
+
+        Raises:
+            DataError: fewer rows than ranks, or fewer rows than a batch with `drop_last`.
+        """
+        if self.num_rows == 0:
+            raise DataError("The table has no rows (or its filter leaves none), so there are no batches.")
+        if self.num_rows < world:
+            raise DataError(f"The table has {self.num_rows} rows for {world} ranks: use at most {self.num_rows} ranks.")
+        if self.order.batch_size < world:
+            raise DataError(f"A global batch of {self.order.batch_size} rows can't be shared by {world} ranks.")
+        if self.order.drop_last and not self.full_batches:
+            raise DataError(
+                f"The table has {self.num_rows} rows, fewer than one global batch of {self.order.batch_size}, and "
+                "drop_last=True leaves them out: use a smaller batch_size or drop_last=False."
+            )
+        return self.full_batches + int(self._has_tail_batch(world))
+
+    def position_after(self, batch: int, world: int = 1) -> int:
+        """Where the order goes on after a batch, for any number of ranks: a batch that the tail joined counts twice."""
+        return self.num_batches(1) if batch == self.num_batches(world) - 1 else batch + 1
+
+    def batch_rows(self, batch: int, world: int = 1) -> int:
+        """Rows of a global batch."""
+        return int(self._shares(batch, world)[1].sum())
+
+    def rank_rows(self, batch: int, rank: int, world: int) -> int:
+        """Rows of a rank's slice of a batch; the mean over a batch weighs a rank by this."""
+        total = self.batch_rows(batch, world)
+        return total * (rank + 1) // world - total * rank // world
+
+    def pieces(self, batch: int, rank: int = 0, world: int = 1) -> list[Piece]:
+        """Where a rank's slice of a global batch lies; over the ranks in order, the whole batch."""
+        offset, shares = self._shares(batch, world)
+        ends = np.cumsum(shares)
+        total = int(ends[-1])
+        low, high = total * rank // world, total * (rank + 1) // world
+        found = []
+        for stream in range(int(np.searchsorted(ends, low, side="right")), len(shares)):
+            slot = int(ends[stream] - shares[stream])  # where the stream's share begins in the batch
+            if slot >= high:
+                break
+            line = int(self._stream_start[stream] + offset[stream]) - slot
+            self._split(line + max(low, slot), line + min(high, int(ends[stream])), found)
+        return found
+
+    def window_parts(self, window: int) -> list[Part]:
+        """The parts of row groups that a window gathers."""
+        span = range(int(self._first_part[window]), int(self._first_part[window + 1]))
+        return [Part(int(self._part_group[i]), int(self._part_start[i]), int(self._part_stop[i])) for i in span]
+
+    def window_order(self, window: int) -> np.ndarray | None:
+        """The permutation of a window's rows, (rows,) int64; None when they stay in the order of the table."""
+        if not self.order.shuffle:
+            return None
+        rows = int(self._window_start[window + 1] - self._window_start[window])
+        return _generator(self.order.seed, self.epoch, _ROW_ORDER, window).permutation(rows)
+
+    def last_batch(self, window: int) -> int:
+        """The last full batch, or the tail, that may take rows from a window: after it, no rank needs it."""
+        stream = self._window_stream[window]
+        last = int(self._window_start[window + 1] - 1 - self._stream_start[stream])
+        share = int(self._share[stream])
+        return min(last // share, self.full_batches) if share else self.full_batches
+
+    def rows(self, batch: int, rank: int = 0, world: int = 1) -> np.ndarray:
+        """A rank's slice of a global batch, (rows, 2) int64: row group, row within it."""
+        found = []
+        for piece in self.pieces(batch, rank, world):
+            parts = self.window_parts(piece.window)
+            rows = np.concatenate([_with_group(part) for part in parts])
+            order = self.window_order(piece.window)
+            found.append((rows if order is None else rows[order])[piece.start : piece.stop])
+        return np.concatenate(found) if found else np.zeros((0, 2), np.int64)
+
+    def _has_tail_batch(self, world: int) -> bool:
+        return not self.order.drop_last and self.tail >= (world if self.full_batches else 1)
+
+    def _shares(self, batch: int, world: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each stream: where a batch begins in it, and how many rows it takes."""
+        offset = self._share * batch
+        if batch >= self.full_batches:
+            return offset, self._tail_share
+        joined = batch == self.full_batches - 1 and not self.order.drop_last and not self._has_tail_batch(world)
+        return offset, self._share + self._tail_share if joined else self._share
+
+    def _split(self, start: int, stop: int, found: list[Piece]) -> None:
+        """Append the pieces of the windows between two places on the line."""
+        window = int(np.searchsorted(self._window_start, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._window_start[window]), int(self._window_start[window + 1])
+            upto = min(stop, end)
+            found.append(Piece(window, start - first, upto - first))
+            start, window = upto, window + 1
+
+
+def _with_group(part: Part) -> np.ndarray:
+    rows = np.arange(part.start, part.stop)
+    return np.stack([np.full(len(rows), part.group), rows], axis=1)
+
+
+def _generator(seed: int, epoch: int, purpose: int, number: int) -> np.random.Generator:
+    return np.random.default_rng([seed, epoch, purpose, number])

@@ -1,0 +1,106 @@
+"""What the rows of a table become: one kind for each column, chosen by type, and by a look at the first rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.types as pt
+
+from footplate.data import rows
+from footplate.data.columns import column_for, is_bytes, is_float
+from footplate.data.images import BadImage, ImageFormat, ImageMode, choose_format, decode, looks_like_image
+from footplate.data.table import Table
+from footplate.data.window import Content, null_error
+from footplate.errors import DataError
+
+_ROWS_TO_LOOK_AT = 16
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the rows of a table become a batch.
+
+    Attributes:
+        content: what is read.
+        formats: what the images of each image column become.
+        example_size: (height, width) of images that keep their size.
+        transform: the user's function of a row, or None.
+        seed: of the generators that the transform is handed.
+    """
+
+    content: Content
+    formats: dict[str, ImageFormat]
+    example_size: tuple[int, int] | None
+    transform: rows.Transform | None
+    seed: int
+
+
+def make_recipe(
+    table: Table,
+    size: tuple[int, int] | None,
+    mode: ImageMode,
+    transform: rows.Transform | None,
+    skip: bool,
+    seed: int,
+) -> Recipe:
+    """Look at the columns' types and the first rows, and decide what each column becomes.
+
+    Args:
+        table: the rows.
+        size: (height, width) of images, or None to leave them as they are.
+        mode: channels of images.
+        transform: the user's function of a row.
+        skip: whether bad rows are left out rather than an error.
+        seed: of the row generators.
+
+    Raises:
+        DataError: a column that has no place in a batch, nulls that mean nothing, images that can't be decoded.
+    """
+    binary = [field.name for field in table.schema if is_bytes(field.type) or _is_image_struct(field.type)]
+    examples = _examples(table, binary) if binary else {}
+    columns = tuple(column_for(field) for field in table.schema if field.name not in examples)
+    for column in columns:
+        floats = is_float(table.schema.field(column.name).type)
+        if not skip and not column.nulls_mean_something and not floats and table.nulls(column.name):
+            raise null_error(column.name, f"{table.nulls(column.name)} rows of {table.uri}")
+    if size is not None and not examples:
+        raise DataError(
+            f"image_size={size}: none of the columns {', '.join(table.columns)} holds images (JPEG, PNG, WebP, …)."
+        )
+    formats = {}
+    example_size = None
+    for name, example in examples.items():
+        formats[name] = choose_format(example, mode, size)
+        height, width = decode(example, formats[name]).shape[:2]
+        example_size = height, width
+    return Recipe(Content(columns, tuple(examples), skip), formats, example_size, transform, seed)
+
+
+def _examples(table: Table, binary: list[str]) -> dict[str, np.ndarray]:
+    """For each binary column that holds images: the first that can be decoded.
+
+    Raises:
+        DataError: none of the first rows' images can be.
+    """
+    head = table.select(binary).head(_ROWS_TO_LOOK_AT)
+    found = {}
+    for name in binary:
+        values = [value.get("bytes") if isinstance(value, dict) else value for value in head.column(name).to_pylist()]
+        images = [np.frombuffer(value, np.uint8) for value in values if value and looks_like_image(value)]
+        for image in images:
+            try:
+                choose_format(image, "auto", None)
+            except BadImage:
+                continue
+            found[name] = image
+            break
+        if images and name not in found:
+            raise DataError(f"{table.uri}: none of the first {len(images)} images in column {name!r} can be decoded.")
+    return found
+
+
+def _is_image_struct(kind: Any) -> bool:
+    """`{bytes, path}`, as Hugging Face data sets keep images."""
+    return pt.is_struct(kind) and kind.get_field_index("bytes") >= 0 and pt.is_binary(kind.field("bytes").type)

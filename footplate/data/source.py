@@ -1,0 +1,76 @@
+"""The contract of a source: a list of row groups, and a way to read one.
+
+A row group is the smallest thing that is read at once: a row group of a Parquet file, or a slice of a table in memory.
+Everything above (selection, order, threads, decoding) knows a source only by this contract, so a new kind of table is
+one new file here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """What is read at once.
+
+    Attributes:
+        file: the file it lies in, or a name in angle brackets for what lies in memory.
+        index: its number within that file.
+        num_rows: its rows; in `Table.row_groups`, those that the table means.
+        nbytes: its size in memory, uncompressed, over the columns that the table means.
+    """
+
+    file: str
+    index: int
+    num_rows: int
+    nbytes: int
+
+
+class Source(Protocol):
+    """Where rows come from. Instances can be pickled, and `read` may be called from several threads at once."""
+
+    uri: str
+    kind: str
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading costs nothing."""
+        ...
+
+    @property
+    def version(self) -> int | str:
+        """What identifies the content."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of all columns, partition columns included."""
+        ...
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The files that hold the rows, in order."""
+        ...
+
+    def groups(self, columns: Sequence[str] | None = None) -> Sequence[RowGroup]:
+        """All row groups in order, with their physical rows; `nbytes` counts `columns` only."""
+        ...
+
+    def kept(self, group: int) -> np.ndarray | None:
+        """The physical rows of a group that are not deleted, as positions (int64); None when all are there."""
+        ...
+
+    def nulls(self, column: str) -> int | None:
+        """How many nulls a column has, if that is known without reading it."""
+        ...
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """The physical rows of a group, deleted ones included, with exactly these columns in the schema's types."""
+        ...

@@ -1,0 +1,313 @@
+"""A table: which rows are meant, pinned to one version of one source.
+
+    Table("lake/flowers")                                   # Delta: its newest version, pinned from here on
+    Table("lake/flowers", version=12)                       # or "2024-05-01T12:00:00", or a datetime
+    Table("data/*.parquet", columns=["image", "label"], filter=[("year", ">=", 2020)])
+    Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
+    Table("lake/flowers").split({"train": 0.9, "val": 0.1})
+
+Nothing of the rows is read before it is needed; the log, the files' footers and, with a filter, the filter's columns
+are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from footplate.data.delta import open_delta
+from footplate.data.location import Location, locate
+from footplate.data.memory import open_memory
+from footplate.data.parquet import open_parquet
+from footplate.data.selection import Split, positions, to_expression
+from footplate.data.source import RowGroup, Source
+from footplate.errors import ConfigError, DataError, did_you_mean
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What `footplate table PATH` shows.
+
+    Attributes:
+        uri: the table as it was named.
+        kind: "delta", "parquet" or "memory".
+        version: what identifies its content.
+        columns: names and types.
+        num_rows: rows that the table means.
+        num_files: files that hold them.
+        num_row_groups: row groups that hold them.
+        nbytes: size in memory of its columns, uncompressed.
+        sample: its first rows.
+    """
+
+    uri: str
+    kind: str
+    version: int | str
+    columns: dict[str, str]
+    num_rows: int
+    num_files: int
+    num_row_groups: int
+    nbytes: int
+    sample: list[dict[str, Any]]
+
+
+class Table:
+    """Rows of a Delta table, of Parquet files, or of a table in memory.
+
+    Args:
+        source: a path or URI (a Delta table, a Parquet file, a directory of them, a glob), or an Arrow table, a pandas
+            or polars frame, or a dict of columns.
+        version: of a Delta table: a number, a datetime, or an ISO 8601 string. Default: the newest.
+        columns: the columns to read; all by default.
+        filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
+
+    Raises:
+        DataError: nothing is there, it is no table, or the version, a column or the filter doesn't fit it.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Any,
+        version: int | str | datetime | None = None,
+        columns: Sequence[str] | None = None,
+        filter: Any = None,
+    ) -> None:
+        self._source = _open(source, version)
+        self._filter = to_expression(filter, self._source.schema)
+        self._splits: tuple[Split, ...] = ()
+        self._columns = list(self._source.schema.names if columns is None else columns)
+        for name in self._columns:
+            self._check_column(name)
+
+    @property
+    def uri(self) -> str:
+        """The table as it was named."""
+        return self._source.uri
+
+    @property
+    def kind(self) -> str:
+        """One of "delta", "parquet" and "memory"."""
+        return self._source.kind
+
+    @property
+    def version(self) -> int | str:
+        """What identifies the content: the Delta version, or a digest."""
+        return self._source.version
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading costs nothing."""
+        return self._source.in_memory
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the rows meant: kind, version, filter and split. A checkpoint keeps it."""
+        meant = f"{self.version} {self._filter} {self._splits} {self._counts.tolist()}"
+        return f"{self.kind}-{self.version}-{hashlib.sha1(meant.encode()).hexdigest()[:12]}"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read."""
+        return list(self._columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns that are read."""
+        return pa.schema([self._source.schema.field(name) for name in self._columns])
+
+    @property
+    def files(self) -> list[str]:
+        """The files that hold the rows."""
+        return list(self._source.files)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows are meant; with a filter, its columns are read for this."""
+        return int(self._counts.sum())
+
+    @functools.cached_property
+    def row_groups(self) -> list[RowGroup]:
+        """The row groups in order, with the rows that are meant (none is left out, some may have no rows)."""
+        groups = self._source.groups(self._columns)
+        return [replace(group, num_rows=int(n)) for group, n in zip(groups, self._counts, strict=True)]
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"Table({self.uri!r}, version={self.version!r}, columns={self._columns})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("row_groups", "_positions", "_counts"):
+            state.pop(name, None)
+        return state
+
+    def select(self, columns: Sequence[str]) -> Table:
+        """The same rows with other columns."""
+        chosen = self._copy()
+        chosen._columns = list(columns)
+        for name in columns:
+            self._check_column(name)
+        return chosen
+
+    def split(self, shares: Mapping[str, float], key: str | None = None, seed: int = 0) -> dict[str, Table]:
+        """Tables of disjoint rows, in these shares (approximately: every row is drawn by itself).
+
+        Args:
+            shares: such as `{"train": 0.9, "val": 0.1}`; at most 1 in sum.
+            key: rows of equal value in this column stay together. By default a row is drawn by its place (file, row
+                group, number), which is stable as files are added; after a rewrite (compaction, say) only a key is.
+            seed: another seed gives another split.
+
+        Raises:
+            ConfigError: shares that are not positive or exceed 1.
+            DataError: an unknown key column.
+        """
+        if not shares or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
+            raise ConfigError(f"split={dict(shares)}: expected positive shares that sum to 1 at most.")
+        if key is not None:
+            self._check_column(key)
+        bounds = [0.0, *np.cumsum(list(shares.values())).tolist()]
+        found = {}
+        for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True):
+            part = self._copy()
+            part._splits = (*self._splits, Split(key, seed, low, high if high < 1 - 1e-9 else 1.0))
+            found[name] = part
+        return found
+
+    def positions(self, group: int) -> np.ndarray | None:
+        """The physical rows of a row group that are meant, ascending int64; None when all are."""
+        return self._positions[group]
+
+    def read_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a row group that are meant."""
+        read = self._source.read(group, self._columns if columns is None else columns)
+        chosen = self._positions[group]
+        return read if chosen is None else read.take(pa.array(chosen))
+
+    def head(self, n: int = 5) -> pa.Table:
+        """The first `n` rows."""
+        found: list[pa.Table] = [self.schema.empty_table()]
+        missing = n
+        for number, group in enumerate(self.row_groups):
+            if missing <= 0:
+                break
+            if group.num_rows:
+                found.append(self.read_group(number).slice(0, missing))
+                missing -= found[-1].num_rows
+        return pa.concat_tables(found)
+
+    def nulls(self, column: str) -> int | None:
+        """Nulls of a column over the rows meant, where that is known without reading it."""
+        whole = self._filter is None and not self._splits
+        known = self._source.nulls(column)
+        return known if whole or known == 0 else None
+
+    def where(self, group: int, row: int) -> str:
+        """Names a row for a message: its file, row group and number there (of the rows meant: `row`)."""
+        place = self.row_groups[group]
+        chosen = self._positions[group]
+        return f"{place.file}, row group {place.index}, row {row if chosen is None else int(chosen[row])}"
+
+    def describe(self, rows: int = 5) -> TableInfo:
+        """What `footplate table PATH` shows."""
+        return TableInfo(
+            uri=self.uri,
+            kind=self.kind,
+            version=self.version,
+            columns={field.name: str(field.type) for field in self.schema},
+            num_rows=self.num_rows,
+            num_files=len(self.files),
+            num_row_groups=len(self.row_groups),
+            nbytes=sum(group.nbytes for group in self.row_groups),
+            sample=self.head(rows).to_pylist(),
+        )
+
+    @functools.cached_property
+    def _positions(self) -> list[np.ndarray | None]:
+        groups = list(enumerate(self._source.groups([])))
+        with ThreadPoolExecutor(4, "footplate-select") as pool:
+            return list(
+                pool.map(lambda item: positions(self._source, item[0], item[1], self._filter, self._splits), groups)
+            )
+
+    @functools.cached_property
+    def _counts(self) -> np.ndarray:
+        """Rows meant of each row group, (groups,) int64."""
+        sizes = [group.num_rows for group in self._source.groups([])]
+        chosen = zip(sizes, self._positions, strict=True)
+        return np.array([n if rows is None else len(rows) for n, rows in chosen], dtype=np.int64)
+
+    def _copy(self) -> Table:
+        copy = object.__new__(Table)
+        copy.__dict__.update(self.__getstate__())
+        return copy
+
+    def _check_column(self, name: str) -> None:
+        if name not in self._source.schema.names:
+            raise DataError(f"{self.uri}: no column {name!r}. {did_you_mean(name, self._source.schema.names)}")
+
+
+def _open(data: Any, version: Any) -> Source:
+    if not isinstance(data, (str, os.PathLike)):
+        source = open_memory(data)
+        if source is None:
+            raise DataError(
+                f"Table({type(data).__name__}): expected a path or URI, an Arrow table, a pandas or polars frame, or a "
+                "dict of columns."
+            )
+        return _without_version(source, version)
+    place = locate(data)
+    if _is_delta(place):
+        return open_delta(place.uri, place.delta_uri, place.filesystem, place.path, version, place.options)
+    _refuse_inside_delta(place)
+    source = open_parquet(place.uri, place.filesystem, place.path)
+    if source is None:
+        raise _nothing_at(place)
+    return _without_version(source, version)
+
+
+def _without_version(source: Source, version: Any) -> Source:
+    if version is not None:
+        raise DataError(
+            f"{source.uri}: version={version!r}, but only Delta tables have versions; this is {source.kind}."
+        )
+    return source
+
+
+def _is_delta(place: Location) -> bool:
+    log = place.filesystem.get_file_info(f"{place.path.rstrip('/')}/_delta_log")
+    return log.type == pafs.FileType.Directory
+
+
+def _refuse_inside_delta(place: Location) -> None:
+    """Files of a Delta table read by themselves would bring back deleted rows."""
+    parts = place.path.split("/")
+    above = ["/".join(parts[:end]) + "/_delta_log" for end in range(2, len(parts))]
+    for info in place.filesystem.get_file_info(above):
+        if info.type == pafs.FileType.Directory:
+            table = info.path.removesuffix("/_delta_log")
+            raise DataError(
+                f"{place.uri}: this is inside of the Delta table {table}, whose log says which rows are live. Read "
+                f'Table("{table}"), with filter= for a partition.'
+            )
+
+
+def _nothing_at(place: Location) -> DataError:
+    kind = place.filesystem.get_file_info(place.path).type
+    if any(mark in place.path for mark in "*?["):
+        return DataError(f"{place.uri}: no file matches.")
+    if kind == pafs.FileType.NotFound:
+        return DataError(f"{place.uri}: there is nothing. Expected a Delta table, or Parquet files.")
+    return DataError(f"{place.uri}: neither a Delta table (no _delta_log) nor Parquet (no .parquet file in it).")

@@ -1,0 +1,163 @@
+"""The row groups in memory: loading a window, and deciding which windows to load ahead.
+
+A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
+window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from footplate.data.columns import Column, is_float, load_bytes, plain_type
+from footplate.data.plan import Epoch, Piece
+from footplate.data.table import Table
+from footplate.errors import DataError
+
+_LOOK_AHEAD_BATCHES = 256
+_FEWEST_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is read of each row.
+
+    Attributes:
+        columns: the columns that are no images.
+        images: names of the columns that are.
+        skip: whether a row with a null that means nothing is marked as bad, rather than an error.
+    """
+
+    columns: tuple[Column, ...]
+    images: tuple[str, ...]
+    skip: bool
+
+    @property
+    def names(self) -> list[str]:
+        """All columns to read."""
+        return [*self.images, *(column.name for column in self.columns)]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window in memory; everything is in the order in which rows are handed out.
+
+    Attributes:
+        blocks: for each column, what its kind loaded.
+        group: the row group of each row, (rows,).
+        row: the number of each row within its row group, (rows,).
+        bad: for each row, whether a null makes it a bad one, (rows,); None when no row is.
+    """
+
+    blocks: dict[str, Any]
+    group: np.ndarray
+    row: np.ndarray
+    bad: np.ndarray | None
+
+
+def load_window(table: Table, content: Content, epoch: Epoch, number: int) -> Window:
+    """Read a window's row groups and put their rows into order.
+
+    Raises:
+        DataError: a row group can't be read, or a null that means nothing (unless `content.skip`).
+    """
+    parts = epoch.window_parts(number)
+    order = epoch.window_order(number)
+    read = pa.concat_tables(
+        [table.read_group(part.group, content.names).slice(part.start, part.stop - part.start) for part in parts]
+    )
+    group = np.concatenate([np.full(part.stop - part.start, part.group, np.int32) for part in parts])
+    row = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+    blocks: dict[str, Any] = {name: load_bytes(_bytes_of(read.column(name)), order) for name in content.images}
+    bad = np.zeros(len(row), dtype=bool)
+    for column in content.columns:
+        values = read.column(column.name)
+        if values.null_count and not column.nulls_mean_something and not is_float(values.type):
+            null = values.is_null().to_numpy()
+            if not content.skip:
+                at = int(np.argmax(null))
+                raise null_error(column.name, table.where(int(group[at]), int(row[at])))
+            bad |= null
+        blocks[column.name] = column.load(_plain(values), order)
+    if order is not None:
+        group, row, bad = group[order], row[order], bad[order]
+    return Window(blocks, group, row, bad if bad.any() else None)
+
+
+def null_error(column: str, where: str) -> DataError:
+    """The error for a null where it means nothing."""
+    return DataError(
+        f"Column {column!r} is null in {where}. A null number has no meaning in a batch: give the table a "
+        f'filter=[("{column}", "!=", None)]-like condition, fill it, or pass on_error="skip" to leave such rows out.'
+    )
+
+
+class Schedule:
+    """Loads the windows that a rank's batches need, ahead of time and in the order of need.
+
+    Args:
+        table: where rows come from.
+        content: what is read of them.
+        epoch: their order.
+        rank: of this process.
+        world: how many ranks.
+        start: the first batch that will be asked for.
+        pool: the reader threads.
+    """
+
+    def __init__(
+        self, table: Table, content: Content, epoch: Epoch, rank: int, world: int, start: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self._table, self._content, self._epoch = table, content, epoch
+        self._rank, self._world = rank, world
+        self._pool = pool
+        self._batches = epoch.num_batches(world)
+        self._seen = start  # batches before this one have been looked at
+        self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
+        self._windows: dict[int, Future[Window]] = {}
+
+    def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
+        """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
+        for number in [number for number in self._windows if self._epoch.last_batch(number) < batch - 1]:
+            del self._windows[number]
+        if not self._ahead:
+            self._look_at_next()
+        pieces = self._ahead.popleft()
+        needed = {piece.window for piece in pieces}
+        most = len(needed) + max(_FEWEST_AHEAD, len(needed) // 2)
+        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES and len(self._windows) < most:
+            self._look_at_next()
+        return pieces, {number: self._windows[number].result() for number in needed}
+
+    def _look_at_next(self) -> None:
+        pieces = self._epoch.pieces(self._seen, self._rank, self._world)
+        self._seen += 1
+        self._ahead.append(pieces)
+        for piece in pieces:
+            if piece.window not in self._windows:
+                self._windows[piece.window] = self._pool.submit(
+                    load_window, self._table, self._content, self._epoch, piece.window
+                )
+
+
+def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[tuple[Any, int, int]]:
+    """A column's share of a batch: blocks, and the rows of each."""
+    return [(windows[piece.window].blocks[name], piece.start, piece.stop) for piece in pieces]
+
+
+def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = plain_type(values.type)
+    return values if kind == values.type else values.cast(kind)
+
+
+def _bytes_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The binary values of an image column, which may be a struct with a field `bytes`."""
+    if pa.types.is_struct(values.type):
+        values = pa.chunked_array([chunk.field("bytes") for chunk in values.chunks], pa.binary())
+    return _plain(values)
