@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from footplate.data.loader import Loader as Loader
     from footplate.data.module import TableDataModule as TableDataModule
+    from footplate.data.prefetch import Prefetcher as Prefetcher
     from footplate.data.table import Table as Table
 
 _HOMES = {
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
+    "Prefetcher": "footplate.data.prefetch",
     "TableDataModule": "footplate.data.module",
 }
 
-__all__ = ["Loader", "Table", "TableDataModule"]
+__all__ = ["Loader", "Prefetcher", "Table", "TableDataModule"]
 
 
 def __getattr__(name: str) -> Any:

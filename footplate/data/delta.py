@@ -46,7 +46,7 @@ def open_delta(
     schema = _clean(pa.schema(table.schema().to_arrow()))
     physical: dict[str, str] = {own: name for name, own in renamed.items()}
     actions = pa.table(table.get_add_actions(flatten=False)).to_pylist()
-    masks = _deletion_masks(table)
+    masks = _deletion_masks(uri, table)
     prefix = path.rstrip("/") + "/"
     files = []
     for action in sorted(actions, key=lambda action: action["path"]):
@@ -118,11 +118,19 @@ def _column_mapping(uri: str, table: Any) -> dict[str, str]:
     return {field["name"]: field["metadata"]["delta.columnMapping.physicalName"] for field in fields}
 
 
-def _deletion_masks(table: Any) -> dict[str, np.ndarray]:
+def _deletion_masks(uri: str, table: Any) -> dict[str, np.ndarray]:
     """Relative file path to the rows still there (bool), for files that have a deletion vector."""
+    from deltalake.exceptions import DeltaError
+
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return {}
+    try:
+        vectors = pa.table(table.deletion_vectors())
+    except DeltaError as error:
+        raise DataError(f"{uri}: its deletion vectors can't be read, so neither can its rows ({error}).") from error
     root = _path_of(table.table_uri)
     masks: dict[str, np.ndarray] = {}
-    for batch in pa.table(table.deletion_vectors()).to_batches():
+    for batch in vectors.to_batches():
         for path, mask in zip(batch.column(0), batch.column(1), strict=True):
             relative = unquote(_path_of(path.as_py()).removeprefix(root).lstrip("/"))
             masks[relative] = np.asarray(mask.values.to_numpy(zero_copy_only=False), dtype=bool)

@@ -1,0 +1,78 @@
+"""Batches wait on the device before they are asked for; the state stays that of what was handed out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from footplate.data import Loader, Prefetcher, Table
+
+
+def prefetching() -> bool:
+    return any(thread.name == "footplate-prefetch" for thread in threading.enumerate())
+
+
+def test_every_batch_arrives_moved_and_in_order() -> None:
+    batches = Prefetcher([torch.tensor(number) for number in range(20)], move=lambda batch: batch.double() * 2)
+    assert [batch.item() for batch in batches] == [2.0 * number for number in range(20)]
+    assert len(batches) == 20
+    assert not prefetching()
+
+
+def test_batches_are_made_while_the_step_runs_and_waiting_is_counted() -> None:
+    def slow() -> Iterator[int]:
+        for number in range(5):
+            time.sleep(0.05)
+            yield number
+
+    waiting = Prefetcher(slow(), move=lambda batch: batch)
+    assert list(waiting) == [0, 1, 2, 3, 4]
+    assert waiting.wait_seconds > 0.15
+    busy = Prefetcher(slow(), move=lambda batch: batch)
+    for _ in busy:
+        time.sleep(0.1)
+    assert busy.wait_seconds < waiting.wait_seconds
+
+
+def test_the_state_is_that_of_the_batch_handed_out(delta: str) -> None:
+    loader = Loader(Table(delta), 10)
+    batches = Prefetcher(loader, move=lambda batch: batch, ahead=4)
+    iterator = iter(batches)
+    next(iterator)
+    time.sleep(0.1)
+    state = batches.state_dict()
+    assert state is not None
+    assert state["batch"] == 1
+    assert loader.state_dict()["batch"] > 1
+    fresh = Loader(Table(delta), 10)
+    fresh.load_state_dict(state)
+    assert next(iter(fresh))["id"].tolist() == next(iterator)["id"].tolist()
+    assert len(list(iterator)) == 18
+    end = batches.state_dict()
+    assert end is not None
+    assert (end["epoch"], end["batch"]) == (1, 0)
+
+
+def test_an_error_of_the_source_or_the_move_reaches_the_consumer() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        list(Prefetcher(broken(), move=lambda batch: batch))
+    with pytest.raises(ZeroDivisionError):
+        list(Prefetcher([1], move=lambda batch: batch // 0))
+
+
+def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
+    iterator = iter(Prefetcher(Loader(Table(delta), 10), move=lambda batch: batch))
+    next(iterator)
+    assert prefetching()
+    del iterator
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("footplate-")]
