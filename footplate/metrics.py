@@ -1,0 +1,354 @@
+"""What `self.log` collects.
+
+The one idea: logging keeps a reference and nothing else. A value stays on its device until somebody needs the number
+(every `log_every_n_steps`, at the end of an epoch, or when a callback asks), and is then read together with all that
+waited with it, in one transfer. Sums over an epoch are kept in float64 on the host and are added in the order of the
+steps, so that they don't depend on when they were read: a resumed epoch ends with the very same mean.
+
+    log("loss", tensor)  →  entry.latest = tensor, entry.waiting += [tensor]
+    step_values()        →  {"loss": 0.31}                     reads the latest of each
+    epoch_values()       →  {"loss": 0.35}                     reads all that wait, reduces, starts anew
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from footplate.errors import ConfigError
+
+REDUCTIONS = ("mean", "sum", "min", "max")
+READ_AFTER = 1024  # values that may wait on the device before they are read, whatever the log interval
+
+
+@dataclass(slots=True)
+class Entry:
+    """One logged name: how it is reported and what has been collected of it."""
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    prog_bar: bool
+    logger: bool
+    reduce_fx: str | Callable[[Tensor], Tensor]
+    sync_dist: bool
+    metric: Any = None  # a torchmetrics object, which accumulates by itself
+    latest: Any = None
+    waiting: list[Any] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    total: float = 0.0
+    weight: float = 0.0
+    values: list[float] = field(default_factory=list)  # only for a reduction given as a function
+
+    @property
+    def step_name(self) -> str:
+        return f"{self.name}_step" if self.on_epoch else self.name
+
+    @property
+    def epoch_name(self) -> str:
+        return f"{self.name}_epoch" if self.on_step else self.name
+
+    def read(self) -> list[float]:
+        """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
+        if not self.waiting:
+            return []
+        values = to_floats(self.waiting, self.name)
+        for value, weight in zip(values, self.weights, strict=True):
+            if self.reduce_fx == "mean":
+                self.total += value * weight
+                self.weight += weight
+            elif self.reduce_fx == "sum":
+                self.total += value
+                self.weight = 1.0
+            elif self.reduce_fx in ("min", "max"):
+                nearer = min if self.reduce_fx == "min" else max
+                self.total = nearer(self.total, value) if self.weight else value
+                self.weight = 1.0
+            else:
+                self.values.append(value)
+        self.waiting.clear()
+        self.weights.clear()
+        return values
+
+    def reduced(self) -> float | None:
+        """The value of the epoch, or None when nothing was collected."""
+        self.read()
+        if self.metric is not None:
+            return float(self.metric.compute())
+        if callable(self.reduce_fx):
+            return float(self.reduce_fx(torch.tensor(self.values, dtype=torch.float64))) if self.values else None
+        if not self.weight:
+            return None
+        return self.total / self.weight if self.reduce_fx == "mean" else self.total
+
+    def reset(self) -> None:
+        self.total = self.weight = 0.0
+        self.values.clear()
+        if self.metric is not None:
+            self.metric.reset()
+
+
+class MetricLog:
+    """The metrics of one loop: training, validation, testing or prediction.
+
+    Attributes:
+        by_step: whether a call that says neither `on_step` nor `on_epoch` comes from a training batch.
+        batch: the batch in progress, from which a weight is taken when `batch_size` is not given.
+        dataloader_idx: which of several evaluation loaders is running; None when there is only one.
+    """
+
+    def __init__(self, module: nn.Module, by_step: bool) -> None:
+        self.by_step = by_step
+        self.batch: Any = None
+        self.dataloader_idx: int | None = None
+        self._module = module
+        self._entries: dict[str, Entry] = {}
+        self._restored: dict[str, dict[str, Any]] = {}
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[[Tensor], Tensor] = "mean",
+        sync_dist: bool = False,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+    ) -> None:
+        """See `footplate.Module.log`."""
+        if self.dataloader_idx is not None and add_dataloader_idx:
+            name = f"{name}/dataloader_idx_{self.dataloader_idx}"
+        entry = self._entries.get(name)
+        if entry is None:
+            entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+            if entry is None:  # a dict: each of its items is logged by itself
+                for key, item in value.items():
+                    self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
+                             False, batch_size)  # fmt: skip
+                return
+        if entry.metric is not None:
+            return
+        if isinstance(value, Tensor):
+            # The result of a differentiated computation is nobody else's; any other tensor may be changed in place.
+            value = value.detach() if not value.is_leaf else value.detach().clone()
+        entry.latest = value
+        if entry.on_epoch:
+            entry.waiting.append(value)
+            entry.weights.append(self._weight() if batch_size is None and entry.reduce_fx == "mean" else batch_size or 1)
+            if len(entry.waiting) >= READ_AFTER:
+                entry.read()
+
+    def step_values(self, prog_bar: bool = False) -> dict[str, float]:
+        """The latest value of every name that is reported by step; of those for the progress display only, if asked."""
+        entries = [
+            entry
+            for entry in self._entries.values()
+            if entry.on_step and (entry.prog_bar if prog_bar else entry.logger)
+        ]
+        return dict(zip((entry.step_name for entry in entries), _latest(entries), strict=True))
+
+    def latest_values(self) -> dict[str, float]:
+        """The latest value of every name reported by step, under its plain name (and `_step`), as callbacks see it."""
+        entries = [entry for entry in self._entries.values() if entry.on_step]
+        found: dict[str, float] = {}
+        for entry, value in zip(entries, _latest(entries), strict=True):
+            found[entry.name] = found[entry.step_name] = value
+        return found
+
+    def epoch_values(self) -> EpochValues:
+        """Reduce every name that is reported by epoch and start collecting anew."""
+        result = EpochValues()
+        for entry in self._entries.values():
+            if not entry.on_epoch:
+                continue
+            value = entry.reduced()
+            entry.reset()
+            if value is None:
+                continue
+            result.callback[entry.name] = result.callback[entry.epoch_name] = value
+            if entry.logger:
+                result.logger[entry.epoch_name] = value
+            if entry.prog_bar:
+                result.progress[entry.epoch_name] = value
+        return result
+
+    def first_not_finite(self) -> tuple[str, int] | None:
+        """Read what waits; the first name with a NaN or infinity among it, and how many values came after that one."""
+        found: tuple[str, int] | None = None
+        for entry in self._entries.values():
+            values = entry.read()
+            for index, value in enumerate(values):
+                if not math.isfinite(value):
+                    after = len(values) - 1 - index
+                    found = max(found or (entry.name, after), (entry.name, after), key=lambda item: item[1])
+                    break
+        return found
+
+    def clear(self) -> None:
+        """Forget everything: names, values and options."""
+        self._entries.clear()
+        self._restored.clear()
+
+    def names(self) -> Iterator[str]:
+        """Every name that has been logged."""
+        return iter(self._entries)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been collected so far in this epoch, in plain values."""
+        return {name: self._entry_state(entry) for name, entry in self._entries.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`. A name whose reduction is a function continues when it is logged next."""
+        self.clear()
+        for name, saved in state.items():
+            if saved["reduce_fx"] is None:
+                self._restored[name] = saved
+                continue
+            metric = self._module.get_submodule(saved["metric"]) if saved["metric"] else None
+            options = {key: saved[key] for key in ("on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist")}
+            entry = Entry(name, metric=metric, latest=saved["latest"], **options)
+            self._restore(entry, saved)
+            self._entries[name] = entry
+
+    def _register(
+        self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
+        reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
+    ) -> Entry | None:  # fmt: skip
+        if isinstance(value, dict):
+            return None
+        metric = value if _is_metric(value) else None
+        if metric is None and not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
+            raise ConfigError(
+                f'self.log("{name}", …): expected a number, a one-element tensor, a torchmetrics Metric or a dict of '
+                f"these, got {type(value).__name__}."
+            )
+        if isinstance(value, Tensor) and metric is None and value.numel() != 1:
+            raise ConfigError(
+                f'self.log("{name}", …): a tensor of shape {tuple(value.shape)} is not one number. '
+                f"Log its .mean(), or its items under names of their own."
+            )
+        if isinstance(reduce_fx, str) and reduce_fx not in REDUCTIONS:
+            raise ConfigError(f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.')
+        if callable(reduce_fx) and reduce_fx in (torch.mean, torch.sum, torch.min, torch.max):
+            reduce_fx = reduce_fx.__name__
+        if on_step is None:
+            on_step = self.by_step if on_epoch is None or not self.by_step else True
+        if on_epoch is None:
+            on_epoch = not self.by_step
+        entry = Entry(name, on_step, on_epoch, prog_bar, logger is not False, reduce_fx, sync_dist, metric)
+        if name in self._restored:
+            self._restore(entry, self._restored.pop(name))
+        self._entries[name] = entry
+        return entry
+
+    def _weight(self) -> float:
+        if self.batch is None:
+            return 1.0
+        for leaf in _leaves(self.batch):
+            return float(leaf)
+        return 1.0
+
+    def _entry_state(self, entry: Entry) -> dict[str, Any]:
+        entry.read()
+        metric_path = ""
+        metric_state: dict[str, Any] = {}
+        if entry.metric is not None:
+            metric_path = next((p for p, module in self._module.named_modules() if module is entry.metric), "")
+            metric_state = {key: getattr(entry.metric, key) for key in entry.metric._defaults}
+            metric_state["_update_count"] = entry.metric._update_count
+        return {
+            "on_step": entry.on_step,
+            "on_epoch": entry.on_epoch,
+            "prog_bar": entry.prog_bar,
+            "logger": entry.logger,
+            "reduce_fx": entry.reduce_fx if isinstance(entry.reduce_fx, str) else None,
+            "sync_dist": entry.sync_dist,
+            "metric": metric_path,
+            "metric_state": metric_state,
+            "latest": None if entry.latest is None else float(entry.latest),
+            "total": entry.total,
+            "weight": entry.weight,
+            "values": list(entry.values),
+        }
+
+    @staticmethod
+    def _restore(entry: Entry, saved: dict[str, Any]) -> None:
+        entry.total, entry.weight, entry.values = saved["total"], saved["weight"], list(saved["values"])
+        if entry.metric is not None:
+            for key, value in saved["metric_state"].items():
+                setattr(entry.metric, key, _to_device(value, entry.metric.device) if key != "_update_count" else value)
+
+
+@dataclass
+class EpochValues:
+    """The reduced metrics of an epoch, for callbacks, loggers and the progress display."""
+
+    callback: dict[str, float] = field(default_factory=dict)
+    logger: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, float] = field(default_factory=dict)
+
+
+def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
+    """Host floats of numbers and one-element tensors, with one transfer per device and type."""
+    values = list(values)
+    result: list[float] = [0.0] * len(values)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor):
+            groups.setdefault((value.device, value.dtype), []).append(index)
+        else:
+            result[index] = float(value)
+    for indices in groups.values():
+        tensors = [values[index] for index in indices]
+        try:
+            numbers = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
+        except RuntimeError:
+            raise ConfigError(f'self.log("{name}", …): every value must be one number, got a tensor of several.') from None
+        for index, number in zip(indices, numbers, strict=True):
+            result[index] = float(number)
+    return result
+
+
+def _latest(entries: list[Entry]) -> list[float]:
+    values = []
+    for entry in entries:
+        latest = entry.latest if entry.metric is None else getattr(entry.metric, "_forward_cache", None)
+        values.append(math.nan if latest is None else latest)
+    return to_floats(values)
+
+
+def _is_metric(value: Any) -> bool:
+    return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "reset")
+
+
+def _leaves(batch: Any) -> Iterator[int]:
+    """The first dimensions of a batch's tensors (or the lengths of its lists of strings), in order."""
+    if isinstance(batch, Tensor):
+        yield batch.shape[0] if batch.ndim else 1
+    elif isinstance(batch, str):
+        yield len(batch)
+    elif isinstance(batch, dict):
+        for item in batch.values():
+            yield from _leaves(item)
+    elif isinstance(batch, (list, tuple)):
+        if batch and isinstance(batch[0], str):
+            yield len(batch)
+        for item in batch:
+            yield from _leaves(item)
+    elif hasattr(batch, "__dict__"):
+        for item in vars(batch).values():
+            yield from _leaves(item)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [_to_device(item, device) for item in value]
+    return value.to(device) if isinstance(value, Tensor) else value
