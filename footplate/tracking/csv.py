@@ -1,0 +1,145 @@
+"""`CSV`: the metrics of a run as a plain file that any spreadsheet opens.
+
+    step,epoch,train_loss,val_loss
+    50,0,0.61,
+    100,0,0.48,0.52
+
+`metrics.csv` and `hparams.json` lie in the run's directory. A metric that shows up later adds a column: the file is
+rewritten beside itself and renamed, so no row is lost. A run that is continued first cuts the file back to the rows
+that its checkpoint knows of; a run that starts anew moves older files aside, to `metrics-1.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from footplate.errors import ConfigError
+from footplate.tracking.base import Logger, Status
+from footplate.tracking.files import append_whole, move_aside, replace_text
+from footplate.tracking.params import plain
+from footplate.tracking.writer import BackgroundWriter
+
+FLUSH_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 10.0
+
+
+class CSV(Logger):
+    """Write metrics to a CSV file and hyper-parameters to `hparams.json` beside it.
+
+    Args:
+        path: the file; `metrics.csv` in the run's directory by default.
+    """
+
+    name = "csv"
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._given_path = path
+        self._resumed: dict[str, Any] | None = None
+        self._writer: BackgroundWriter | None = None
+        self._rows = 0
+        self._step = 0
+
+    def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Begin or continue the file. Raises ConfigError where it can't be written."""
+        path = Path(self._given_path) if self._given_path else run_dir / "metrics.csv"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hparams_path = path.with_name("hparams.json")
+            if self._resumed is None:
+                move_aside(path)
+                move_aside(hparams_path)
+                table = MetricsFile.create(path)
+            else:
+                table = MetricsFile.reopen(path, self._resumed["rows"], self._resumed["step"])
+            replace_text(hparams_path, json.dumps(plain(hparams), indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                f"The CSV logger can't write {path}: {error}. Choose another default_root_dir."
+            ) from error
+        self._rows = table.rows
+        self._step = self._resumed["step"] if self._resumed else 0
+        self._writer = BackgroundWriter("metrics.csv", table.append)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """One row."""
+        if self._writer is not None:
+            self._rows += 1
+            self._step = step
+            self._writer.put({"step": step, "epoch": epoch, **metrics})
+
+    def finalize(self, status: Status) -> None:
+        """Write what is left. The same logger, set up again, continues its file."""
+        if self._writer is not None:
+            self._resumed = self.state_dict()
+            self._writer.close(CLOSE_TIMEOUT_S)
+            self._writer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the file reaches; the rows are on the disk before the checkpoint that holds this state is."""
+        if self._writer is not None:
+            self._writer.flush(FLUSH_TIMEOUT_S)
+        return {"rows": self._rows, "step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Where `setup` cuts the file back to."""
+        self._resumed = state
+
+
+class MetricsFile:
+    """A CSV file of metrics that grows by rows and, now and then, by columns."""
+
+    def __init__(self, path: Path, columns: list[str], rows: int) -> None:
+        self.path = path
+        self.columns = columns
+        self.rows = rows
+
+    @classmethod
+    def create(cls, path: Path) -> MetricsFile:
+        """A file with a header and no rows."""
+        table = cls(path, ["step", "epoch"], 0)
+        replace_text(path, _lines([table.columns]))
+        return table
+
+    @classmethod
+    def reopen(cls, path: Path, rows: int, step: int) -> MetricsFile:
+        """Cut an existing file back to its first `rows` rows of at most `step`, without a row torn by a crash."""
+        if not path.exists():
+            return cls.create(path)
+        columns, found = _read(path)
+        kept = [row for row in found[:rows] if int(row[0]) <= step]
+        replace_text(path, _lines([columns, *kept]))
+        return cls(path, columns, len(kept))
+
+    def append(self, records: list[dict[str, Any]]) -> None:
+        """Add a row for each record, and first a column for each new name; all of it or, raising OSError, nothing."""
+        new = [
+            name for name in dict.fromkeys(name for record in records for name in record) if name not in self.columns
+        ]
+        if new:
+            columns, found = _read(self.path)
+            replace_text(self.path, _lines([[*columns, *new], *([*row, *[""] * len(new)] for row in found)]))
+            self.columns = [*columns, *new]
+        rows = [[_cell(record.get(name)) for name in self.columns] for record in records]
+        append_whole(self.path, _lines(rows).encode())
+        self.rows += len(rows)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else repr(value)
+
+
+def _lines(rows: list[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows, without a last line that has no end."""
+    text = path.read_text(encoding="utf-8")
+    header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [["step", "epoch"]]
+    return header, [row for row in rows if len(row) == len(header)]

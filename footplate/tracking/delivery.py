@@ -1,0 +1,238 @@
+"""Records to MLflow: what the courier process does with what it reads. Only this process imports MLflow.
+
+Everything here may be repeated, since a tracker that answers too late has nevertheless heard: a run is found again by
+its key before one is created, and a metric that is sent twice is the same point (MLflow keeps one of equal name, step,
+time and value). A failure that may pass is raised, for the courier to try again; what MLflow refuses for good is noted
+in `dropped`, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import psutil
+from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+
+from footplate.tracking.mlflow_model import log_staged
+from footplate.tracking.params import without_credentials
+from footplate.tracking.spool import Record
+
+KEY_TAG = "footplate.run"
+MOST_METRICS = 1000  # in one call, as for the lengths below: MLflow's limits
+MOST_PARAMS = 100
+LONGEST_NAME = 250
+LONGEST_PARAM = 6000
+LONGEST_TAG = 8000
+MOST_NOTES = 20
+
+_REFUSED = {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST", "MALFORMED_REQUEST", "RESOURCE_DOES_NOT_EXIST"}
+
+
+class Delivery:
+    """A connection to one tracker, delivering to one run at a time.
+
+    Attributes:
+        run_id: the MLflow run, after `start`.
+        dropped: what was refused for good.
+    """
+
+    def __init__(self, uri: str, dropped: list[str]) -> None:
+        mlflow.set_tracking_uri(uri)
+        self._client = mlflow.MlflowClient()
+        self._logged: set[tuple[str, int]] = set()
+        self.run_id = ""
+        self.dropped = dropped
+
+    def start(self, record: Record) -> None:
+        """Find or create the run of a "start" record, and make it the one that is delivered to."""
+        run = self._find(record)
+        if run is None:
+            tags = {**record["tags"], KEY_TAG: record["key"]}
+            run = self._client.create_run(
+                self._experiment(record), record["time_ms"], _limited(tags, LONGEST_TAG), record["run_name"]
+            )
+        else:
+            self._client.update_run(run.info.run_id, status="RUNNING")
+        self.run_id = run.info.run_id
+        self._log_params(_limited(record["params"], LONGEST_PARAM), run.data.params)
+        resume_step = record["resume_step"]
+        self._logged = set() if resume_step is None else self._points_from(resume_step, list(run.data.metrics))
+
+    def batches(self, records: Iterable[tuple[Record, int]]) -> Iterator[tuple[list[Record], int]]:
+        """Group records with the position after each group: metrics by about a thousand, anything else singly."""
+        group: list[Record] = []
+        points = 0
+        end = 0
+        for record, position in records:
+            is_metrics = record["kind"] == "metrics"
+            if group and (not is_metrics or points >= MOST_METRICS):
+                yield group, end
+                group, points = [], 0
+            if is_metrics:
+                group.append(record)
+                points += len(record["values"])
+            else:
+                yield [record], position
+            end = position
+        if group:
+            yield group, end
+
+    def deliver(self, batch: list[Record]) -> None:
+        """Deliver one of `batches`."""
+        record = batch[0]
+        match record["kind"]:
+            case "metrics":
+                self._log_metrics(batch)
+            case "environment":
+                self._log_environment(record["versions"])
+            case "checkpoint":
+                self._attempt(f"checkpoint {record['path']}", self._log_checkpoint, Path(record["path"]))
+            case "model":
+                arguments = (Path(record["path"]), self.run_id, record["step"], record["register_as"])
+                self._attempt("the model", log_staged, *arguments)
+            case "end":
+                self._client.set_terminated(self.run_id, record["status"], record["time_ms"])
+
+    def close_run_if_open(self) -> None:
+        """A run whose training process is gone without a word was killed."""
+        if self._client.get_run(self.run_id).info.status == "RUNNING":
+            self._client.set_terminated(self.run_id, "KILLED")
+
+    def _find(self, record: Record) -> Run | None:
+        if record["run_id"]:
+            try:
+                run = self._client.get_run(record["run_id"])
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+            else:
+                if run.info.lifecycle_stage == "active":
+                    return run
+        found = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{record['key']}'")
+        return found[0] if found else None
+
+    def _experiment(self, record: Record) -> str:
+        experiment = self._client.get_experiment_by_name(record["experiment"])
+        if experiment is not None:
+            return experiment.experiment_id
+        return self._client.create_experiment(record["experiment"], artifact_location=record["artifacts"])
+
+    def _log_params(self, params: dict[str, str], known: dict[str, str]) -> None:
+        """MLflow keeps the first value of a parameter; what a continued run changes becomes a tag."""
+        new = [Param(name, value) for name, value in params.items() if name not in known]
+        changed = {name: value for name, value in params.items() if known.get(name, value) != value}
+        tags = [RunTag(f"resumed/{name}"[:LONGEST_NAME], value) for name, value in changed.items()]
+        for start in range(0, len(new), MOST_PARAMS):
+            self._client.log_batch(self.run_id, params=new[start : start + MOST_PARAMS])
+        for start in range(0, len(tags), MOST_PARAMS):
+            self._client.log_batch(self.run_id, tags=tags[start : start + MOST_PARAMS])
+
+    def _points_from(self, step: int, names: list[str]) -> set[tuple[str, int]]:
+        """What an attempt that was killed had logged already of the steps that are now repeated."""
+        history = ((name, self._client.get_metric_history(self.run_id, name)) for name in names)
+        return {(name, point.step) for name, points in history for point in points if point.step >= step}
+
+    def _log_metrics(self, batch: list[Record]) -> None:
+        points = [
+            Metric(name, value, record["time_ms"], record["step"])
+            for record in batch
+            for name, value in ((_valid_name(name), value) for name, value in record["values"].items())
+            if (name, record["step"]) not in self._logged
+        ]
+        for start in range(0, len(points), MOST_METRICS):
+            self._send(points[start : start + MOST_METRICS])
+
+    def _send(self, points: list[Metric]) -> None:
+        """Send points in one call; when one of them is refused, all but that one."""
+        try:
+            self._client.log_batch(self.run_id, metrics=points)
+        except MlflowException as error:
+            if error.error_code not in _REFUSED:
+                raise
+            if len(points) == 1:
+                self._drop(f"metric {points[0].key}", error)
+                return
+            middle = len(points) // 2
+            self._send(points[:middle])
+            self._send(points[middle:])
+
+    def _log_environment(self, versions: dict[str, str]) -> None:
+        for name, value in {**versions, **_source()}.items():
+            self._client.set_tag(self.run_id, name, without_credentials(value)[:LONGEST_TAG])
+        installed = {f"{package.name}=={package.version}" for package in importlib.metadata.distributions()}
+        self._attempt(
+            "the environment", self._log_texts, "\n".join(sorted(installed, key=str.lower)) + "\n", _machine()
+        )
+
+    def _log_texts(self, requirements: str, machine: dict[str, Any]) -> None:
+        self._client.log_text(self.run_id, requirements, "environment/requirements.txt")
+        self._client.log_dict(self.run_id, machine, "environment/machine.json")
+
+    def _log_checkpoint(self, path: Path) -> None:
+        if path.is_dir():
+            self._client.log_artifacts(self.run_id, str(path), f"checkpoints/{path.name}")
+        else:
+            self._client.log_artifact(self.run_id, str(path), "checkpoints")
+
+    def _attempt(self, what: str, action: Any, *args: Any) -> None:
+        """Do something that may turn out to be impossible: a checkpoint deleted since, an artifact store of others."""
+        try:
+            action(*args)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            self._drop(what, error)
+        except MlflowException as error:
+            if error.error_code not in _REFUSED:
+                raise
+            self._drop(what, error)
+
+    def _drop(self, what: str, error: Exception) -> None:
+        note = without_credentials(f"{what}: {error}")[:300]
+        if note not in self.dropped and len(self.dropped) < MOST_NOTES:
+            self.dropped.append(note)
+
+
+def _limited(values: dict[str, Any], longest: int) -> dict[str, str]:
+    return {_valid_name(name): str(value)[:longest] for name, value in values.items()}
+
+
+def _valid_name(name: str) -> str:
+    """`name` in the characters that MLflow allows, and no path that leads elsewhere."""
+    name = re.sub(r"[^\w\-. :/]", "_", name)[:LONGEST_NAME]
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        name = name.replace("/", "_")
+    return name if name.strip(".") else name.replace(".", "_") or "_"
+
+
+def _source() -> dict[str, str]:
+    """The tags by which MLflow's pages show who ran what."""
+    tags = {"mlflow.source.type": "LOCAL"}
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, KeyError, subprocess.TimeoutExpired):
+        return tags
+    if commit.returncode == 0:
+        tags["mlflow.source.git.commit"] = commit.stdout.strip()
+    return tags
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "hostname": platform.node(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": sys.version,
+    }

@@ -1,0 +1,273 @@
+"""`MLflow`: parameters, metrics, the environment, checkpoints and the model itself, in MLflow.
+
+    trainer = fp.Trainer(logger=fp.MLflow(experiment="flowers"), default_root_dir="runs/flowers")
+    mlflow ui --backend-store-uri sqlite:///runs/mlflow.db          # look at it
+
+Without a tracking URI (argument or `MLFLOW_TRACKING_URI`) the runs of a project share an embedded SQLite store beside
+their directories: `runs/mlflow.db`, with artifacts in `runs/mlartifacts`.
+
+The training process never imports MLflow nor talks to a tracker. It queues records, a thread appends them to a file in
+the run's directory, and the courier process delivers that file (see `courier.py`). So a tracker that is down or slow
+costs training nothing, and what it missed waits in the file until it is back, or until the next start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import platform
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from footplate.errors import ConfigError, FootplateError
+from footplate.extras import require
+from footplate.tracking import spool as spools
+from footplate.tracking.base import Logger, Status
+from footplate.tracking.courier import Courier
+from footplate.tracking.mlflow_model import stage
+from footplate.tracking.params import flatten, without_credentials
+from footplate.tracking.spool import Progress, Record
+from footplate.tracking.writer import BackgroundWriter
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S: dict[Status, float] = {"success": 300.0, "failed": 30.0, "interrupted": 10.0}
+RUN_ID_TIMEOUT_S = 20.0
+MLFLOW_STATUS: dict[Status, str] = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+
+
+class MLflow(Logger):
+    """Log a run to MLflow.
+
+    Args:
+        experiment: the experiment's name; created when there is none.
+        run_name: what MLflow's pages call the run; the directory's name and the time by default.
+        tracking_uri: a server or store; the environment's `MLFLOW_TRACKING_URI` by default, and else an SQLite file
+            beside the run's directory.
+        tags: tags of the run.
+        register_as: register the final model under this name, as a new version.
+        log_checkpoints: "best": the best checkpoint (the last, when nothing is monitored), once, when training ends;
+            "all": each as soon as it is written; "none".
+        log_model: log the final model, so that `mlflow.pyfunc` and `mlflow.pytorch` load it.
+
+    Raises:
+        MissingExtra: MLflow is not installed.
+        ConfigError: an argument that means nothing.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        experiment: str = "default",
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: dict[str, str] | None = None,
+        register_as: str | None = None,
+        log_checkpoints: Literal["none", "best", "all"] = "best",
+        log_model: bool = True,
+    ) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            require("mlflow", "mlflow", "Logging to MLflow")
+        if log_checkpoints not in ("none", "best", "all"):
+            raise ConfigError(f'log_checkpoints={log_checkpoints!r}: expected "none", "best" or "all".')
+        if not experiment.strip():
+            raise ConfigError(f"experiment={experiment!r}: expected a name.")
+        if register_as and not log_model:
+            raise ConfigError(f'register_as="{register_as}" needs the model: leave log_model=True.')
+        self._experiment = experiment
+        self._run_name = run_name
+        self._tracking_uri = tracking_uri
+        self._tags = dict(tags or {})
+        self._register_as = register_as
+        self._checkpoints = log_checkpoints
+        self._with_model = log_model
+
+        self._resumed: dict[str, Any] | None = None
+        self._key = ""
+        self._step = 0
+        self._final_checkpoint: tuple[str, Path] | None = None
+        self._run_dir: Path | None = None
+        self._attempt: Attempt | None = None
+
+    def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Begin or continue the run. Returns at once; MLflow hears of it from the courier process."""
+        uri, artifacts = _destination(self._tracking_uri, run_dir)
+        self._run_dir = run_dir
+        self._key = self._resumed["key"] if self._resumed else uuid.uuid4().hex
+        self._step = self._resumed["step"] if self._resumed else 0
+        self._final_checkpoint = None
+        self._attempt = Attempt(run_dir, uri)
+        self._attempt.put(
+            "start",
+            key=self._key,
+            run_id=self._resumed["run_id"] if self._resumed else None,
+            resume_step=self._step if self._resumed else None,
+            uri=without_credentials(uri),
+            artifacts=artifacts and f"{artifacts}/{quote(self._experiment, safe='')}",
+            experiment=self._experiment,
+            run_name=self._run_name or f"{run_dir.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            tags={"mlflow.source.name": sys.argv[0], **self._tags},
+            params=flatten(hparams),
+        )
+        self._attempt.put("environment", versions=_versions())
+        self._attempt.flush(0)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """Queue metrics, with the time of now, and the epoch as a metric."""
+        if self._attempt is not None:
+            self._step = step
+            self._attempt.put("metrics", step=step, values={**metrics, "epoch": epoch})
+
+    def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
+        """Queue a checkpoint, or remember it as the one to log when training ends."""
+        if self._attempt is None or self._checkpoints == "none":
+            return
+        if self._checkpoints == "all":
+            self._attempt.put("checkpoint", path=str(path.resolve()))
+        elif "best" in aliases or self._final_checkpoint is None or self._final_checkpoint[0] != "best":
+            self._final_checkpoint = ("best" if "best" in aliases else "last", path)
+
+    def log_model(self, trainer: Trainer) -> None:
+        """Export a copy of the model, on the CPU, for the courier to log."""
+        if self._attempt is None or not self._with_model:
+            return
+        directory = self._attempt.model_dir
+        try:
+            stage(trainer.module, directory)
+        except (FootplateError, OSError) as error:
+            log.warning("The model is not logged to MLflow: %s", error)
+        else:
+            path = str(directory.resolve())
+            self._attempt.put("model", path=path, step=trainer.global_step, register_as=self._register_as)
+
+    def finalize(self, status: Status) -> None:
+        """Deliver what is left within bounds, and say where it waits if it could not be delivered.
+
+        The same logger, set up again, continues its run.
+        """
+        if self._attempt is None:
+            return
+        self._resumed = self.state_dict()
+        attempt, self._attempt = self._attempt, None
+        if self._final_checkpoint:
+            attempt.put("checkpoint", path=str(self._final_checkpoint[1].resolve()))
+        attempt.put("end", status=MLFLOW_STATUS[status])
+        attempt.close(CLOSE_TIMEOUT_S[status])
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the MLflow run. Waits up to 20 seconds for it; None while MLflow can't be reached."""
+        if self._run_dir is None:
+            return None
+        deadline = time.monotonic() + RUN_ID_TIMEOUT_S
+        while True:
+            progress = Progress.load(self._run_dir)
+            if progress.key == self._key:
+                return progress.run_id
+            if progress.error or self._attempt is None or time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run and its last step; what was logged is in the spool before the checkpoint that holds this state is."""
+        if self._attempt is not None:
+            self._attempt.flush(FLUSH_TIMEOUT_S)
+        progress = Progress.load(self._run_dir) if self._run_dir else Progress()
+        return {"key": self._key, "run_id": progress.run_id if progress.key == self._key else None, "step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The run to continue."""
+        self._resumed = state
+
+
+class Attempt:
+    """One attempt of a run on the training side: the queue, the spool that it is written to, and the courier."""
+
+    def __init__(self, run_dir: Path, uri: str) -> None:
+        self._run_dir = run_dir
+        self._uri = without_credentials(uri)
+        self._spool = spools.next_spool(run_dir)
+        self._courier = Courier(run_dir, self._spool, uri)
+        self._reported: str | None = None
+        self._writer = BackgroundWriter("mlflow", self._write)
+        self.model_dir = run_dir / f"mlflow-model-{self._spool.stem.rpartition('-')[2]}"
+
+    def put(self, kind: str, **fields: Any) -> None:
+        """Queue a record."""
+        self._writer.put({"kind": kind, "time_ms": time.time_ns() // 1_000_000, **fields})
+
+    def flush(self, timeout_s: float) -> None:
+        """See that what is queued is in the spool."""
+        self._writer.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Deliver what can be delivered in that time, and report what can't."""
+        self._writer.close(timeout_s)
+        self._courier.close(timeout_s)
+        progress = Progress.load(self._run_dir)
+        if self._spool.exists():
+            reason = progress.error or f"it took longer than {timeout_s:.0f} s"
+            log.warning(
+                "MLflow at %s did not get all of this run (%s). The rest is kept in %s and sent when the run is "
+                "continued, or by footplate.tracking.mlflow.deliver_pending(%r).",
+                self._uri, reason, self._spool, str(self._run_dir),
+            )  # fmt: skip
+        for note in progress.dropped:
+            log.warning("MLflow refused %s", note)
+
+    def _write(self, records: list[Record]) -> None:
+        spools.append(self._spool, records)
+        self._courier.start()
+        error = Progress.load(self._run_dir).error
+        if error and not self._reported:
+            log.warning(
+                "MLflow at %s can't be reached (%s). Training goes on; what it misses is kept in %s and sent later.",
+                self._uri, error, self._run_dir,
+            )  # fmt: skip
+        self._reported = error
+
+
+def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeout_s: float = 300.0) -> bool:
+    """Send MLflow what it missed of the runs of a directory whose training is over.
+
+    Args:
+        run_dir: the run's directory, where the `mlflow-pending-*.jsonl` files lie.
+        tracking_uri: where the runs were to be logged; found as by `MLflow` when not given.
+        timeout_s: how long to try.
+
+    Returns:
+        Whether nothing is left.
+    """
+    run_dir = Path(run_dir)
+    uri, _ = _destination(tracking_uri, run_dir)
+    courier = Courier(run_dir, None, uri)
+    courier.start()
+    courier.close(timeout_s)
+    return not spools.pending(run_dir)
+
+
+def _destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | None]:
+    """The tracking URI, and where artifacts go when that isn't for a server to say."""
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if uri:
+        return uri, None
+    project = run_dir.resolve().parent
+    return f"sqlite:///{project / 'mlflow.db'}", (project / "mlartifacts").as_uri()
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    from footplate import __version__
+
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "footplate": __version__}

@@ -1,0 +1,119 @@
+"""`TensorBoard`: event files in the run's directory; look at them with `tensorboard --logdir runs/flowers`.
+
+TensorBoard is imported, and its writer used, in a thread of the logger's own: called from a training loop it has hung
+loops, and it never touches this one. A run that is continued tells TensorBoard to forget what came after its
+checkpoint; a run that starts anew moves older files aside, to `tensorboard-1`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any
+
+from footplate.errors import ConfigError
+from footplate.extras import require
+from footplate.tracking.base import Logger, Status
+from footplate.tracking.files import move_aside
+from footplate.tracking.params import flatten
+from footplate.tracking.writer import BackgroundWriter
+
+CLOSE_TIMEOUT_S = 20.0
+
+
+class TensorBoard(Logger):
+    """Write metrics and hyper-parameters as TensorBoard events to `tensorboard/` in the run's directory.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            require("tensorboard", "tensorboard", "The TensorBoard logger")
+        self._resumed: dict[str, Any] | None = None
+        self._writer: BackgroundWriter | None = None
+        self._events: Events | None = None
+        self._step = 0
+
+    def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Begin or continue the event files. Raises ConfigError where they can't be written."""
+        directory = run_dir / "tensorboard"
+        try:
+            if self._resumed is None:
+                move_aside(directory)
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"The TensorBoard logger can't write {directory}: {error}. Choose another default_root_dir."
+            ) from error
+        self._step = self._resumed["step"] if self._resumed else 0
+        self._events = Events(directory, hparams, purge_step=self._step + 1 if self._resumed else None)
+        self._writer = BackgroundWriter("tensorboard", self._events.add)
+
+    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        """One scalar a metric, and the epoch."""
+        if self._writer is not None:
+            self._step = step
+            self._writer.put((step, time.time(), {**metrics, "epoch": epoch}))
+
+    def finalize(self, status: Status) -> None:
+        """Write what is left. The same logger, set up again, continues its record."""
+        if self._writer is not None and self._events is not None:
+            self._resumed = self.state_dict()
+            if self._writer.close(CLOSE_TIMEOUT_S):
+                self._events.close()
+            self._writer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last step that was logged."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After which step the record is continued."""
+        self._resumed = state
+
+
+class Events:
+    """The event files, opened when the first records come; used in one thread only."""
+
+    def __init__(self, directory: Path, hparams: dict[str, Any], purge_step: int | None) -> None:
+        self._directory = directory
+        self._hparams = hparams
+        self._purge_step = purge_step
+        self._summaries: Any = None
+
+    def add(self, records: list[tuple[int, float, dict[str, float]]]) -> None:
+        """Write records of (step, seconds since 1970, metrics) and see that they reach the disk."""
+        if self._summaries is None:
+            self._summaries = self._open()
+        try:
+            for step, wall_time, metrics in records:
+                for name, value in metrics.items():
+                    self._summaries.add_scalar(name, value, step, wall_time)
+            self._summaries.flush()
+        except OSError:
+            self._summaries = None  # its own queue is broken; the next attempt opens a new file
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._summaries is not None:
+            self._summaries.close()
+
+    def _open(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams as summarise
+
+        summaries = SummaryWriter(str(self._directory), purge_step=self._purge_step)
+        known = {
+            name: value if isinstance(value, (bool, int, float)) else str(value)
+            for name, value in flatten(self._hparams).items()
+        }
+        assert summaries.file_writer is not None
+        for summary in summarise(known, {}):  # SummaryWriter.add_hparams would open a directory of its own
+            summaries.file_writer.add_summary(summary)
+        return summaries

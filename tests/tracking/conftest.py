@@ -1,0 +1,94 @@
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import pytest
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["DO_NOT_TRACK"] = "true"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "runs" / "demo"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """An MLflow database with its tables, which take seconds to create."""
+    import mlflow
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def database(empty_database, run_dir, monkeypatch):
+    """The project's embedded store, and a client to look into it."""
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_database, run_dir.parent / "mlflow.db")
+    return mlflow.MlflowClient(f"sqlite:///{run_dir.parent / 'mlflow.db'}")
+
+
+class Server:
+    """A real MLflow server on loopback that can be killed, frozen and started again on the same port and store."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process = None
+
+    def start(self):
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            f"sqlite:///{self.directory}/mlflow.db",
+        ]
+        command += ["--artifacts-destination", str(self.directory / "artifacts"), "--workers", "1"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        with (self.directory / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), urlopen(f"{self.uri}/health", timeout=1) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.2)
+        raise TimeoutError((self.directory / "server.log").read_text())
+
+    def signal(self, number):
+        os.killpg(self.process.pid, number)
+
+    def kill(self):
+        if self.process is not None:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def server(tmp_path, empty_database):
+    directory = tmp_path / "server"
+    directory.mkdir()
+    shutil.copy(empty_database, directory / "mlflow.db")
+    server = Server(directory)
+    server.start()
+    yield server
+    server.kill()
