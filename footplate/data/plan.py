@@ -32,7 +32,7 @@ import numpy as np
 from footplate.errors import DataError
 
 WHOLE_TABLE_BYTES = 64 * 2**20
-STREAMS_BYTES = 512 * 2**20
+STREAMS_BYTES = 256 * 2**20
 WINDOW_BYTES = 128 * 2**20
 MAX_STREAMS = 64
 GROUPS_PER_STREAM = 10
@@ -50,7 +50,8 @@ class Order:
         shuffle: False means the order of the table.
         drop_last: leave out the rows that don't fill a batch.
         streams: into how many streams the line is cut.
-        window: how many neighbouring row groups of a stream are permuted together.
+        window: how many neighbouring row groups of a stream are permuted together; fewer at its beginning (1, 2, 4, …),
+            so that the first batch needs no more than one.
     """
 
     batch_size: int
@@ -136,7 +137,7 @@ class Epoch:
         group_start = np.concatenate([[0], ends])[place]
         stream = np.searchsorted(self._stream_start, starts, side="right") - 1
         within = np.arange(len(starts)) - np.searchsorted(stream, stream)  # number of the part within its stream
-        key = stream * (len(starts) + 1) + within // max(1, self.order.window)
+        key = stream * (len(starts) + 1) + np.searchsorted(_ramp(self.order.window, len(starts)), within, side="right")
         first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
 
         self._part_group, self._part_start, self._part_stop = groups[place], starts - group_start, stops - group_start
@@ -244,6 +245,13 @@ class Epoch:
             upto = min(stop, end)
             found.append(Piece(window, start - first, upto - first))
             start, window = upto, window + 1
+
+
+def _ramp(window: int, parts: int) -> np.ndarray:
+    """After how many parts of a stream each window ends: windows of 1, 2, 4, … parts, up to `window`."""
+    sizes = [1 << power for power in range(max(0, window - 1).bit_length())]
+    sizes += [max(1, window)] * (1 + parts // max(1, window))
+    return np.cumsum(sizes)
 
 
 def _with_group(part: Part) -> np.ndarray:

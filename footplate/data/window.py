@@ -21,7 +21,7 @@ from footplate.data.table import Table
 from footplate.errors import DataError
 
 _LOOK_AHEAD_BATCHES = 256
-_FEWEST_AHEAD = 2
+_FEWEST_AHEAD = 1
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Schedule:
 
     def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
         """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
-        for number in [number for number in self._windows if self._epoch.last_batch(number) < batch - 1]:
+        for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
             del self._windows[number]
         if not self._ahead:
             self._look_at_next()
