@@ -1,0 +1,16 @@
+"""The demo: `footplate demo` trains a small image classifier straight from a Delta table, on any machine.
+
+What a newcomer sees is what a user of Footplate writes, in full: a module (`model.py`), two tables
+(`fashion_mnist/train` and `fashion_mnist/val`) and a trainer (`run.py`). The rest shows the outcome: `report.py` draws
+the curves and the confusion matrix; `make_table.py` is how the tables were made.
+"""
+
+from pathlib import Path
+
+TABLES = Path(__file__).parent / "fashion_mnist"
+"""The folder of the demo's two Delta tables, `train` and `val`."""
+
+LABEL_NAMES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""The ten classes of Fashion-MNIST, in the order of their labels."""
