@@ -18,19 +18,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from footplate.data.cache import DecodedCache as DecodedCache
     from footplate.data.loader import Loader as Loader
     from footplate.data.module import TableDataModule as TableDataModule
     from footplate.data.prefetch import Prefetcher as Prefetcher
     from footplate.data.table import Table as Table
 
 _HOMES = {
+    "DecodedCache": "footplate.data.cache",
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
     "Prefetcher": "footplate.data.prefetch",
     "TableDataModule": "footplate.data.module",
 }
 
-__all__ = ["Loader", "Prefetcher", "Table", "TableDataModule"]
+__all__ = ["DecodedCache", "Loader", "Prefetcher", "Table", "TableDataModule"]
 
 
 def __getattr__(name: str) -> Any:

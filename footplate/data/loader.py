@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from footplate.data import rows
+from footplate.data.cache import CachedImages, DecodedCache
 from footplate.data.images import ImageMode, parse_size
 from footplate.data.pipeline import Pipeline
 from footplate.data.plan import Epoch, Order, choose_streams
@@ -50,6 +51,8 @@ class Loader:
         on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
         num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.
         prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
+        cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
+            `footplate.data.cache`.
 
     Raises:
         DataError: an empty table, nulls where they mean nothing, images that can't be decoded, a column of a type that
@@ -72,6 +75,7 @@ class Loader:
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
+        cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         _check_count("batch_size", batch_size)
         _check_count("seed", seed, least=0)
@@ -96,6 +100,10 @@ class Loader:
         self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
+        self._cache = DecodedCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
+        if cache is not None and image_size is None:
+            raise ConfigError("cache= keeps images of one size: give image_size= too.")
+        self._caches: dict[str, CachedImages] | None = None
         self._global_batch_size: int | None = None
         self._epoch = 0
         self._batch = 0
@@ -136,9 +144,8 @@ class Loader:
         batches = epoch.num_batches(world.size)
         start = min(self._batch, batches)
         threads = self._num_threads or _cores(world)
-        pipeline = Pipeline(
-            self.table, self._recipe, epoch, start, world.rank, world.size, threads, self._batches_ahead(threads)
-        )
+        ahead = self._batches_ahead(threads)
+        pipeline = Pipeline(self.table, self._recipe, epoch, start, world, threads, ahead, self._open_caches())
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
                 self.skipped += skipped
@@ -206,6 +213,19 @@ class Loader:
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
         self._restored = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_caches": None}
+
+    def _open_caches(self) -> dict[str, CachedImages]:
+        if self._caches is None:
+            recipe, print_, rows = self._recipe, self.table.fingerprint, self.table.num_rows
+            self._caches = {
+                name: self._cache.open(print_, name, format, recipe.shapes[name][1:], rows)
+                for name, format in recipe.formats.items()
+                if self._cache is not None
+            }
+        return self._caches
 
     def _plan(self, epoch: int) -> Epoch:
         order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, self._streams, self._window)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from footplate.data.cache import DecodedCache
 from footplate.data.images import ImageMode
 from footplate.data.loader import Loader
 from footplate.data.rows import Transform
@@ -43,6 +44,7 @@ class TableDataModule(DataModule):
         on_error: see `Loader`.
         num_threads: see `Loader`.
         prefetch: see `Loader`.
+        cache: see `Loader`.
 
     Raises:
         ConfigError: neither or both of `table` and `train`/`val`/…, or an unknown name in `split`.
@@ -69,6 +71,7 @@ class TableDataModule(DataModule):
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
+        cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.tables: dict[str, Table] = {name: _table(value) for name, value in given.items() if value is not None}
@@ -90,6 +93,7 @@ class TableDataModule(DataModule):
             "on_error": on_error,
             "num_threads": num_threads,
             "prefetch": prefetch,
+            "cache": cache,
         }
         self._drop_last = drop_last
         described = {f"{name}_table": f"{one.uri}@{one.version}" for name, one in self.tables.items()}

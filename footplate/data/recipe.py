@@ -25,14 +25,14 @@ class Recipe:
     Attributes:
         content: what is read.
         formats: what the images of each image column become.
-        example_size: (height, width) of images that keep their size.
+        shapes: (channels, height, width) that they have then; of the first one, where they keep their size.
         transform: the user's function of a row, or None.
         seed: of the generators that the transform is handed.
     """
 
     content: Content
     formats: dict[str, ImageFormat]
-    example_size: tuple[int, int] | None
+    shapes: dict[str, tuple[int, int, int]]
     transform: rows.Transform | None
     seed: int
 
@@ -70,12 +70,12 @@ def make_recipe(
             f"image_size={size}: none of the columns {', '.join(table.columns)} holds images (JPEG, PNG, WebP, …)."
         )
     formats = {}
-    example_size = None
+    shapes = {}
     for name, example in examples.items():
         formats[name] = choose_format(example, mode, size)
         height, width = decode(example, formats[name]).shape[:2]
-        example_size = height, width
-    return Recipe(Content(columns, tuple(examples), skip), formats, example_size, transform, seed)
+        shapes[name] = formats[name].channels, height, width
+    return Recipe(Content(columns, tuple(examples), skip), formats, shapes, transform, seed)
 
 
 def _examples(table: Table, binary: list[str]) -> dict[str, np.ndarray]:

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.data.columns import Column, is_float, load_bytes, plain_type
-from footplate.data.plan import Epoch, Piece
+from footplate.data.plan import Epoch, Part, Piece
 from footplate.data.table import Table
 from footplate.errors import DataError
+from footplate.parallel.world import World
 
 _LOOK_AHEAD_BATCHES = 256
 _FEWEST_AHEAD = 1
@@ -69,9 +70,7 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int) -> Wi
     """
     parts = epoch.window_parts(number)
     order = epoch.window_order(number)
-    read = pa.concat_tables(
-        [table.read_group(part.group, content.names).slice(part.start, part.stop - part.start) for part in parts]
-    )
+    read = pa.concat_tables(_read(table, part, content.names) for part in parts)
     group = np.concatenate([np.full(part.stop - part.start, part.group, np.int32) for part in parts])
     row = np.concatenate([np.arange(part.start, part.stop) for part in parts])
     blocks: dict[str, Any] = {name: load_bytes(_bytes_of(read.column(name)), order) for name in content.images}
@@ -90,6 +89,12 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int) -> Wi
     return Window(blocks, group, row, bad if bad.any() else None)
 
 
+def _read(table: Table, part: Part, names: list[str]) -> pa.Table:
+    if not names:
+        return pa.table({})
+    return table.read_group(part.group, names).slice(part.start, part.stop - part.start)
+
+
 def null_error(column: str, where: str) -> DataError:
     """The error for a null where it means nothing."""
     return DataError(
@@ -105,19 +110,18 @@ class Schedule:
         table: where rows come from.
         content: what is read of them.
         epoch: their order.
-        rank: of this process.
-        world: how many ranks.
+        world: the place of this process among all.
         start: the first batch that will be asked for.
         pool: the reader threads.
     """
 
     def __init__(
-        self, table: Table, content: Content, epoch: Epoch, rank: int, world: int, start: int, pool: ThreadPoolExecutor
+        self, table: Table, content: Content, epoch: Epoch, world: World, start: int, pool: ThreadPoolExecutor
     ) -> None:
         self._table, self._content, self._epoch = table, content, epoch
-        self._rank, self._world = rank, world
+        self._world = world
         self._pool = pool
-        self._batches = epoch.num_batches(world)
+        self._batches = epoch.num_batches(world.size)
         self._seen = start  # batches before this one have been looked at
         self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
         self._windows: dict[int, Future[Window]] = {}
@@ -136,7 +140,7 @@ class Schedule:
         return pieces, {number: self._windows[number].result() for number in needed}
 
     def _look_at_next(self) -> None:
-        pieces = self._epoch.pieces(self._seen, self._rank, self._world)
+        pieces = self._epoch.pieces(self._seen, self._world.rank, self._world.size)
         self._seen += 1
         self._ahead.append(pieces)
         for piece in pieces:
