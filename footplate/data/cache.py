@@ -16,11 +16,12 @@ free space by default); other rows are decoded each time.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,24 +95,25 @@ class CachedImages:
 
     def __init__(self, place: Path, complete: Path, shape: tuple[int, ...], format: ImageFormat) -> None:
         self._place, self._final, self._format = place, complete, format
-        self._state = np.memmap(place / "state", np.uint8, "r+")
-        rows = (place / "pixels").stat().st_size // int(np.prod(shape))
-        self._pixels = np.memmap(place / "pixels", np.uint8, "r+", shape=(rows, *shape))
+        self._maps = [np.memmap(place / name, np.uint8, "r+") for name in ("pixels", "state")]
+        self._pixels, self._state = (np.asarray(mapped) for mapped in self._maps)
+        self._pixels = self._pixels.reshape(-1, *shape)
+        self._sealing = place == complete
 
     def is_complete(self) -> bool:
-        """Whether every row of the table is there; forces the file to disk the first time that it is so."""
+        """Whether every row is there; the first time that it is so, the file begins to be forced to disk."""
         if len(self._pixels) < len(self._state) or not self._state.all():
             return False
-        if self._place != self._final:
-            self._pixels.flush()
-            self._state.flush()
-            try:
-                self._place.rename(self._final)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):  # another rank was first
-                    raise
-            self._place = self._final
+        if not self._sealing:
+            self._sealing = True
+            threading.Thread(target=self._seal, name="footplate-seal", daemon=True).start()
         return True
+
+    def _seal(self) -> None:
+        for mapped in self._maps:
+            mapped.flush()
+        with contextlib.suppress(OSError):  # another rank was first, or the disk failed: then it stays as it was
+            self._place.rename(self._final)
 
     def fill(self, views: Sequence[np.ndarray | None], numbers: np.ndarray, out: np.ndarray) -> list[tuple[int, str]]:
         """Put rows into `out` (rows, channels, height, width): from the cache, or decoded and kept.

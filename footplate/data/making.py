@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from footplate.data import rows
+from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
 from footplate.data.columns import BytesBlock
 from footplate.data.images import BadImage, decode, decode_into
@@ -67,6 +68,7 @@ class Maker:
     ) -> None:
         self._table, self._recipe, self._epoch = table, recipe, epoch
         self._decoders, self._caches = decoders, caches
+        self._buffers = Buffers()
         self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
         self._with_rng = recipe.transform is not None and rows.takes_rng(recipe.transform)
 
@@ -80,7 +82,7 @@ class Maker:
         encoded = {name: _views(name, pieces, windows) for name in self._recipe.content.images}
         if self._recipe.transform is None:
             for name, views in encoded.items():
-                images = torch.empty((len(places), *self._recipe.shapes[name]), dtype=torch.uint8)
+                images = self._buffers.take((len(places), *self._recipe.shapes[name]))
                 making.values[name] = images
                 self._submit(making, self._fill, name, views, numbers, images.numpy())
         else:
