@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from footplate.tracking import spool as spools
 from footplate.tracking.params import without_credentials
@@ -52,7 +53,7 @@ _BOOTSTRAP = (
 
 
 class Courier:
-    """The training process's handle on its courier. `start` and `close` may be called in any order, repeatedly.
+    """The training process's handle on its courier: `start` whenever there is something to deliver, `close` at the end.
 
     Args:
         run_dir: the run's directory.
@@ -79,8 +80,29 @@ class Courier:
 
     def start(self) -> None:
         """Start the process unless it runs; one that died is started again, at most once a minute."""
-        if self.running or (self._started and time.monotonic() - self._started < RESTART_AFTER_S):
-            return
+        waits = self._started and time.monotonic() - self._started < RESTART_AFTER_S
+        if not self.running and not waits:
+            self._spawn()
+
+    def close(self, timeout_s: float) -> None:
+        """Let it try to deliver all, for at most `timeout_s`, and see that it has ended."""
+        if not self.running:
+            self._spawn()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(b"end\n")  # closing it is not enough: data-loading workers may have inherited it
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        log = self._run_dir / "mlflow.log"
+        if log.exists() and log.stat().st_size == 0:
+            log.unlink()
+
+    def _spawn(self) -> None:
         self._started = time.monotonic()
         with (self._run_dir / "mlflow.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -95,23 +117,6 @@ class Courier:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(self._config).encode() + b"\n")
             self._process.stdin.flush()
-
-    def close(self, timeout_s: float) -> None:
-        """Let it try to deliver all, for at most `timeout_s`, and see that it has ended."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(b"end\n")  # closing it is not enough: data-loading workers may have inherited it
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-        log = self._run_dir / "mlflow.log"
-        if log.exists() and log.stat().st_size == 0:
-            log.unlink()
 
 
 def main(run_dir: str, live: str | None, uri: str, parent: int) -> int:
@@ -130,7 +135,7 @@ class Round:
     def __init__(self, run_dir: Path, live: str | None, uri: str) -> None:
         self._run_dir = run_dir
         self._live = live
-        self._uri = uri
+        self._uri = _without_login(uri)
         self._destination = without_credentials(uri)
         self._delivery: Any = None
         self._opened: Path | None = None
@@ -196,6 +201,16 @@ class Round:
     def _save(self, progress: Progress) -> None:
         self._progress = progress
         progress.save(self._run_dir)
+
+
+def _without_login(uri: str) -> str:
+    """A server's address; its user and password move to the variables in which MLflow looks for them, out of its log."""
+    parts = urlsplit(uri)
+    if not parts.scheme.startswith("http") or parts.username is None:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    return without_credentials(uri)
 
 
 def _describe(error: Exception) -> str:

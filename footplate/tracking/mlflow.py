@@ -250,9 +250,7 @@ def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeou
     """
     run_dir = Path(run_dir)
     uri, _ = _destination(tracking_uri, run_dir)
-    courier = Courier(run_dir, None, uri)
-    courier.start()
-    courier.close(timeout_s)
+    Courier(run_dir, None, uri).close(timeout_s)
     return not spools.pending(run_dir)
 
 

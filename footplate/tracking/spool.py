@@ -45,9 +45,10 @@ class Progress:
     def load(cls, run_dir: Path) -> Progress:
         """The progress of a run's directory; an empty one where there is none."""
         try:
-            return cls(**json.loads((run_dir / "mlflow.json").read_text(encoding="utf-8")))
+            fields = json.loads((run_dir / "mlflow.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls()
+        return cls(**{**fields, "dropped": tuple(fields["dropped"])})
 
     def save(self, run_dir: Path) -> None:
         """Write it whole, or leave the older."""

@@ -53,6 +53,8 @@ class Server:
         self.process = None
 
     def start(self):
+        if self.process is not None:
+            return
         command = [
             sys.executable,
             "-m",
@@ -63,8 +65,9 @@ class Server:
         ]
         command += ["--artifacts-destination", str(self.directory / "artifacts"), "--workers", "1"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # it starts twice as fast
         with (self.directory / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
         deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), urlopen(f"{self.uri}/health", timeout=1) as answer:
@@ -83,12 +86,11 @@ class Server:
             self.process = None
 
 
-@pytest.fixture
-def server(tmp_path, empty_database):
-    directory = tmp_path / "server"
-    directory.mkdir()
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_database):
+    """A server that the tests of a module share; each starts or kills it as it needs."""
+    directory = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database, directory / "mlflow.db")
     server = Server(directory)
-    server.start()
     yield server
     server.kill()
