@@ -1,12 +1,22 @@
-"""Where a table lies: a path or a URI, as pyarrow and as delta-rs want it."""
+"""Where a table lies: a path or a URI, as pyarrow and as delta-rs want it, and which files there are.
+
+    data/flowers, file:///data/flowers      this machine
+    s3://bucket/flowers                     S3 and what speaks its protocol: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …
+    gs://bucket/flowers                     Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST
+
+Credentials come from the environment, by the names that these services' own tools use.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from footplate.errors import DataError
@@ -31,16 +41,120 @@ class Location:
     options: dict[str, str] | None = None
 
 
-def locate(source: str | os.PathLike[str], options: dict[str, str] | None = None) -> Location:
+@dataclass(frozen=True)
+class FoundFile:
+    """A file of a table.
+
+    Attributes:
+        path: within the file system.
+        relative: its path from the table's directory.
+        nbytes: its size.
+        changed: when it was changed last, nanoseconds since 1970.
+    """
+
+    path: str
+    relative: str
+    nbytes: int
+    changed: int
+
+
+def locate(source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Location:
     """The place that a path or URI means.
 
     Raises:
         DataError: a scheme that is not known.
     """
     uri = os.fspath(source)
-    scheme = urlparse(uri).scheme if "://" in uri else ""
+    parsed = urlparse(uri)
+    scheme = parsed.scheme if "://" in uri else ""
     if scheme in ("", "file"):
-        local = unquote(urlparse(uri).path) if scheme else uri
-        path = str(Path(local).expanduser().absolute())
+        path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
         return Location(uri, pafs.LocalFileSystem(), path, path)
-    raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path or file://.")
+    path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
+    if scheme in ("s3", "s3a"):
+        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
+        if endpoint and endpoint.startswith("http://"):
+            options["AWS_ALLOW_HTTP"] = "true"
+        return Location(uri, _s3(endpoint, environ), path, f"s3://{path}", options)
+    if scheme in ("gs", "gcs"):
+        return Location(uri, _gcs(environ.get("STORAGE_EMULATOR_HOST")), path, f"gs://{path}")
+    raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
+
+
+def exists(place: Location, path: str) -> pafs.FileType:
+    """What lies at a path of the place's file system.
+
+    Raises:
+        DataError: the service can't be reached, or doesn't let us in.
+    """
+    try:
+        return place.filesystem.get_file_info(path).type
+    except (OSError, pa.ArrowException) as error:
+        raise unreachable(place, error) from error
+
+
+def find_files(place: Location) -> list[FoundFile]:
+    """All files of a place (a file, a directory or a glob), hidden ones left out, in the order of their paths.
+
+    Raises:
+        DataError: the service can't be reached, or there is a Delta table somewhere below.
+    """
+    path = place.path
+    mark = re.search(r"[*?\[]", path)
+    if mark is None and exists(place, path) == pafs.FileType.File:
+        return [_found(place.filesystem.get_file_info(path), path.rpartition("/")[0])]
+    base = path[: mark.start()].rpartition("/")[0] or "/" if mark else path.rstrip("/")
+    try:
+        infos = place.filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+    except (OSError, pa.ArrowException) as error:
+        raise unreachable(place, error) from error
+    if mark is None:
+        for info in infos:
+            if "/_delta_log" in info.path[len(base) :]:
+                table = info.path.partition("/_delta_log")[0]
+                raise DataError(f"{place.uri}: there is a Delta table in it, {table}: read that.")
+    pattern = re.compile(_glob_to_regex(path)) if mark else None
+    files = [_found(info, base) for info in infos if info.type == pafs.FileType.File]
+    chosen = [file for file in files if (pattern.fullmatch(file.path) if pattern else not _is_hidden(file.relative))]
+    return sorted(chosen, key=lambda file: file.path)
+
+
+def unreachable(place: Location, error: Exception) -> DataError:
+    """The error for a place that can't be asked what it holds."""
+    return DataError(
+        f"{place.uri}: can't be reached ({error}). Check the address, and the credentials: s3:// takes AWS_ACCESS_KEY_ID "
+        "and its like, AWS_REGION and AWS_ENDPOINT_URL; gs:// takes GOOGLE_APPLICATION_CREDENTIALS."
+    )
+
+
+def _found(info: pafs.FileInfo, base: str) -> FoundFile:
+    return FoundFile(info.path, info.path[len(base) :].lstrip("/"), info.size, info.mtime_ns or 0)
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
+
+
+def _glob_to_regex(pattern: str) -> str:
+    parts = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*|\*|\?|\[[^\]]*\])", pattern)
+    return "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces)
+
+
+def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
+    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=5)
+    if endpoint:
+        parsed = urlparse(endpoint)
+        return pafs.S3FileSystem(
+            endpoint_override=parsed.netloc, scheme=parsed.scheme, region=region, retry_strategy=retries
+        )
+    return pafs.S3FileSystem(region=region, retry_strategy=retries)
+
+
+def _gcs(emulator: str | None) -> pafs.FileSystem:
+    if emulator:
+        parsed = urlparse(emulator if "://" in emulator else f"http://{emulator}")
+        return pafs.GcsFileSystem(anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc)
+    return pafs.GcsFileSystem()

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from footplate.data.location import FoundFile, Location
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
 
@@ -225,37 +226,16 @@ class ParquetSource:
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def open_parquet(uri: str, filesystem: pafs.FileSystem, path: str) -> ParquetSource | None:
-    """Find the Parquet files behind a path; None when there is none.
-
-    Args:
-        uri: the table as the user named it, for messages.
-        filesystem: where `path` lies.
-        path: a file, a directory or a glob.
-    """
-    if any(mark in path for mark in "*?["):
-        base = path[: re.search(r"[*?\[]", path).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
-        pattern = re.compile(_glob_to_regex(path))
-        infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-        paths = sorted(info.path for info in infos if info.type == pafs.FileType.File and pattern.fullmatch(info.path))
-    elif filesystem.get_file_info(path).type == pafs.FileType.File:
-        base, paths = path.rpartition("/")[0], [path]
-    else:
-        base = path.rstrip("/")
-        infos = filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-        for info in infos:
-            if info.base_name == "_delta_log":
-                raise DataError(f"{uri}: there is a Delta table in it, {info.path.rpartition('/')[0]}: read that.")
-        paths = sorted(info.path for info in infos if info.type == pafs.FileType.File and _is_data(info.path, base))
-    if not paths:
+def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:
+    """The Parquet files among the files of a place; None when there is none. One file without an ending counts."""
+    found = [file for file in files if file.path.lower().endswith((".parquet", ".parq", ".pq"))]
+    if len(files) == 1 and not found and "." not in files[0].relative:
+        found = list(files)
+    if not found:
         return None
-    return ParquetSource(uri, [DataFile(found, _hive_values(found[len(base) :])) for found in paths], filesystem)
-
-
-def _is_data(path: str, base: str) -> bool:
-    parts = path[len(base) :].strip("/").split("/")
-    hidden = any(part.startswith((".", "_")) and "=" not in part for part in parts)
-    return not hidden and path.lower().endswith((".parquet", ".parq", ".pq"))
+    return ParquetSource(
+        place.uri, [DataFile(file.path, _hive_values(file.relative)) for file in found], place.filesystem
+    )
 
 
 def _hive_values(relative: str) -> dict[str, str | None]:
@@ -266,12 +246,6 @@ def _hive_values(relative: str) -> dict[str, str | None]:
 def _partition_type(values: Sequence[str | None]) -> pa.DataType:
     """int64 when every value of a hive partition is an integer, else string."""
     return pa.int64() if all(value is None or re.fullmatch(r"-?\d{1,18}", value) for value in values) else pa.string()
-
-
-def _glob_to_regex(pattern: str) -> str:
-    parts = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*|\*|\?|\[[^\]]*\])", pattern)
-    return "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces)
 
 
 def _check_same(expected: pa.Schema, found: pa.Schema, first: str, path: str) -> None:

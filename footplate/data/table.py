@@ -3,6 +3,7 @@
     Table("lake/flowers")                                   # Delta: its newest version, pinned from here on
     Table("lake/flowers", version=12)                       # or "2024-05-01T12:00:00", or a datetime
     Table("data/*.parquet", columns=["image", "label"], filter=[("year", ">=", 2020)])
+    Table("s3://bucket/photos")                             # or gs://; Delta, Parquet, TFRecord or image files
     Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
     Table("lake/flowers").split({"train": 0.9, "val": 0.1})
 
@@ -23,14 +24,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
 
-from footplate.data.delta import open_delta
-from footplate.data.location import Location, locate
-from footplate.data.memory import open_memory
-from footplate.data.parquet import open_parquet
+from footplate.data.opening import open_source
 from footplate.data.selection import Split, positions, to_expression
-from footplate.data.source import RowGroup, Source
+from footplate.data.source import RowGroup
 from footplate.errors import ConfigError, DataError, did_you_mean
 
 
@@ -40,7 +37,7 @@ class TableInfo:
 
     Attributes:
         uri: the table as it was named.
-        kind: "delta", "parquet" or "memory".
+        kind: "delta", "parquet", "tfrecord", "imagefolder" or "memory".
         version: what identifies its content.
         columns: names and types.
         num_rows: rows that the table means.
@@ -62,11 +59,11 @@ class TableInfo:
 
 
 class Table:
-    """Rows of a Delta table, of Parquet files, or of a table in memory.
+    """Rows of a Delta table, of files, or of a table in memory.
 
     Args:
-        source: a path or URI (a Delta table, a Parquet file, a directory of them, a glob), or an Arrow table, a pandas
-            or polars frame, or a dict of columns.
+        source: a path or URI (a Delta table; Parquet, TFRecord or image files: one, a directory, a glob), or an Arrow
+            table, a pandas or polars frame, or a dict of columns.
         version: of a Delta table: a number, a datetime, or an ISO 8601 string. Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
@@ -82,7 +79,7 @@ class Table:
         columns: Sequence[str] | None = None,
         filter: Any = None,
     ) -> None:
-        self._source = _open(source, version)
+        self._source = open_source(source, version)
         self._filter = to_expression(filter, self._source.schema)
         self._splits: tuple[Split, ...] = ()
         self._columns = list(self._source.schema.names if columns is None else columns)
@@ -96,7 +93,7 @@ class Table:
 
     @property
     def kind(self) -> str:
-        """One of "delta", "parquet" and "memory"."""
+        """One of "delta", "parquet", "tfrecord", "imagefolder" and "memory"."""
         return self._source.kind
 
     @property
@@ -257,57 +254,3 @@ class Table:
     def _check_column(self, name: str) -> None:
         if name not in self._source.schema.names:
             raise DataError(f"{self.uri}: no column {name!r}. {did_you_mean(name, self._source.schema.names)}")
-
-
-def _open(data: Any, version: Any) -> Source:
-    if not isinstance(data, (str, os.PathLike)):
-        source = open_memory(data)
-        if source is None:
-            raise DataError(
-                f"Table({type(data).__name__}): expected a path or URI, an Arrow table, a pandas or polars frame, or a "
-                "dict of columns."
-            )
-        return _without_version(source, version)
-    place = locate(data)
-    if _is_delta(place):
-        return open_delta(place.uri, place.delta_uri, place.filesystem, place.path, version, place.options)
-    _refuse_inside_delta(place)
-    source = open_parquet(place.uri, place.filesystem, place.path)
-    if source is None:
-        raise _nothing_at(place)
-    return _without_version(source, version)
-
-
-def _without_version(source: Source, version: Any) -> Source:
-    if version is not None:
-        raise DataError(
-            f"{source.uri}: version={version!r}, but only Delta tables have versions; this is {source.kind}."
-        )
-    return source
-
-
-def _is_delta(place: Location) -> bool:
-    log = place.filesystem.get_file_info(f"{place.path.rstrip('/')}/_delta_log")
-    return log.type == pafs.FileType.Directory
-
-
-def _refuse_inside_delta(place: Location) -> None:
-    """Files of a Delta table read by themselves would bring back deleted rows."""
-    parts = place.path.split("/")
-    above = ["/".join(parts[:end]) + "/_delta_log" for end in range(2, len(parts))]
-    for info in place.filesystem.get_file_info(above):
-        if info.type == pafs.FileType.Directory:
-            table = info.path.removesuffix("/_delta_log")
-            raise DataError(
-                f"{place.uri}: this is inside of the Delta table {table}, whose log says which rows are live. Read "
-                f'Table("{table}"), with filter= for a partition.'
-            )
-
-
-def _nothing_at(place: Location) -> DataError:
-    kind = place.filesystem.get_file_info(place.path).type
-    if any(mark in place.path for mark in "*?["):
-        return DataError(f"{place.uri}: no file matches.")
-    if kind == pafs.FileType.NotFound:
-        return DataError(f"{place.uri}: there is nothing. Expected a Delta table, or Parquet files.")
-    return DataError(f"{place.uri}: neither a Delta table (no _delta_log) nor Parquet (no .parquet file in it).")

@@ -155,7 +155,7 @@ def test_a_missing_or_foreign_place_says_so(tmp_path: Path) -> None:
         Table(tmp_path)
     with pytest.raises(DataError, match="no file matches"):
         Table(tmp_path / "*.parquet")
-    with pytest.raises(DataError, match="not a complete Parquet file"):
+    with pytest.raises(DataError, match="neither a Delta table"):
         Table(tmp_path / "notes.txt")
     with pytest.raises(DataError, match="unknown scheme"):
         Table("gopher://lake/flowers")
