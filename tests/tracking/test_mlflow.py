@@ -19,6 +19,7 @@ from footplate import __version__
 from footplate.errors import ConfigError, MissingExtra
 from footplate.tracking import MLflow
 from footplate.tracking.mlflow import deliver_pending
+from footplate.tracking.mlflow_model import log_staged, stage
 
 pytestmark = pytest.mark.engine
 
@@ -40,6 +41,20 @@ class KeywordOnly(nn.Module):
 
     def forward(self, *, x):
         return 2 * x
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.example_input_array = (torch.rand(1, 4), torch.rand(1, 4))
+
+    def forward(self, left, right):
+        return left + 2 * right
+
+
+class NoExample(nn.Module):
+    def forward(self, x):
+        return 3 * x
 
 
 @pytest.fixture
@@ -142,6 +157,28 @@ def test_the_model_is_loaded_by_pyfunc_and_pytorch_and_registered(run_dir, datab
     assert (int(version.version), version.run_id) == (1, logger.run_id)
     assert only_run(database).info.status == "FINISHED"
     assert not list(run_dir.glob("mlflow-model-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "inputs", "has_pyfunc"),
+    [(TwoInputs(), (torch.rand(5, 4), torch.rand(5, 4)), False), (NoExample(), (torch.rand(5, 4),), True)],
+)
+def test_models_of_several_inputs_and_without_an_example_are_loaded_again(
+    tmp_path, database, run_dir, mlflow_models, module, inputs, has_pyfunc
+):
+    mlflow_models.set_tracking_uri(f"sqlite:///{run_dir.parent / 'mlflow.db'}")
+    experiment = database.create_experiment("models", artifact_location=(tmp_path / "artifacts").as_uri())
+    run_id = database.create_run(experiment).info.run_id
+    stage(module, tmp_path / "staged")
+    log_staged(tmp_path / "staged", run_id, 1, None)
+    uri = f"runs:/{run_id}/model"
+    expected = module(*inputs)
+    assert torch.equal(mlflow_models.pytorch.load_model(uri)(*inputs), expected)
+    assert ("python_function" in mlflow_models.models.get_model_info(uri).flavors) == has_pyfunc
+    if has_pyfunc:
+        predicted = mlflow_models.pyfunc.load_model(uri).predict(inputs[0].numpy())
+        torch.testing.assert_close(torch.from_numpy(predicted), expected)
 
 
 @pytest.mark.slow
