@@ -1,1 +1,86 @@
+"""Footplate: train PyTorch models on any hardware, straight from lakehouse tables, as jobs that survive anything.
+
+    import footplate as fp
+
+    class Classifier(fp.Module): ...
+    trainer = fp.Trainer(max_epochs=10, callbacks=[fp.EarlyStopping("val_loss")], logger=fp.MLflow("flowers"))
+    trainer.fit(Classifier(), fp.TableDataModule(fp.Table("s3://lake/flowers"), batch_size=64, split={"train": 0.9, "val": 0.1}))
+
+Importing it is light: a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from footplate.callbacks.base import Callback as Callback
+    from footplate.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from footplate.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
+    from footplate.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from footplate.callbacks.progress import ProgressBar as ProgressBar
+    from footplate.callbacks.summary import ModelSummary as ModelSummary
+    from footplate.callbacks.timer import Timer as Timer
+    from footplate.data.loader import Loader as Loader
+    from footplate.data.module import TableDataModule as TableDataModule
+    from footplate.data.table import Table as Table
+    from footplate.errors import CheckpointError as CheckpointError
+    from footplate.errors import ConfigError as ConfigError
+    from footplate.errors import DataError as DataError
+    from footplate.errors import FootplateError as FootplateError
+    from footplate.errors import MissingExtra as MissingExtra
+    from footplate.export import export_model as export_model
+    from footplate.hardware.base import Accelerator as Accelerator
+    from footplate.module import DataModule as DataModule
+    from footplate.module import Module as Module
+    from footplate.rng import seed_everything as seed_everything
+    from footplate.tracking.base import Logger as Logger
+    from footplate.tracking.csv import CSV as CSV
+    from footplate.tracking.mlflow import MLflow as MLflow
+    from footplate.tracking.tensorboard import TensorBoard as TensorBoard
+    from footplate.trainer import Trainer as Trainer
+
+_HOMES = {
+    "Accelerator": "footplate.hardware.base",
+    "CSV": "footplate.tracking.csv",
+    "Callback": "footplate.callbacks.base",
+    "CheckpointError": "footplate.errors",
+    "ConfigError": "footplate.errors",
+    "DataError": "footplate.errors",
+    "DataModule": "footplate.module",
+    "EarlyStopping": "footplate.callbacks.early_stopping",
+    "FootplateError": "footplate.errors",
+    "LearningRateMonitor": "footplate.callbacks.lr_monitor",
+    "Loader": "footplate.data.loader",
+    "Logger": "footplate.tracking.base",
+    "MLflow": "footplate.tracking.mlflow",
+    "MissingExtra": "footplate.errors",
+    "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
+    "ModelSummary": "footplate.callbacks.summary",
+    "Module": "footplate.module",
+    "ProgressBar": "footplate.callbacks.progress",
+    "Table": "footplate.data.table",
+    "TableDataModule": "footplate.data.module",
+    "TensorBoard": "footplate.tracking.tensorboard",
+    "Timer": "footplate.callbacks.timer",
+    "Trainer": "footplate.trainer",
+    "export_model": "footplate.export",
+    "seed_everything": "footplate.rng",
+}
+
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -29,7 +29,9 @@ class AttributeDict(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"there is no hyper-parameter {name!r}; there are: {', '.join(self) or 'none'}") from None
+            raise AttributeError(
+                f"there is no hyper-parameter {name!r}; there are: {', '.join(self) or 'none'}"
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value

@@ -53,6 +53,10 @@ class Entry:
     def epoch_name(self) -> str:
         return f"{self.name}_epoch" if self.on_step else self.name
 
+    @property
+    def has_latest(self) -> bool:
+        return self.latest is not None or getattr(self.metric, "_forward_cache", None) is not None
+
     def read(self) -> list[float]:
         """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
         if not self.waiting:
@@ -142,7 +146,9 @@ class MetricLog:
         entry.latest = value
         if entry.on_epoch:
             entry.waiting.append(value)
-            entry.weights.append(self._weight() if batch_size is None and entry.reduce_fx == "mean" else batch_size or 1)
+            entry.weights.append(
+                self._weight() if batch_size is None and entry.reduce_fx == "mean" else batch_size or 1
+            )
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
 
@@ -151,13 +157,13 @@ class MetricLog:
         entries = [
             entry
             for entry in self._entries.values()
-            if entry.on_step and (entry.prog_bar if prog_bar else entry.logger)
+            if entry.on_step and entry.has_latest and (entry.prog_bar if prog_bar else entry.logger)
         ]
         return dict(zip((entry.step_name for entry in entries), _latest(entries), strict=True))
 
     def latest_values(self) -> dict[str, float]:
         """The latest value of every name reported by step, under its plain name (and `_step`), as callbacks see it."""
-        entries = [entry for entry in self._entries.values() if entry.on_step]
+        entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
         found: dict[str, float] = {}
         for entry, value in zip(entries, _latest(entries), strict=True):
             found[entry.name] = found[entry.step_name] = value
@@ -171,6 +177,7 @@ class MetricLog:
                 continue
             value = entry.reduced()
             entry.reset()
+            entry.latest = None  # from here on, the plain name means the epoch's value
             if value is None:
                 continue
             result.callback[entry.name] = result.callback[entry.epoch_name] = value
@@ -213,7 +220,9 @@ class MetricLog:
                 self._restored[name] = saved
                 continue
             metric = self._module.get_submodule(saved["metric"]) if saved["metric"] else None
-            options = {key: saved[key] for key in ("on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist")}
+            options = {
+                key: saved[key] for key in ("on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist")
+            }
             entry = Entry(name, metric=metric, latest=saved["latest"], **options)
             self._restore(entry, saved)
             self._entries[name] = entry
@@ -236,7 +245,9 @@ class MetricLog:
                 f"Log its .mean(), or its items under names of their own."
             )
         if isinstance(reduce_fx, str) and reduce_fx not in REDUCTIONS:
-            raise ConfigError(f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.')
+            raise ConfigError(
+                f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.'
+            )
         if callable(reduce_fx) and reduce_fx in (torch.mean, torch.sum, torch.min, torch.max):
             reduce_fx = reduce_fx.__name__
         if on_step is None:
@@ -311,18 +322,16 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
         try:
             numbers = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
         except RuntimeError:
-            raise ConfigError(f'self.log("{name}", …): every value must be one number, got a tensor of several.') from None
+            raise ConfigError(
+                f'self.log("{name}", …): every value must be one number, got a tensor of several.'
+            ) from None
         for index, number in zip(indices, numbers, strict=True):
             result[index] = float(number)
     return result
 
 
 def _latest(entries: list[Entry]) -> list[float]:
-    values = []
-    for entry in entries:
-        latest = entry.latest if entry.metric is None else getattr(entry.metric, "_forward_cache", None)
-        values.append(math.nan if latest is None else latest)
-    return to_floats(values)
+    return to_floats(entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
 
 
 def _is_metric(value: Any) -> bool:

@@ -1,12 +1,12 @@
 """What `configure_optimizers` may return, made uniform: a list of optimizers and a list of scheduler configurations.
 
-    return optimizer
-    return [optimizer_1, optimizer_2]                                   manual optimisation
-    return [optimizer], [scheduler]                                     two lists
-    return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-    return ({"optimizer": …, "lr_scheduler": …}, {"optimizer": …})      a tuple or list of such dicts
-    return None                                                         nothing is optimised
+return optimizer
+return [optimizer_1, optimizer_2]                                   manual optimisation
+return [optimizer], [scheduler]                                     two lists
+return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+return ({"optimizer": …, "lr_scheduler": …}, {"optimizer": …})      a tuple or list of such dicts
+return None                                                         nothing is optimised
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _parse(returned: Any, who: str) -> tuple[list[Optimizer], list[Any], str | N
             return list(returned), [], None
         if all(isinstance(item, dict) for item in returned):
             parsed = [_parse_dict(item) for item in returned]
-            schedulers = [
-                _scheduler_config(scheduler, monitor) for _, found, monitor in parsed for scheduler in found
-            ]
+            schedulers = [_scheduler_config(scheduler, monitor) for _, found, monitor in parsed for scheduler in found]
             return [item[0][0] for item in parsed], schedulers, None
     raise ConfigError(
         f"{who}.configure_optimizers() returned {type(returned).__name__}: expected an optimizer, a list of optimizers, "
@@ -112,14 +110,18 @@ def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
         known = [name for name in SchedulerConfig.__dataclass_fields__]
         for key in given:
             if key not in known:
-                raise ConfigError(f'configure_optimizers(): unknown key "{key}" in lr_scheduler. {did_you_mean(key, known)}')
+                raise ConfigError(
+                    f'configure_optimizers(): unknown key "{key}" in lr_scheduler. {did_you_mean(key, known)}'
+                )
         if "scheduler" not in given:
             raise ConfigError('configure_optimizers(): the lr_scheduler dict needs the key "scheduler".')
         config = SchedulerConfig(**{"monitor": monitor, **given})
     else:
         config = SchedulerConfig(given, monitor=monitor)
     if config.interval not in ("step", "epoch"):
-        raise ConfigError(f'configure_optimizers(): lr_scheduler interval="{config.interval}": expected "step" or "epoch".')
+        raise ConfigError(
+            f'configure_optimizers(): lr_scheduler interval="{config.interval}": expected "step" or "epoch".'
+        )
     config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
     if config.reduce_on_plateau and config.monitor is None:
         raise ConfigError(

@@ -1,0 +1,19 @@
+"""Callbacks: what watches a run and now and then acts."""
+
+from footplate.callbacks.base import Callback
+from footplate.callbacks.early_stopping import EarlyStopping
+from footplate.callbacks.lr_monitor import LearningRateMonitor
+from footplate.callbacks.model_checkpoint import ModelCheckpoint
+from footplate.callbacks.progress import ProgressBar
+from footplate.callbacks.summary import ModelSummary
+from footplate.callbacks.timer import Timer
+
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "ProgressBar",
+    "Timer",
+]

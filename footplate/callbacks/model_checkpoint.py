@@ -1,0 +1,298 @@
+"""Save checkpoints: when, under which name, and which to keep.
+
+A checkpoint is written in the background (see `footplate.checkpoint`). An older one is deleted only once the new one is
+complete, and the newest complete one is never deleted before there is another, so that a run can always be resumed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from footplate import checkpoint
+from footplate.callbacks.base import Callback
+from footplate.callbacks.monitor import better, check_mode, monitored
+from footplate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from footplate.module import Module
+    from footplate.trainer import Trainer
+
+
+class ModelCheckpoint(Callback):
+    """Save the run state after validation (or training epochs, or so many steps, or so much time).
+
+    Args:
+        dirpath: where; `checkpoints/` of the run's directory by default.
+        filename: a template such as `"{epoch}-{val_loss:.2f}"`; `"{epoch}-{step}"` by default.
+        monitor: keep the best by this metric; without it, the latest.
+        verbose: say each save.
+        save_last: keep `last.ckpt`, which stands for the newest checkpoint, whether it is among the best or not.
+            "link" is accepted for Lightning's sake: it always is a link.
+        save_top_k: how many to keep; -1 keeps all, 0 saves none but the last.
+        save_weights_only: leave out all that resuming needs.
+        mode: "min" or "max": which way `monitor` is better.
+        auto_insert_metric_name: write `epoch=3` rather than `3` for `{epoch}`.
+        every_n_train_steps: save after every so many optimizer steps.
+        train_time_interval: save after every so much time.
+        every_n_epochs: save only in every so many-th epoch.
+        save_on_train_epoch_end: save at the end of training epochs rather than of validation.
+        enable_version_counter: don't overwrite a file of an earlier run: add `-v1`, `-v2`, …
+    """
+
+    saves_checkpoints = True
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | Literal["link"] | None = True,
+        save_top_k: int = 1,
+        save_weights_only: bool = False,
+        mode: Literal["min", "max"] = "min",
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = None,
+        every_n_epochs: int | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        enable_version_counter: bool = True,
+    ) -> None:
+        if save_top_k < -1:
+            raise ConfigError(f"ModelCheckpoint(save_top_k={save_top_k}): expected -1 (all), 0 (none) or more.")
+        if monitor is None and save_top_k not in (-1, 0, 1):
+            raise ConfigError(
+                f"ModelCheckpoint(save_top_k={save_top_k}) needs monitor=… to know which are best; "
+                "without it, use 1 (the latest), 0 or -1 (all)."
+            )
+        for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
+            if value is not None and value < 0:
+                raise ConfigError(f"ModelCheckpoint({name}={value}): expected 0 (never) or more.")
+        if sum(bool(given) for given in (every_n_train_steps, train_time_interval, every_n_epochs)) > 1:
+            raise ConfigError(
+                "ModelCheckpoint: give one of every_n_train_steps, train_time_interval and every_n_epochs; "
+                "for several rhythms, use several ModelCheckpoints."
+            )
+        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.filename = filename
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = bool(save_last)
+        self.save_top_k = save_top_k
+        self.save_weights_only = save_weights_only
+        self.mode = check_mode(mode, "ModelCheckpoint")
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.every_n_train_steps = every_n_train_steps or 0
+        self.train_time_interval = train_time_interval
+        self.every_n_epochs = every_n_epochs if every_n_epochs is not None else int(not self._by_step)
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.enable_version_counter = enable_version_counter
+
+        self.best_k_models: dict[str, float] = {}
+        self.best_model_path = ""
+        self.best_model_score: float | None = None
+        self.last_model_path = ""
+        self.current_score: float | None = None
+        self._saved_at = -1
+        self._saved_when = 0.0
+
+    @property
+    def _by_step(self) -> bool:
+        return bool(self.every_n_train_steps or self.train_time_interval)
+
+    @property
+    def state_key(self) -> str:
+        rhythm = f"{self.every_n_train_steps},{self.every_n_epochs},{self.train_time_interval}"
+        return f"ModelCheckpoint[{self.monitor},{self.mode},{rhythm}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "dirpath": str(self.dirpath),
+            "best_model_path": self.best_model_path,
+            "best_model_score": self.best_model_score,
+            "best_k_models": dict(self.best_k_models),
+            "last_model_path": self.last_model_path,
+            "current_score": self.current_score,
+            "saved_at": self._saved_at,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["dirpath"] != str(self.dirpath):
+            return  # another directory: begin a new collection
+        kept = {path: score for path, score in state_dict["best_k_models"].items() if Path(path).exists()}
+        self.best_k_models = kept
+        self.best_model_path = state_dict["best_model_path"]
+        self.best_model_score = state_dict["best_model_score"]
+        self.last_model_path = state_dict["last_model_path"]
+        self.current_score = state_dict["current_score"]
+        self._saved_at = state_dict["saved_at"]
+
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = trainer.run_dir / "checkpoints"
+        if stage == "fit" and trainer.world.rank == 0:
+            try:
+                self.dirpath.mkdir(parents=True, exist_ok=True)
+                probe = self.dirpath / ".tmp-probe"
+                probe.touch()
+                probe.unlink()
+            except OSError as error:
+                raise ConfigError(
+                    f"ModelCheckpoint: {self.dirpath} can't be written to ({error.strerror}). "
+                    "Set another dirpath or default_root_dir."
+                ) from None
+            checkpoint.sweep(self.dirpath)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+        self._saved_when = time.monotonic()
+        if self.save_on_train_epoch_end is None:
+            self.save_on_train_epoch_end = trainer.validates_once_per_epoch and not trainer.has_validation
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self._by_step or trainer.global_step == self._saved_at:
+            return
+        if self.every_n_train_steps:
+            if trainer.global_step % self.every_n_train_steps:
+                return
+        elif self.train_time_interval is not None:
+            if time.monotonic() - self._saved_when < self.train_time_interval.total_seconds():
+                return
+        self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+        if trainer.training_in_progress and not self._by_step and not self.save_on_train_epoch_end:
+            self._save_in_epoch(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+        if not self._by_step and self.save_on_train_epoch_end:
+            self._save_in_epoch(trainer)
+
+    def _save_in_epoch(self, trainer: Trainer) -> None:
+        due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if due and trainer.global_step != self._saved_at:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        """Save if it is among the best, or as the last; forget and delete what is no longer kept."""
+        if trainer.fast_dev_run or trainer.sanity_checking:
+            return
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        score = None if self.monitor is None else monitored(trainer, self.monitor, "ModelCheckpoint")
+        self.current_score = score
+        kept = self._is_kept(score)
+        if not kept and not self.save_last:
+            return
+        path = self._path(trainer, metrics)
+        before = dict(self.best_k_models)
+        previous_last = self.last_model_path
+        if kept:
+            self._remember(path, score)
+        self.last_model_path = str(path)
+        self._saved_at, self._saved_when = trainer.global_step, time.monotonic()
+        unkept = [old for old in before if old not in self.best_k_models]
+        if previous_last and previous_last not in self.best_k_models and previous_last != str(path):
+            unkept.append(previous_last)
+        self._write(trainer, path, kept, unkept, is_best=self.best_model_path == str(path))
+
+    def save_now(self, trainer: Trainer) -> Path | None:
+        """Save the run as it stands, as the last: before an early end."""
+        if trainer.fast_dev_run or self.save_weights_only:
+            return None
+        if trainer.global_step == self._saved_at and self.last_model_path and self._is_current(trainer):
+            return Path(self.last_model_path)
+        path = self._path(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
+        self.last_model_path, self._saved_at = str(path), trainer.global_step
+        self._write(trainer, path, True, [], is_best=False)
+        return path
+
+    def _is_current(self, trainer: Trainer) -> bool:
+        """Whether the last checkpoint was written at this very batch (several batches can share a global step)."""
+        last = Path(self.last_model_path)
+        return checkpoint.is_complete(last) and checkpoint.read_meta(last).get("batches") == trainer.progress.batches
+
+    def _write(self, trainer: Trainer, path: Path, kept: bool, unkept: list[str], is_best: bool) -> None:
+        assert self.dirpath is not None
+        last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"
+        aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
+
+        def finish() -> None:
+            if self.save_last:
+                checkpoint.point(last_link, path)
+            if is_best and self.monitor is not None:
+                checkpoint.point(best_link, path)
+            for old in unkept:
+                checkpoint.delete(Path(old))
+            for logger in trainer.loggers:
+                logger.log_checkpoint(path, aliases)
+
+        trainer.write_checkpoint(path, self.save_weights_only, finish)
+        if self.verbose:
+            score = "" if self.current_score is None else f" ({self.monitor} = {self.current_score:.6g})"
+            trainer.print(f"Saving {path.name}{score}")
+
+    def _is_kept(self, score: float | None) -> bool:
+        if self.save_top_k == 0:
+            return False
+        if self.save_top_k == -1 or score is None or len(self.best_k_models) < self.save_top_k:
+            return True
+        if score != score:  # NaN is never among the best
+            return False
+        return any(better(score, other, self.mode) or other != other for other in self.best_k_models.values())
+
+    def _remember(self, path: Path, score: float | None) -> None:
+        if score is None:
+            if self.save_top_k == 1:
+                self.best_k_models.clear()
+            self.best_k_models[str(path)] = 0.0
+            self.best_model_path = str(path)
+            return
+        self.best_k_models[str(path)] = score
+        ranked = sorted(self.best_k_models.items(), key=lambda item: _rank(item[1], self.mode))
+        if self.save_top_k != -1:
+            ranked = ranked[: self.save_top_k]
+        self.best_k_models = dict(ranked)
+        self.best_model_path, self.best_model_score = ranked[0]
+
+    def _path(self, trainer: Trainer, metrics: Mapping[str, float]) -> Path:
+        assert self.dirpath is not None
+        values = {**metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
+        path = self.dirpath / f"{name}{checkpoint.SUFFIX}"
+        version = 1
+        while self.enable_version_counter and path.exists() and str(path) not in self._own_paths():
+            path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
+            version += 1
+        return path
+
+    def _own_paths(self) -> set[str]:
+        return {*self.best_k_models, self.last_model_path}
+
+
+def format_name(template: str, values: Mapping[str, float], insert_names: bool = True) -> str:
+    """Fill a file name's template.
+
+    >>> format_name("{epoch}-{val_loss:.2f}", {"epoch": 3, "val_loss": 0.1234})
+    'epoch=3-val_loss=0.12'
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        name, spec = match.group(1), match.group(2) or ""
+        value = values.get(name, 0)
+        text = format(value, spec[1:]) if spec else f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{name}={text}" if insert_names else text
+
+    filled = re.sub(r"\{([^{}:]+)(:[^{}]*)?\}", fill, template)
+    if Path(filled).is_absolute() or ".." in Path(filled).parts:
+        raise ConfigError(f'ModelCheckpoint(filename="{template}"): a name must stay inside dirpath.')
+    return filled.replace("/", "_") if "/" not in template else filled
+
+
+def _rank(score: float, mode: str) -> float:
+    if score != score:
+        return float("inf")
+    return score if mode == "min" else -score

@@ -1,0 +1,43 @@
+"""Reading a monitored metric: shared by the callbacks that watch one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from footplate.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+
+def check_mode(mode: str, who: str) -> str:
+    """`mode` if it is "min" or "max".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if mode not in ("min", "max"):
+        raise ConfigError(f'{who}(mode="{mode}"): expected "min" or "max".')
+    return mode
+
+
+def better(score: float, than: float, mode: str) -> bool:
+    """Whether a score is strictly better than another."""
+    return score < than if mode == "min" else score > than
+
+
+def monitored(trainer: Trainer, monitor: str, who: str, strict: bool = True) -> float | None:
+    """The present value of a metric.
+
+    Raises:
+        ConfigError: nothing of that name was logged, and `strict`.
+    """
+    value = trainer.callback_metrics.get(monitor)
+    if value is None:
+        if not strict:
+            return None
+        raise ConfigError(
+            f'{who}(monitor="{monitor}"): nothing of that name has been logged. '
+            f"{did_you_mean(monitor, trainer.callback_metrics)}"
+        )
+    return float(value)

@@ -1,0 +1,361 @@
+"""Checkpoints: a run state on disk, whole or not at all.
+
+A checkpoint is a directory, `epoch=3-step=940.ckpt/`, with two files:
+
+    state.pt     the run state: plain values and tensors, read with `torch.load(…, weights_only=True)`
+    meta.json    written last: what it is and how many bytes each file has; without it there is no checkpoint
+
+Saving, in order: (1) at the end of a step the tensors are copied into host buffers that are kept from save to save;
+training goes on. (2) A thread writes `.tmp-…` beside the target, syncs it to the disk, and (3) renames it. (4) Only then
+are older checkpoints deleted. A second save waits until the first is written. Killed at any moment, what is left is the
+old checkpoint, or the new one, and perhaps a `.tmp-…`, which the next run sweeps away.
+
+No code of a file is ever run in loading it.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from footplate.errors import CheckpointError, did_you_mean
+
+STATE, META = "state.pt", "meta.json"
+SUFFIX = ".ckpt"
+LAST = f"last{SUFFIX}"
+_TEMPORARY, _REPLACED = ".tmp-", ".old-"
+_NUMPY, _SET = "__numpy__", "__set__"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+def save(state: dict[str, Any], path: Path, meta: dict[str, Any]) -> None:
+    """Write a checkpoint and return when it is on the disk.
+
+    Raises:
+        CheckpointError: it can't be written (a full disk, a directory that may not be written to), or holds a value that
+            can't be kept. What was at `path` before is still there.
+    """
+    _write(Snapshot().take(state), Path(path), meta)
+
+
+def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint's state without running any code of it; a Lightning `.ckpt` file can be read too.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"There is no checkpoint at {path}.{_neighbours(path)}")
+    if path.is_dir():
+        read_meta(path)
+    file = path / STATE if path.is_dir() else path
+    try:
+        state = torch.load(file, map_location=map_location, weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} can't be read: it is damaged, or holds objects whose loading would run code, which is never done. "
+            f"({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    if not isinstance(state, dict) or "state_dict" not in state:
+        raise CheckpointError(f'{path} is no checkpoint: it has no "state_dict".')
+    return _decode(state)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What a complete checkpoint says of itself.
+
+    Raises:
+        CheckpointError: it is incomplete.
+    """
+    try:
+        meta = json.loads((path / META).read_text())
+        sizes = meta["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(
+            f"{path} is not a complete checkpoint: it has no readable {META}.{_neighbours(path)}"
+        ) from None
+    for name, nbytes in sizes.items():
+        file = path / name
+        found = file.stat().st_size if file.is_file() else 0
+        if found != nbytes:
+            raise CheckpointError(
+                f"{path} is damaged: {name} has {found} bytes instead of {nbytes}.{_neighbours(path)}"
+            )
+    return meta
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a checkpoint can be loaded."""
+    try:
+        read_meta(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def newest(directories: list[Path]) -> Path | None:
+    """The complete checkpoint that was written last in some directories, or None."""
+    found: list[tuple[float, Path]] = []
+    for directory in directories:
+        for path in directory.glob(f"*{SUFFIX}"):
+            if not path.is_symlink() and is_complete(path):
+                found.append((read_meta(path)["created"], path))
+    return max(found)[1] if found else None
+
+
+def sweep(directory: Path) -> None:
+    """Remove what killed writes have left in a directory, and finish a replacement that was cut short."""
+    for old in directory.glob(f"{_REPLACED}*"):
+        target = directory / old.name[len(_REPLACED) :]
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(target)
+    for temporary in directory.glob(f"{_TEMPORARY}*"):
+        if temporary.is_dir() and not temporary.is_symlink():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def delete(path: Path) -> None:
+    """Delete a checkpoint: its marker first, so that it is never half there."""
+    (path / META).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` (such as `last.ckpt`) stand for the checkpoint `target`, atomically."""
+    temporary = link.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    temporary.replace(link)
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one at a time."""
+
+    def __init__(self) -> None:
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+
+    def save(
+        self, state: dict[str, Any], path: Path, meta: dict[str, Any], then: Callable[[], None] | None = None
+    ) -> None:
+        """Copy a state and begin to write it; waits first for the one before.
+
+        Args:
+            state: the live state; it may change as soon as this returns.
+            path: the checkpoint's directory.
+            meta: see `META`.
+            then: called in the writing thread once the checkpoint is complete.
+
+        Raises:
+            CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
+        """
+        self.wait()
+        copied = self._snapshot.take(state)
+        self._thread = threading.Thread(target=self._run, args=(copied, path, meta, then), name="footplate-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self, state: Any, path: Path, meta: dict[str, Any], then: Callable[[], None] | None) -> None:
+        try:
+            _write(state, path, meta)
+            if then is not None:
+                then()
+        except CheckpointError as error:
+            self._error = error
+        except OSError as error:
+            self._error = _cannot_write(path, error)
+
+
+class Snapshot:
+    """A copy of a state in host memory, whose buffers are used again for the next one."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, state: Any) -> Any:
+        """Copy every tensor to the host and every container; the result shares nothing with `state`.
+
+        Raises:
+            CheckpointError: a value that can't be kept, named by its path.
+        """
+        devices: set[torch.device] = set()
+        copied = self._copy(state, "", devices)
+        for device in devices:
+            torch.accelerator.synchronize(device)
+        return copied
+
+    def _copy(self, value: Any, path: str, devices: set[torch.device]) -> Any:
+        if isinstance(value, Tensor):
+            return self._copy_tensor(value.detach(), path, devices)
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+            return value
+        if isinstance(value, Mapping):
+            return {self._key(key, path): self._copy(item, f"{path}.{key}", devices) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            items = [self._copy(item, f"{path}[{index}]", devices) for index, item in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, (set, frozenset)):
+            return {_SET: [self._copy(item, path, devices) for item in sorted(value, key=repr)]}
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return {_NUMPY: torch.from_numpy(value.copy())}
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, enum.Enum):
+            return self._copy(value.value, path, devices)
+        if isinstance(value, Path):
+            return str(value)
+        raise CheckpointError(
+            f"{path.lstrip('.')}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
+            "since loading it would run code. Return plain values and tensors from state_dict()."
+        )
+
+    @staticmethod
+    def _key(key: Any, path: str) -> Any:
+        if not isinstance(key, (str, int, float, bool, type(None))):
+            raise CheckpointError(
+                f"{path.lstrip('.')}: the key {key!r} can't be kept in a checkpoint; use text or numbers."
+            )
+        return key
+
+    def _copy_tensor(self, tensor: Tensor, path: str, devices: set[torch.device]) -> Tensor:
+        buffer = self._buffers.get(path)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            pinned = tensor.device.type == "cuda"
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+            self._buffers[path] = buffer
+        buffer.copy_(tensor, non_blocking=True)
+        if tensor.device.type != "cpu":
+            devices.add(tensor.device)
+        return buffer
+
+
+def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
+    """See `footplate.Module.load_from_checkpoint`."""
+    import inspect
+
+    from footplate.state import load_weights
+
+    state = load(path, map_location)
+    given = {**state.get("hyper_parameters", {}), **arguments}
+    parameters = inspect.signature(cls.__init__).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        given = {name: value for name, value in given.items() if name in parameters}
+    needed = [
+        name
+        for name, p in list(parameters.items())[1:]
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in given
+    ]
+    if needed:
+        raise CheckpointError(
+            f"{path} does not hold the argument{'s' if len(needed) > 1 else ''} {', '.join(needed)} of {cls.__name__}: "
+            f"pass {'them' if len(needed) > 1 else 'it'}, as in {cls.__name__}.load_from_checkpoint(path, {needed[0]}=…)."
+        )
+    module = cls(**given)
+    module.on_load_checkpoint(state)
+    strict = bool(getattr(module, "strict_loading", True)) if strict is None else strict
+    load_weights(module, state["state_dict"], str(path), strict, state.get("module"))
+    return module.to(map_location) if map_location not in (None, "cpu") else module
+
+
+def _write(state: Any, path: Path, meta: dict[str, Any]) -> None:
+    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        temporary.mkdir(parents=True)
+        with (temporary / STATE).open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        sizes = {STATE: (temporary / STATE).stat().st_size}
+        with (temporary / META).open("w") as file:
+            json.dump({**meta, "created": time.time(), "files": sizes}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _replace(temporary, path)
+        _sync_directory(path.parent)
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _cannot_write(path, error) from error
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    if not path.exists() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        temporary.rename(path)
+        return
+    old = path.with_name(f"{_REPLACED}{path.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    temporary.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+    code = getattr(error, "errno", None)
+    free = ""
+    existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
+    if existing is not None:
+        free = f" ({shutil.disk_usage(existing).free / 1e6:,.0f} MB free)"
+    if code == errno.ENOSPC or (isinstance(error, RuntimeError) and shutil.disk_usage(existing or "/").free < 1 << 20):
+        return CheckpointError(
+            f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
+            'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
+        )
+    reason = os.strerror(code) if code else str(error).splitlines()[0]
+    return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")
+
+
+def _neighbours(path: Path) -> str:
+    if not path.parent.is_dir():
+        return ""
+    names = [other.name for other in path.parent.glob(f"*{SUFFIX}") if other != path and is_complete(other)]
+    return f" {did_you_mean(path.name, names)}" if names else ""
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_NUMPY}:
+            return value[_NUMPY].numpy()
+        if value.keys() == {_SET}:
+            return set(value[_SET])
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return value

@@ -1,0 +1,238 @@
+"""Loaders of every kind, made resumable: what the trainer trains on.
+
+    footplate.data.Loader               as it is: it keeps its own position
+    torch DataLoader over a map set     rebuilt: the epoch's order is drawn from (seed, epoch), and the generators that a
+                                        set's augmentation uses are seeded for every batch, in whichever process it is made
+    anything with state_dict            (torchdata's StatefulDataLoader, say) asked for its own position
+    a list of batches                   indexed
+    any other iterable                  read again up to where it was, with a warning that says what that means
+
+All have the same four things: `len()` if it can be known, iteration over the rest of the epoch, `set_epoch`, and
+`state_dict`/`load_state_dict`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+
+from footplate import rng
+from footplate.errors import ConfigError
+
+
+def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
+    """Wrap what a user gave as a training loader, unless it is a `footplate.data.Loader` already.
+
+    Args:
+        loader: any of the above.
+        seed: the run's.
+        shuffle: False keeps a DataLoader's order fixed (to overfit a few batches).
+
+    Raises:
+        ConfigError: it can't be iterated, or is several loaders.
+    """
+    if isinstance(loader, DataLoader):
+        if isinstance(loader.dataset, IterableDataset):
+            own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+            return StatefulLoader(loader) if own_state else ReplayedLoader(loader)
+        return SeededDataLoader(loader, seed, shuffle)
+    if hasattr(loader, "set_epoch") and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return loader
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return StatefulLoader(loader)
+    if isinstance(loader, dict) or type(loader).__name__ == "CombinedLoader":
+        raise ConfigError(
+            "train_dataloader() returned several loaders: return one, whose batches hold all that a step needs."
+        )
+    if not isinstance(loader, Iterable):
+        raise ConfigError(f"train_dataloader() returned {type(loader).__name__}, which can't be iterated over.")
+    return ReplayedLoader(loader)
+
+
+class ReplayedLoader:
+    """An iterable with no position of its own: the batches before the position are read again and dropped."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._epoch = 0
+        self._batch = 0
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self._batch, self._start = self._start, self._start, 0
+        if start and not isinstance(self.loader, Sequence):
+            warnings.warn(
+                f"{type(self.loader).__name__} can't say where it is: its first {start} batches are read again to resume. "
+                "That is exact only if it gives the same batches each time. A map-style DataLoader or a "
+                "footplate.data.Loader resumes at once and exactly.",
+                stacklevel=2,
+            )
+        for batch in itertools.islice(iter(self.loader), start, None):
+            self._batch += 1
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next; a loader or sampler with a `set_epoch` of its own is told."""
+        self._epoch = epoch
+        for part in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)  # type: ignore[union-attr]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many batches of it have been handed out."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after those batches."""
+        self._epoch, self._start = state["epoch"], state["batch"]
+
+
+class StatefulLoader(ReplayedLoader):
+    """A loader that keeps its own position."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._start = 0
+        for batch in self.loader:
+            self._batch += 1
+            yield batch
+        self._batch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "own": self.loader.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._batch = state["batch"]
+        self.loader.load_state_dict(state["own"])  # type: ignore[attr-defined]
+
+
+class SeededDataLoader:
+    """A map-style torch DataLoader whose every batch is a function of (seed, epoch, batch).
+
+    The given loader's sampler draws the epoch's order, under a seed of its own; the set is read through `SeededDataset`,
+    which seeds the global generators of the process that makes the batch. So neither the order nor any augmentation
+    depends on what was drawn before, and any batch can be the first.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True) -> None:
+        self.given = loader
+        self._seed = seed
+        self._epoch = 0
+        self._batch = 0
+        self._start = 0
+        batched = loader.batch_sampler is not None
+        source: Any = loader.batch_sampler if batched else loader.sampler
+        if not shuffle:
+            order = range(len(loader.dataset))  # type: ignore[arg-type]
+            source = BatchSampler(order, loader.batch_size or 1, loader.drop_last) if batched else order
+        self._source = source
+        self._tickets = _Tickets(batched)
+        sampling: dict[str, Any] = (
+            {"batch_sampler": self._tickets} if batched else {"sampler": self._tickets, "batch_size": None}
+        )
+        workers: dict[str, Any] = {}
+        if loader.num_workers:
+            workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+        self.loader: DataLoader[Any] = DataLoader(
+            SeededDataset(loader.dataset),
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            **sampling,
+            **workers,
+        )
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self.given.dataset
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self._batch, self._start = self._start, self._start, 0
+        order = self._draw_order()
+        self._tickets.items = [
+            (rng.mix(self._seed, self._epoch, index), item) for index, item in enumerate(order[start:], start)
+        ]
+        for batch in self.loader:
+            self._batch += 1
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next."""
+        self._epoch = epoch
+        for part in (self.given.sampler, self.given.batch_sampler):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)  # type: ignore[union-attr]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many batches of it have been handed out."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after those batches, at once."""
+        self._epoch, self._start = state["epoch"], state["batch"]
+
+    def _draw_order(self) -> list[Any]:
+        """What the user's sampler gives for this epoch, leaving the global generators as they were."""
+        before = rng.capture()
+        seed = rng.mix(self._seed, self._epoch)
+        rng.seed_globals(seed)
+        for sampler in (self.given.sampler, getattr(self._source, "sampler", None)):
+            generator = getattr(sampler, "generator", None)
+            if generator is not None:
+                generator.manual_seed(seed)
+        try:
+            return list(self._source)
+        finally:
+            rng.restore(before)
+
+
+class SeededDataset(Dataset[Any]):
+    """Reads (seed, index) tickets: seeds the process's generators once per batch, then reads the user's set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._many = getattr(dataset, "__getitems__", None)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, ticket: tuple[int, Any]) -> Any:
+        rng.seed_host(ticket[0])
+        return self.dataset[ticket[1]]
+
+    def __getitems__(self, tickets: list[tuple[int, Any]]) -> list[Any]:
+        """A batch: its first ticket's seed is the batch's."""
+        rng.seed_host(tickets[0][0])
+        indices = [index for _, index in tickets]
+        if self._many is not None:
+            return self._many(indices)
+        return [self.dataset[index] for index in indices]
+
+
+class _Tickets:
+    """The sampler of the rebuilt loader: gives (seed, index) for every index of the epoch's rest."""
+
+    def __init__(self, batched: bool) -> None:
+        self.items: list[tuple[int, Any]] = []
+        self._batched = batched
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for seed, item in self.items:
+            yield [(seed, index) for index in item] if self._batched else (seed, item)

@@ -1,0 +1,96 @@
+"""Evaluation: one pass over loaders without learning. Validation, testing and prediction are the same pass.
+
+For each loader and each of its batches:
+
+    batch hooks start → validation_step (or test_step, predict_step) → batch hooks end
+
+in evaluation mode, without gradients; afterwards every submodule is back in the mode it was in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.metrics import EpochValues, MetricLog
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+HOOKS = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> EpochValues:
+    """Run a stage ("validate", "test" or "predict") over some loaders.
+
+    Args:
+        trainer: attached, with its step and hooks.
+        stage: which step function runs.
+        loaders: iterables of batches.
+        limits: how many batches of each.
+        sink: called with (output, batch_idx, dataloader_idx) of every batch, if given.
+
+    Returns:
+        The reduced metrics.
+    """
+    name = HOOKS[stage]
+    module, hooks, step = trainer.module, trainer.hooks, trainer.step
+    log = MetricLog(module, by_step=False)
+    batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
+    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode):
+        hooks.call(f"on_{name}_start")
+        hooks.call(f"on_{name}_epoch_start")
+        for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
+            several = index if len(loaders) > 1 else None
+            positions = (index,) if several is not None else ()
+            log.dataloader_idx = several
+            batches = iter(loader)
+            taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
+            for batch_idx, batch in enumerate(taken):
+                batch = trainer.to_device(batch, index)
+                log.batch = batch
+                for hook in batch_start:
+                    hook(batch, batch_idx, *positions)
+                output = step.evaluate(name, batch, batch_idx, several)
+                for hook in batch_end:
+                    hook(output, batch, batch_idx, *positions)
+                if sink is not None:
+                    sink(output, batch_idx, index)
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+        log.batch = log.dataloader_idx = None
+        values = log.epoch_values()
+        trainer.publish(values)
+        hooks.call(f"on_{name}_epoch_end")
+        later = log.epoch_values()
+        trainer.publish(later)
+    for field in ("callback", "logger", "progress"):
+        getattr(values, field).update(getattr(later, field))
+    return values
+
+
+@contextlib.contextmanager
+def evaluation_mode(module: Any, name: str) -> Iterator[None]:
+    """Every submodule in evaluation mode, and afterwards in the mode it was in."""
+    modes = {part: part.training for part in module.modules()}
+    getattr(module, f"on_{name}_model_eval", module.eval)()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+        restored = getattr(module, f"on_{name}_model_train", None)
+        from footplate.hooks import overrides
+
+        if restored is not None and overrides(module, f"on_{name}_model_train"):
+            restored()
+
+
+def gradients_off(inference_mode: bool) -> contextlib.AbstractContextManager[Any]:
+    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later."""
+    return torch.inference_mode() if inference_mode else torch.no_grad()

@@ -1,0 +1,111 @@
+"""Predictions as a table: what `predict_step` returns, written batch by batch as Parquet.
+
+The directory appears whole or not at all: files are written beside it and renamed when the last batch is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from footplate.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from footplate.data.table import Table
+
+ROWS_PER_FILE = 1_000_000
+
+
+class PredictionWriter:
+    """Writes the batches that it is given to `path/part-00000.parquet`, …
+
+    Raises:
+        ConfigError: `path` holds something that is not a table of predictions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and (not path.is_dir() or any(not f.name.startswith("part-") for f in path.iterdir())):
+            raise ConfigError(f"output={str(path)!r} exists and holds something else. Choose another directory.")
+        self.path = path
+        self._temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
+        self._writer: pq.ParquetWriter | None = None
+        self._files = 0
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        self._temporary.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if kind is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            return
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        self._temporary.rename(self.path)
+
+    def write(self, prediction: Any) -> None:
+        """Append a batch: a tensor (column "prediction"), or a dict of tensors and lists of one length."""
+        batch = to_record_batch(prediction)
+        if self._writer is None or self._rows >= ROWS_PER_FILE:
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = pq.ParquetWriter(self._temporary / f"part-{self._files:05}.parquet", batch.schema)
+            self._files, self._rows = self._files + 1, 0
+        if batch.schema != self._writer.schema:
+            raise DataError(
+                f"predict_step() changed its columns: {batch.schema.names}, before {self._writer.schema.names}."
+            )
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+
+    def table(self) -> Table:
+        """The table that was written."""
+        from footplate.data.table import Table
+
+        return Table(str(self.path))
+
+
+def to_record_batch(prediction: Any) -> pa.RecordBatch:
+    """A batch of predictions as Arrow columns; a tensor of more dimensions becomes lists.
+
+    Raises:
+        DataError: neither a tensor nor a dict, or columns of different lengths.
+    """
+    columns = prediction if isinstance(prediction, dict) else {"prediction": prediction}
+    arrays: dict[str, pa.Array] = {}
+    for name, value in columns.items():
+        if isinstance(value, Tensor):
+            array = value.detach().to("cpu")
+            array = (array.float() if array.dtype.itemsize == 2 and array.is_floating_point() else array).numpy()
+            arrays[str(name)] = _nested(array)
+        elif isinstance(value, (list, tuple, np.ndarray)):
+            arrays[str(name)] = pa.array(value)
+        else:
+            raise DataError(
+                f'predict_step() returned {type(value).__name__} for "{name}": to write a table, return a tensor, or a '
+                "dict of tensors or lists whose first dimension is the batch."
+            )
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"predict_step() returned columns of different lengths: {lengths}.")
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _nested(array: np.ndarray) -> pa.Array:
+    if array.ndim <= 1:
+        return pa.array(np.atleast_1d(array))
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    for size in reversed(array.shape[1:]):
+        flat = pa.FixedSizeListArray.from_arrays(flat, int(size))
+    return flat

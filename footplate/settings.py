@@ -1,0 +1,115 @@
+"""The arguments of `Trainer`, checked: pure functions from what was given to what is meant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from footplate.errors import ConfigError
+
+Limit = int | float | None
+
+
+def check_limit(name: str, value: Limit) -> Limit:
+    """A number of batches (int), or a part of them (float, 0.0 … 1.0), or None for all.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ConfigError(f"{name}={value!r}: expected a number of batches (10) or a part of them (0.1).")
+    if isinstance(value, float) and value > 1.0:
+        raise ConfigError(f"{name}={value!r}: a float is a part, 0.0 to 1.0; for batches use {name}={int(value)}.")
+    return value
+
+
+def limit_batches(name: str, limit: Limit, total: float) -> float:
+    """How many of `total` batches (infinite when unknown) a limit leaves.
+
+    Raises:
+        ConfigError: a part of an unknown number, or a part so small that no batch is left.
+    """
+    if limit is None or (isinstance(limit, float) and limit == 1.0):
+        return total
+    if isinstance(limit, int):
+        return min(limit, total)
+    if limit == 0.0:
+        return 0
+    if math.isinf(total):
+        raise ConfigError(f"{name}={limit}: a part of a loader whose length is unknown; give a number of batches.")
+    batches = int(total * limit)
+    if batches == 0 and total > 0:
+        raise ConfigError(
+            f"{name}={limit}: less than one of {int(total)} batches; use {name}=1, or at least {1 / total:.2g}."
+        )
+    return batches
+
+
+def count_batches(loader: Any) -> float:
+    """The length of a loader; infinite when it has none."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return math.inf
+
+
+def validation_interval(
+    val_check_interval: int | float | None, check_val_every_n_epoch: int | None, batches: float
+) -> float:
+    """After how many training batches validation is due; infinite for the end of an epoch of unknown length.
+
+    Raises:
+        ConfigError: more batches than an epoch has, or a part of an unknown number.
+    """
+    if val_check_interval is None or (isinstance(val_check_interval, float) and val_check_interval == 1.0):
+        return batches
+    if (
+        isinstance(val_check_interval, bool)
+        or not isinstance(val_check_interval, (int, float))
+        or val_check_interval <= 0
+    ):
+        raise ConfigError(
+            f"val_check_interval={val_check_interval!r}: expected batches (100) or a part of an epoch (0.25)."
+        )
+    if isinstance(val_check_interval, int):
+        if check_val_every_n_epoch is not None and val_check_interval > batches:
+            raise ConfigError(
+                f"val_check_interval={val_check_interval}: an epoch has {int(batches)} batches. "
+                "Use at most that, or check_val_every_n_epoch=None to count over epochs."
+            )
+        return val_check_interval
+    if val_check_interval > 1.0:
+        raise ConfigError(
+            f"val_check_interval={val_check_interval}: a float is a part of an epoch, up to 1.0; "
+            f"for batches use val_check_interval={int(val_check_interval)}."
+        )
+    if math.isinf(batches):
+        raise ConfigError(
+            f"val_check_interval={val_check_interval}: a part of an epoch of unknown length; give a number of batches."
+        )
+    return max(1, int(batches * val_check_interval))
+
+
+def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
+    """An integer of at least `least`, or None where that is allowed.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if value is None and none:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}{' or None' if none else ''}.")
+    return value
+
+
+def as_list(value: Any) -> list[Any]:
+    """None → [], one → [one], several → a list of them."""
+    if value is None:
+        return []
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return list(value)
+    return [value]

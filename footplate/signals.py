@@ -1,0 +1,46 @@
+"""Signals: a handler only notes that one came; the loop looks between steps and ends in an orderly way.
+
+SIGTERM (a preempted machine, a scheduler) and the first SIGINT (Ctrl-C): finish the step, save, exit with 143 or raise
+KeyboardInterrupt. A second SIGINT stops at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+EXIT_CODE = {signal.SIGTERM: 143}
+
+
+class Signals:
+    """While entered, notes SIGTERM and SIGINT in `received`. Does nothing outside the main thread."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        self.received = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+    def end(self) -> BaseException:
+        """What the run ends with."""
+        if self.received == signal.SIGINT:
+            return KeyboardInterrupt()
+        assert self.received is not None
+        return SystemExit(EXIT_CODE[self.received])

@@ -1,0 +1,202 @@
+"""The run state: every bit that exact resume needs, in one place.
+
+`RunState` gathers the parts of a run that change while it trains and turns them into one nested dict of plain values
+and tensors, under Lightning's names where Lightning has one, and back. What is not in it (the order of the data, the
+draws of dropout) is a pure function of what is (see `rng.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+import footplate
+from footplate import rng
+from footplate.errors import CheckpointError
+from footplate.hparams import split_plain
+
+FORMAT = 1
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: epochs that are complete.
+        batch_idx: batches of the epoch in progress that have been trained on.
+        batches: batches trained on since the beginning.
+        global_step: optimizer steps since the beginning.
+        validated_at: `batches` when validation last finished, so that a resumed run neither repeats nor skips one.
+        epoch_ended: the end of the epoch has been dealt with, but for what saves.
+        seconds: time spent training in earlier attempts and this one.
+    """
+
+    epoch: int = 0
+    batch_idx: int = 0
+    batches: int = 0
+    global_step: int = 0
+    validated_at: int = -1
+    epoch_ended: bool = False
+    seconds: float = 0.0
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Continue from `asdict(progress)`."""
+        for name, value in saved.items():
+            setattr(self, name, value)
+        if self.epoch_ended:
+            self.next_epoch()
+
+    def next_epoch(self) -> None:
+        """Go from the end of one epoch to the beginning of the next."""
+        self.epoch, self.batch_idx, self.epoch_ended = self.epoch + 1, 0, False
+
+
+@dataclass
+class RunState:
+    """The parts of one run. Each has `state_dict` and `load_state_dict`, or is plain."""
+
+    module: Any
+    seed: int
+    progress: Progress = field(default_factory=Progress)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    step: Any = None
+    metrics: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    loggers: list[Any] = field(default_factory=list)
+    loader: Any = None
+    datamodule: Any = None
+    callback_metrics: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
+        """Everything as it is now. Tensors are the live ones: copy them before the next step."""
+        hparams, dropped = split_plain(dict(getattr(self.module, "hparams", None) or {}))
+        state: dict[str, Any] = {
+            "footplate": {"format": FORMAT, "version": footplate.__version__, "torch": torch.__version__},
+            "module": f"{type(self.module).__module__}.{type(self.module).__qualname__}",
+            "epoch": self.progress.epoch,
+            "global_step": self.progress.global_step,
+            "state_dict": dict(self.module.state_dict()),
+            "hyper_parameters": hparams,
+            "hyper_parameters_dropped": dropped,
+        }
+        if weights_only:
+            return state
+        state |= {
+            "seed": self.seed,
+            "progress": asdict(self.progress),
+            "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
+            "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "step": self.step.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "callback_metrics": dict(self.callback_metrics),
+            "callbacks": {key: part.state_dict() for key, part in keyed(self.callbacks)},
+            "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
+            "loader": self.loader.state_dict(),
+            "datamodule": self.datamodule.state_dict() if self.datamodule is not None else {},
+            "rng": rng.capture(),
+        }
+        return state
+
+    def load_module(self, state: dict[str, Any], source: str) -> None:
+        """Load the weights.
+
+        Raises:
+            CheckpointError: the names or shapes are those of another model.
+        """
+        strict = bool(getattr(self.module, "strict_loading", True))
+        load_weights(self.module, state["state_dict"], source, strict, state.get("module"))
+
+    def load_training(self, state: dict[str, Any], source: str) -> None:
+        """Load everything but the weights and the loggers, which `load_module` and `load_loggers` do.
+
+        Raises:
+            CheckpointError: it holds weights only, or other optimizers, schedulers or data.
+        """
+        if "progress" not in state:
+            raise CheckpointError(
+                f"{source} holds weights but no training state, so training can't continue from it. "
+                f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."
+            )
+        for name, parts, saved in (
+            ("optimizer", self.optimizers, state["optimizer_states"]),
+            ("learning-rate scheduler", self.schedulers, state["lr_schedulers"]),
+        ):
+            if len(parts) != len(saved):
+                raise CheckpointError(
+                    f"{source} was made with {len(saved)} {name}(s); configure_optimizers() now returns {len(parts)}."
+                )
+            for part, part_state in zip(parts, saved, strict=True):
+                _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
+        self.seed = state["seed"]
+        self.progress.load(state["progress"])
+        self.step.load_state_dict(state["step"])
+        if self.progress.batch_idx:
+            self.metrics.load_state_dict(state["metrics"])
+        self.callback_metrics.clear()
+        self.callback_metrics.update(state["callback_metrics"])
+        self.load_callbacks(state)
+        self.loader.load_state_dict(state["loader"])
+        if self.datamodule is not None and state["datamodule"]:
+            self.datamodule.load_state_dict(state["datamodule"])
+
+    def load_callbacks(self, state: dict[str, Any]) -> None:
+        """Load the callbacks' states; one that is new starts fresh."""
+        for key, callback in keyed(self.callbacks):
+            if state["callbacks"].get(key):
+                callback.load_state_dict(state["callbacks"][key])
+
+    def load_loggers(self, state: dict[str, Any]) -> None:
+        """Let the loggers continue their records."""
+        for key, logger in keyed(self.loggers):
+            if state.get("loggers", {}).get(key) and hasattr(logger, "load_state_dict"):
+                logger.load_state_dict(state["loggers"][key])
+
+
+def keyed(parts: list[Any]) -> list[tuple[str, Any]]:
+    """Each part with a key that is the same in the next attempt: its `state_key` or type, numbered if it repeats."""
+    counts: dict[str, int] = {}
+    result = []
+    for part in parts:
+        key = str(getattr(part, "state_key", type(part).__qualname__))
+        counts[key] = counts.get(key, 0) + 1
+        result.append((key if counts[key] == 1 else f"{key}#{counts[key]}", part))
+    return result
+
+
+def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool, made_by: str | None = None) -> None:
+    """Load a `state_dict`, after checking that it is of this model.
+
+    Raises:
+        CheckpointError: names that are missing, unknown or of another shape, said before anything is changed.
+    """
+    here = module.state_dict()
+    missing = sorted(here.keys() - weights.keys()) if strict else []
+    unknown = sorted(weights.keys() - here.keys()) if strict else []
+    shapes = [
+        f"{name} ({tuple(weights[name].shape)} there, {tuple(here[name].shape)} here)"
+        for name in here.keys() & weights.keys()
+        if isinstance(here[name], torch.Tensor) and here[name].shape != weights[name].shape
+    ]
+    faults = [
+        f"{label} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for label, names in (("it lacks", missing), ("it has unknown", unknown), ("shapes differ:", shapes))
+        if names
+    ]
+    if faults:
+        of = f", made by {made_by}," if made_by else ""
+        raise CheckpointError(
+            f"{source}{of} is not a checkpoint of this {type(module).__name__}: {'; '.join(faults)}. "
+            "Build the model with the arguments it was trained with, or load another checkpoint."
+        )
+    module.load_state_dict(weights, strict=strict)
+
+
+def _load_part(part: Any, state: Any, what: str) -> None:
+    try:
+        part.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{what} does not fit: {error}") from error

@@ -1,0 +1,115 @@
+"""The contract of a step: batches in, one optimizer step (or several) out, nothing read back.
+
+The trainer hands a step `chunk_size` batches at a time, and tells it which of them ends an accumulation window. The
+step runs the user's `training_step`, the backward pass, clipping and the optimizers as one program, whatever that is on
+its hardware, and returns values that may still be in the making on the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from footplate.hooks import Hooks
+from footplate.optim import SchedulerConfig
+from footplate.step.precision import Precision
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What a step is made of.
+
+    Attributes:
+        module: the user's module, on its device.
+        optimizers: as `configure_optimizers` returned them.
+        hooks: the overridden hooks.
+        device: where the step runs.
+        precision: see `Precision`.
+        accumulate_grad_batches: batches whose gradients are summed before an optimizer step.
+        gradient_clip_val: the norm or value to clip to; None or 0 for none.
+        gradient_clip_algorithm: "norm" or "value".
+        compile: options of `torch.compile`, or None.
+        on_optimizer_step: called after each optimizer step, before anything else happens.
+        schedulers: those of manual optimisation are the user's to step.
+    """
+
+    module: Any
+    optimizers: list[Optimizer]
+    hooks: Hooks
+    device: torch.device
+    precision: Precision
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str = "norm"
+    compile: dict[str, Any] | None = None
+    on_optimizer_step: Callable[[], None] = lambda: None
+    schedulers: list[SchedulerConfig] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What came of some batches.
+
+    Attributes:
+        outputs: for each batch, what `training_step` returned, detached; None where it skipped the batch.
+    """
+
+    outputs: list[Any]
+
+
+class Step(ABC):
+    """One kind of program.
+
+    Attributes:
+        chunk_size: how many batches `train` takes at once.
+        resumes_in_window: whether a checkpoint may fall between two optimizer steps.
+    """
+
+    chunk_size: int = 1
+
+    def __init__(self, spec: StepSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def train(self, batches: list[Any], batch_idx: int, last: bool, epoch: int) -> StepOutput:
+        """Train on some batches.
+
+        Args:
+            batches: `chunk_size` batches on the device, fewer at the end of an epoch.
+            batch_idx: the index of the first of them in the epoch.
+            last: whether the last of them is known to be the last of the epoch, which ends an accumulation window.
+            epoch: the epoch in progress.
+        """
+
+    @abstractmethod
+    def finish_window(self, epoch: int, batch_idx: int) -> None:
+        """Step with what has been accumulated, when an epoch of unknown length has ended inside a window."""
+
+    @abstractmethod
+    def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
+        """Run `validation_step`, `test_step` or `predict_step`; returns what it returned."""
+
+    @abstractmethod
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass of manual optimisation, with the precision's scaling."""
+
+    @abstractmethod
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+        """An optimizer step of manual optimisation."""
+
+    @abstractmethod
+    def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
+        """Clip the gradients of an optimizer's parameters in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the step itself must remember (a loss scale, say)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state_dict`."""

@@ -1,0 +1,265 @@
+"""The eager step: the user's code, run as it stands.
+
+For each batch, in this order (the hooks in brackets only where somebody overrides them):
+
+    training_step → [on_before_zero_grad] zero_grad → [on_before_backward] backward [on_after_backward]
+
+and at the end of an accumulation window
+
+    unscale → [on_before_optimizer_step] → clip → optimizer.step
+
+A module that overrides `optimizer_step`, or an optimizer that re-evaluates the loss (LBFGS), gets the same sequence as
+a closure. With `automatic_optimization = False`, `training_step` does all of it itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from footplate.errors import ConfigError
+from footplate.hooks import overrides, step_arguments
+from footplate.optim import wants_closure
+from footplate.step.base import Step, StepOutput, StepSpec
+from footplate.step.transfer import detach
+
+
+class EagerStep(Step):
+    """See the module's docstring."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        super().__init__(spec)
+        module = spec.module
+        if spec.compile is not None:
+            compile_children(module, spec.compile)
+        self._scaler = torch.amp.GradScaler(spec.device.type) if spec.precision.name == "16-mixed" else None  # type: ignore[attr-defined]
+        self._context = self._forward_context if not spec.precision.plain else contextlib.nullcontext
+        self._plain = spec.precision.plain
+        self._accumulated = 0
+        self._skip_window = False
+        self._arguments: dict[str, int] = {}
+        self._training_step = module.training_step
+        self._automatic = bool(module.automatic_optimization)
+        self._optimizer: Optimizer | None = spec.optimizers[0] if self._automatic and spec.optimizers else None
+        self._own_zero_grad = overrides(module, "optimizer_zero_grad")
+        self._own_clipping = overrides(module, "configure_gradient_clipping")
+        self._own_backward = overrides(module, "backward")
+        self._own_step = overrides(module, "optimizer_step")
+        self._by_closure = self._own_step or (self._optimizer is not None and wants_closure(self._optimizer))
+        self._clips = self._own_clipping or bool(spec.gradient_clip_val)
+        hooks = spec.hooks
+        self._before_zero_grad = hooks.get("on_before_zero_grad")
+        self._before_backward = hooks.get("on_before_backward")
+        self._after_backward = hooks.get("on_after_backward")
+        self._before_optimizer_step = hooks.get("on_before_optimizer_step")
+        if self._automatic and len(spec.optimizers) > 1:
+            raise ConfigError(
+                f"{type(module).__name__}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, "
+                "set self.automatic_optimization = False and call backward and step yourself in training_step."
+            )
+        if not self._automatic and (spec.gradient_clip_val or spec.accumulate_grad_batches != 1):
+            name = "gradient_clip_val" if spec.gradient_clip_val else "accumulate_grad_batches"
+            raise ConfigError(
+                f"{name}={getattr(spec, name)} has no meaning with manual optimisation: "
+                f"{'call self.clip_gradients(...)' if spec.gradient_clip_val else 'accumulate'} in training_step."
+            )
+
+    def train(self, batches: list[Any], batch_idx: int, last: bool, epoch: int) -> StepOutput:
+        outputs = []
+        for index, batch in enumerate(batches, batch_idx):
+            ends_window = (index + 1) % self.spec.accumulate_grad_batches == 0 or (
+                last and index == batch_idx + len(batches) - 1
+            )
+            outputs.append(self._train_batch(batch, index, ends_window, epoch))
+        return StepOutput(outputs)
+
+    def _train_batch(self, batch: Any, batch_idx: int, ends_window: bool, epoch: int) -> Any:
+        optimizer = self._optimizer
+        if optimizer is None:
+            return detach(self._forward(batch, batch_idx))
+        if self._by_closure and ends_window:
+            return self._step_by_closure(optimizer, batch, batch_idx, epoch)
+
+        output = self._forward(batch, batch_idx)
+        self._backpropagate(output, optimizer, batch_idx, epoch)
+        if ends_window:
+            self._step(optimizer)
+        return detach(output)
+
+    def _forward(self, batch: Any, batch_idx: int) -> Any:
+        arguments = self._arguments.get("training")
+        if arguments is None:
+            arguments = self._arguments["training"] = step_arguments(self._training_step, "training_step")
+        if self._plain:
+            return self._training_step(batch, batch_idx) if arguments > 1 else self._training_step(batch)
+        with self._context():
+            batch = self.spec.precision.convert_batch(batch)
+            return self._training_step(batch, batch_idx) if arguments > 1 else self._training_step(batch)
+
+    def _backpropagate(self, output: Any, optimizer: Optimizer, batch_idx: int, epoch: int) -> None:
+        """Clear the gradients at the beginning of a window, then add this batch's."""
+        loss = self._loss_of(output)
+        if self._accumulated == 0:
+            for hook in self._before_zero_grad:
+                hook(optimizer)
+            if self._own_zero_grad:
+                self.spec.module.optimizer_zero_grad(epoch, batch_idx, optimizer)
+            else:
+                optimizer.zero_grad()
+        if loss is None:
+            return
+        if self.spec.accumulate_grad_batches != 1:
+            loss = loss / self.spec.accumulate_grad_batches
+        for hook in self._before_backward:
+            hook(loss)
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        if self._own_backward:
+            self.spec.module.backward(loss)
+        else:
+            loss.backward()
+        for hook in self._after_backward:
+            hook()
+        self._accumulated += 1
+
+    def _step(self, optimizer: Optimizer) -> None:
+        """The end of a window; nothing is done when every batch of it was skipped."""
+        if not self._accumulated:
+            return
+        self._prepare_gradients(optimizer)
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        self._accumulated = 0
+        self.spec.on_optimizer_step()
+
+    def _prepare_gradients(self, optimizer: Optimizer) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+        for hook in self._before_optimizer_step:
+            hook(optimizer)
+        if self._clips:
+            value, algorithm = self.spec.gradient_clip_val, self.spec.gradient_clip_algorithm
+            if self._own_clipping:
+                self.spec.module.configure_gradient_clipping(optimizer, value, algorithm)
+            else:
+                self.clip_gradients(optimizer, value, algorithm)
+
+    def _step_by_closure(self, optimizer: Optimizer, batch: Any, batch_idx: int, epoch: int) -> Any:
+        if self._scaler is not None:
+            raise ConfigError('precision="16-mixed" can\'t scale a loss inside a closure: use "bf16-mixed".')
+        returned: list[Any] = []
+
+        def closure() -> Tensor | None:
+            output = self._forward(batch, batch_idx)
+            returned.append(output)
+            self._backpropagate(output, optimizer, batch_idx, epoch)
+            if self._accumulated:
+                self._prepare_gradients(optimizer)
+            if wants_closure(optimizer):
+                self._accumulated = 0
+            return self._loss_of(output)
+
+        if self._own_step:
+            self.spec.module.optimizer_step(epoch, batch_idx, optimizer, closure)
+        else:
+            optimizer.step(closure)
+        if not returned:
+            raise ConfigError(
+                f"{type(self.spec.module).__name__}.optimizer_step() never ran its optimizer_closure: "
+                "call optimizer.step(closure=optimizer_closure)."
+            )
+        self._accumulated = 0
+        self.spec.on_optimizer_step()
+        return detach(returned[-1])
+
+    def finish_window(self, epoch: int, batch_idx: int) -> None:
+        if self._optimizer is not None and self._accumulated:
+            self._step(self._optimizer)
+
+    def _loss_of(self, output: Any) -> Tensor | None:
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if loss is None and not isinstance(output, dict):
+            return None
+        if not isinstance(loss, Tensor):
+            raise ConfigError(
+                f"{type(self.spec.module).__name__}.training_step() returned {type(output).__name__}: expected the loss "
+                'as a tensor, a dict with the key "loss", or None to skip the batch.'
+            )
+        return loss
+
+    def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
+        name = f"{stage}_step"
+        function = getattr(self.spec.module, name)
+        arguments = self._arguments.get(name)
+        if arguments is None:
+            arguments = self._arguments[name] = step_arguments(function, name)
+        given = (batch, batch_idx) if dataloader_idx is None else (batch, batch_idx, dataloader_idx)
+        if dataloader_idx is not None and arguments < 3:
+            raise ConfigError(f"{name}() has several loaders, so it must take (batch, batch_idx, dataloader_idx).")
+        if self._plain:
+            return function(*given[:arguments])
+        with self._context():
+            return function(self.spec.precision.convert_batch(batch), *given[1:arguments])
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        for hook in self._before_backward:
+            hook(loss)
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        if self._own_backward:
+            self.spec.module.backward(loss, *args, **kwargs)
+        else:
+            loss.backward(*args, **kwargs)
+        for hook in self._after_backward:
+            hook()
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+        for hook in self._before_optimizer_step:
+            hook(optimizer)
+        if self._scaler is None:
+            result = optimizer.step(closure) if closure is not None else optimizer.step()
+        else:
+            if closure is not None:
+                raise ConfigError('precision="16-mixed" can\'t scale a loss inside a closure: use "bf16-mixed".')
+            result = self._scaler.step(optimizer)
+            self._scaler.update()
+        self.spec.on_optimizer_step()
+        return result
+
+    def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
+        if not value:
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, value)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
+
+    def _forward_context(self) -> contextlib.AbstractContextManager[None]:
+        return self.spec.precision.forward_context(self.spec.device)
+
+
+def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    """Compile a module's layers in place, so that names in checkpoints stay what they are.
+
+    `training_step` itself, with its logging, stays Python: the children that it calls are compiled; a module with no
+    children is compiled as a whole.
+    """
+    children = [child for child in module.children() if any(True for _ in child.parameters())]
+    for part in children or [module]:
+        part.compile(**options)

@@ -1,0 +1,96 @@
+"""Precisions: in which types parameters are kept and in which the mathematics is done.
+
+32-true      everything in float32
+bf16-mixed   parameters in float32, mathematics in bfloat16 where torch.autocast finds it safe
+16-mixed     the same with float16, and the loss scaled so that small gradients survive (GradScaler)
+bf16-true    everything in bfloat16: half the memory
+16-true      everything in float16
+64-true      everything in float64
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from footplate.errors import ConfigError, did_you_mean
+from footplate.step.transfer import map_tensors
+
+ALIASES = {
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "64": "64-true",
+}
+_TYPES = {"32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16, "64": torch.float64}
+NAMES = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision by name.
+
+    Attributes:
+        name: one of `NAMES`.
+        autocast: the type of the mathematics when it is mixed, else None.
+        parameters: the type of the parameters.
+    """
+
+    name: str
+    autocast: torch.dtype | None
+    parameters: torch.dtype
+
+    @classmethod
+    def parse(cls, precision: str | int) -> Precision:
+        """Lightning's spellings: `"bf16-mixed"`, `32`, `"16"`, …
+
+        Raises:
+            ConfigError: an unknown one.
+        """
+        name = ALIASES.get(str(precision), str(precision))
+        if name not in NAMES:
+            raise ConfigError(f'precision="{precision}" is unknown. {did_you_mean(name, NAMES)}')
+        bits, kind = name.split("-")
+        mixed = kind == "mixed"
+        return cls(name, _TYPES[bits] if mixed else None, torch.float32 if mixed else _TYPES[bits])
+
+    @property
+    def plain(self) -> bool:
+        """Whether it changes nothing at all."""
+        return self.name == "32-true"
+
+    def convert_module(self, module: torch.nn.Module) -> None:
+        """Give the floating-point parameters and buffers the type they are kept in."""
+        if self.parameters is not torch.float32:
+            module.to(dtype=self.parameters)
+
+    def convert_batch(self, batch: Any) -> Any:
+        """Give the floating-point tensors of a batch the parameters' type, for the `-true` precisions."""
+        if self.parameters is torch.float32:
+            return batch
+        return map_tensors(
+            batch,
+            lambda item: (
+                item.to(self.parameters) if isinstance(item, torch.Tensor) and item.is_floating_point() else item
+            ),
+        )
+
+    @contextlib.contextmanager
+    def forward_context(self, device: torch.device) -> Iterator[None]:
+        """The context of a forward pass: autocast, or the default type for tensors that the step makes."""
+        if self.autocast is not None:
+            with torch.autocast(device.type, dtype=self.autocast):
+                yield
+        elif self.parameters is not torch.float32:
+            default = torch.get_default_dtype()
+            torch.set_default_dtype(self.parameters)
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(default)
+        else:
+            yield
