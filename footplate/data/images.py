@@ -16,7 +16,7 @@ import numpy as np
 from footplate.errors import ConfigError, DataError
 from footplate.extras import require
 
-ImageMode = Literal["auto", "L", "RGB"]
+ImageMode = Literal["auto", "L", "RGB", "bytes"]
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\x00", b"MM\x00*", b"GIF8")
 
@@ -65,11 +65,8 @@ def choose_format(example: np.ndarray, mode: ImageMode, size: tuple[int, int] | 
     """The format of a column: `mode="auto"` takes the channels of an example (grey stays one channel).
 
     Raises:
-        ConfigError: an unknown mode.
         BadImage: the example can't be decoded.
     """
-    if mode not in ("auto", "L", "RGB"):
-        raise ConfigError(f'image_mode={mode!r}: expected "auto", "L" (grey) or "RGB".')
     if mode != "auto":
         return ImageFormat(1 if mode == "L" else 3, size)
     cv2 = _cv2()

@@ -46,7 +46,8 @@ class Loader:
         world: this process's place among all; by default from the environment, when first needed.
         image_size: pixels, or (height, width): images are scaled to cover it and cut to its centre. Without it, they
             keep their size, which must then be the same for all.
-        image_mode: "RGB", "L" (grey), or "auto": one channel if the table's first image is grey, else three.
+        image_mode: "RGB", "L" (grey), or "auto": one channel if the table's first image is grey, else three. "bytes" leaves
+            images encoded.
         transform: a function of a row, or of (row, rng); see `footplate.data.rows`.
         on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
         num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.

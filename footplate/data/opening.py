@@ -13,6 +13,7 @@ from footplate.data.location import Location, exists, find_files, locate
 from footplate.data.memory import open_memory
 from footplate.data.parquet import open_parquet
 from footplate.data.source import Source
+from footplate.data.spark import is_spark, open_spark
 from footplate.data.tfrecord import open_tfrecord
 from footplate.errors import DataError
 
@@ -28,11 +29,11 @@ def open_source(data: Any, version: Any) -> Source:
         DataError: nothing is there, or nothing that is a table.
     """
     if not isinstance(data, (str, os.PathLike)):
-        source = open_memory(data)
+        source = open_spark(data) if is_spark(data) else open_memory(data)
         if source is None:
             raise DataError(
-                f"Table({type(data).__name__}): expected a path or URI, an Arrow table, a pandas or polars frame, or a "
-                "dict of columns."
+                f"Table({type(data).__name__}): expected a path or URI, an Arrow table, a pandas, polars or Spark "
+                "frame, or a dict of columns."
             )
         return _without_version(source, version)
     place = locate(data)

@@ -13,7 +13,7 @@ from footplate.data.columns import column_for, is_bytes, is_float
 from footplate.data.images import BadImage, ImageFormat, ImageMode, choose_format, decode, looks_like_image
 from footplate.data.table import Table
 from footplate.data.window import Content, null_error
-from footplate.errors import DataError
+from footplate.errors import ConfigError, DataError
 
 _ROWS_TO_LOOK_AT = 16
 
@@ -59,7 +59,9 @@ def make_recipe(
         DataError: a column that has no place in a batch, nulls that mean nothing, images that can't be decoded.
     """
     binary = [field.name for field in table.schema if is_bytes(field.type) or _is_image_struct(field.type)]
-    examples = _examples(table, binary) if binary else {}
+    if mode not in ("auto", "L", "RGB", "bytes"):
+        raise ConfigError(f'image_mode={mode!r}: expected "auto", "L" (grey), "RGB", or "bytes" (not decoded).')
+    examples = _examples(table, binary) if binary and mode != "bytes" else {}
     columns = tuple(column_for(field) for field in table.schema if field.name not in examples)
     for column in columns:
         floats = is_float(table.schema.field(column.name).type)

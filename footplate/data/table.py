@@ -63,7 +63,7 @@ class Table:
 
     Args:
         source: a path or URI (a Delta table; Parquet, TFRecord or image files: one, a directory, a glob), or an Arrow
-            table, a pandas or polars frame, or a dict of columns.
+            table, a pandas, polars or Spark frame, or a dict of columns.
         version: of a Delta table: a number, a datetime, or an ISO 8601 string. Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.

@@ -1,0 +1,382 @@
+"""Petastorm's names, over Footplate's tables: existing code runs with its import line changed.
+
+    from footplate.compat.petastorm import SparkDatasetConverter, TransformSpec, make_spark_converter
+
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, "file:///dbfs/tmp/cache")
+    converter = make_spark_converter(df)
+    with converter.make_torch_dataloader(batch_size=64, transform_spec=TransformSpec(f), num_epochs=1) as loader:
+        for batch in loader:
+            ...
+
+What is the same: names, arguments, the context managers, transforms of pandas frames, float64 as float32, no end of
+epochs by default. What is better: every shard has the same number of batches and no row is lost or repeated; the order
+depends on nothing but the seed; a Delta table is read by its log. What is not there: Unischema (`make_reader` gives the
+rows of a plain table), n-grams, predicates and worker processes (threads are used, whatever the pool's type).
+"""
+
+from __future__ import annotations
+
+from collections import deque, namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from footplate.data.loader import Loader
+from footplate.data.spark import forget, is_spark
+from footplate.data.table import Table
+from footplate.errors import ConfigError, DataError
+from footplate.extras import require
+from footplate.parallel.world import World
+
+_ENDLESS_ROWS_PER_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class TransformSpec:
+    """A function of a pandas frame of rows, and what it makes of the columns.
+
+    Attributes:
+        func: takes and returns a frame; None only drops and picks columns.
+        edit_fields: `(name, numpy dtype, shape, nullable)` of columns that it makes or changes.
+        removed_fields: columns that are left out afterwards.
+        selected_fields: the only columns that remain, in this order.
+    """
+
+    func: Callable[[Any], Any] | None = None
+    edit_fields: Sequence[tuple[Any, ...]] | None = None
+    removed_fields: Sequence[str] | None = None
+    selected_fields: Sequence[str] | None = None
+
+
+class SparkDatasetConverter:
+    """A table that makes loaders; see `make_spark_converter`.
+
+    Args:
+        table: its rows.
+        dtype: "float32" turns float64 columns into float32; None leaves them.
+        uri: what `delete` removes; None when the table is not ours.
+    """
+
+    PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
+
+    def __init__(self, table: Table, dtype: str | None = "float32", uri: str | None = None) -> None:
+        self.table = table
+        self.dataset_size = table.num_rows
+        self.file_urls = table.files
+        self._dtype = dtype
+        self._uri = uri
+
+    def __len__(self) -> int:
+        return self.dataset_size
+
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        transform_spec: TransformSpec | None = None,
+        cur_shard: int | None = None,
+        shard_count: int | None = None,
+        seed: int | None = None,
+        shuffle_row_groups: bool = True,
+        **_: Any,
+    ) -> BatchLoader:
+        """A context manager that gives batches: dicts of tensors (lists, for text).
+
+        Args:
+            batch_size: rows of a batch of one shard.
+            num_epochs: how many times over the rows; None has no end.
+            workers_count: threads of the transform.
+            transform_spec: what to do with each batch's rows.
+            cur_shard: which shard, from 0; by default this process's rank.
+            shard_count: of how many.
+            seed: of the order; 0 by default.
+            shuffle_row_groups: False keeps the order of the table.
+            **_: Petastorm's other settings, which have no meaning here (pool types, queue capacities).
+
+        Raises:
+            ConfigError: one of `cur_shard` and `shard_count` without the other.
+        """
+        loader = Loader(
+            self.table,
+            batch_size,
+            shuffle=shuffle_row_groups,
+            seed=seed or 0,
+            world=_world(cur_shard, shard_count),
+            image_mode="bytes",
+        )
+        return BatchLoader(loader, num_epochs, workers_count or 2, transform_spec, self._dtype)
+
+    def delete(self) -> None:
+        """Remove the files that the DataFrame was computed into."""
+        if self._uri is not None:
+            forget(self._uri)
+
+
+class BatchLoader:
+    """Iterates over batches for a number of epochs, or without end; also a context manager.
+
+    `set_epoch`, `state_dict` and `load_state_dict` are those of the `Loader` beneath, so the trainer resumes it exactly.
+    """
+
+    def __init__(
+        self, loader: Loader, num_epochs: int | None, workers: int, spec: TransformSpec | None, dtype: str | None
+    ) -> None:
+        self._loader, self._num_epochs, self._workers = loader, num_epochs, workers
+        self._spec, self._dtype = spec, dtype
+        self._state: dict[str, Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held between iterations."""
+
+    def __len__(self) -> int:
+        if self._num_epochs is None:
+            raise TypeError("With num_epochs=None there is no end of batches, so there is no len(); pass num_epochs=1.")
+        return len(self._loader) * self._num_epochs
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        epochs = 0
+        while self._num_epochs is None or epochs < self._num_epochs:
+            yield from self._one_epoch()
+            epochs += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        return self._state or self._loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`."""
+        self._state = None
+        self._loader.load_state_dict(state_dict)
+
+    def _one_epoch(self) -> Iterator[dict[str, Any]]:
+        """Transform batches in threads, a few ahead, in order; the state follows what is handed out."""
+        waiting: deque[tuple[Future[dict[str, Any]], dict[str, Any]]] = deque()
+        with ThreadPoolExecutor(self._workers, "footplate-transform") as pool:
+            for batch in self._loader:
+                waiting.append((pool.submit(_apply, self._spec, self._dtype, batch), self._loader.state_dict()))
+                if len(waiting) > self._workers + 1:
+                    yield self._hand_out(*waiting.popleft())
+            while waiting:
+                yield self._hand_out(*waiting.popleft())
+        self._state = None
+
+    def _hand_out(self, made: Future[dict[str, Any]], state: dict[str, Any]) -> dict[str, Any]:
+        result = made.result()
+        self._state = state
+        return result
+
+
+def make_spark_converter(
+    df: Any,
+    parquet_row_group_size_bytes: int = 32 * 2**20,
+    compression_codec: str | None = None,
+    dtype: str | None = "float32",
+) -> SparkDatasetConverter:
+    """A converter of a Spark DataFrame, which is computed once, or of anything else that `Table` takes.
+
+    Args:
+        df: the DataFrame, or a path, a table, a frame.
+        parquet_row_group_size_bytes: accepted for Petastorm's sake.
+        compression_codec: accepted for Petastorm's sake.
+        dtype: "float32" turns float64 columns into float32; None leaves them.
+    """
+    if isinstance(df, Table):
+        return SparkDatasetConverter(df, dtype)
+    table = Table(df)
+    return SparkDatasetConverter(table, dtype, table.uri if is_spark(df) else None)
+
+
+class Reader:
+    """Gives a named tuple of numpy arrays for each batch of rows (or of values, for each row); a context manager.
+
+    Args:
+        table: the rows.
+        rows: whether to give single rows.
+        num_epochs: how many times over the rows; None has no end.
+        loader: reads them.
+        spec: what to do with them.
+    """
+
+    def __init__(self, table: Table, rows: bool, num_epochs: int | None, loader: Loader, spec: TransformSpec | None):
+        self.table, self.num_epochs, self.transform_spec, self.loader = table, num_epochs, spec, loader
+        self._rows = rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held between iterations."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None):
+            kind = namedtuple("Row" if self._rows else "Batch", batch)
+            arrays = {name: _as_array(values) for name, values in batch.items()}
+            if not self._rows:
+                yield kind(**arrays)
+                continue
+            for row in zip(*arrays.values(), strict=True):
+                yield kind(*row)
+
+
+def make_batch_reader(
+    dataset_url_or_urls: Any,
+    schema_fields: Sequence[str] | None = None,
+    num_epochs: int | None = 1,
+    shuffle_row_groups: bool = True,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    transform_spec: TransformSpec | None = None,
+    seed: int | None = None,
+    **_: Any,
+) -> Reader:
+    """A reader of batches of rows of a table (`Table` says of which kinds).
+
+    Args:
+        dataset_url_or_urls: path or URI.
+        schema_fields: the columns to read.
+        num_epochs: how many times over the rows; None has no end.
+        shuffle_row_groups: False keeps the order of the table.
+        cur_shard: which shard, from 0.
+        shard_count: of how many.
+        transform_spec: what to do with the rows.
+        seed: of the order.
+        **_: Petastorm's other settings, which have no meaning here.
+
+    Raises:
+        DataError: several places, or nothing that is a table.
+    """
+    return _reader(
+        dataset_url_or_urls, False, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
+        transform_spec, seed,
+    )  # fmt: skip
+
+
+def make_reader(
+    dataset_url: Any,
+    schema_fields: Sequence[str] | None = None,
+    num_epochs: int | None = 1,
+    shuffle_row_groups: bool = True,
+    cur_shard: int | None = None,
+    shard_count: int | None = None,
+    transform_spec: TransformSpec | None = None,
+    seed: int | None = None,
+    **_: Any,
+) -> Reader:
+    """As `make_batch_reader`, but gives single rows."""
+    return _reader(
+        dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed
+    )
+
+
+class DataLoader(BatchLoader):
+    """Petastorm's loader over a reader.
+
+    Args:
+        reader: what `make_reader` or `make_batch_reader` gave.
+        batch_size: rows of a batch.
+        **_: Petastorm's other settings: shuffling is the reader's, and needs no queue.
+    """
+
+    def __init__(self, reader: Reader, batch_size: int = 1, **_: Any) -> None:
+        own = reader.loader
+        loader = Loader(
+            reader.table, batch_size, shuffle=own.shuffle, seed=own.seed, world=own.world, image_mode="bytes"
+        )
+        super().__init__(loader, reader.num_epochs, 2, reader.transform_spec, None)
+
+
+BatchedDataLoader = DataLoader
+
+
+def _reader(
+    url: Any,
+    rows: bool,
+    fields: Sequence[str] | None,
+    num_epochs: int | None,
+    shuffle: bool,
+    cur_shard: int | None,
+    shard_count: int | None,
+    spec: TransformSpec | None,
+    seed: int | None,
+) -> Reader:
+    if isinstance(url, (list, tuple)):
+        if len(url) != 1:
+            raise DataError(f"{len(url)} places were given; a reader takes one: a directory or a glob of files.")
+        url = url[0]
+    table = Table(url, columns=fields)
+    world = _world(cur_shard, shard_count)
+    size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
+    loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
+    return Reader(table, rows, num_epochs, loader, spec)
+
+
+def _world(cur_shard: int | None, shard_count: int | None) -> World:
+    if (cur_shard is None) != (shard_count is None):
+        raise ConfigError(f"cur_shard={cur_shard}, shard_count={shard_count}: give both or neither.")
+    return World.from_environ() if cur_shard is None else World(cur_shard, shard_count or 1)
+
+
+def _apply(spec: TransformSpec | None, dtype: str | None, batch: dict[str, Any]) -> dict[str, Any]:
+    if spec is not None:
+        batch = _transform(spec, batch)
+    if dtype != "float32":
+        return batch
+    return {
+        name: values.float() if isinstance(values, torch.Tensor) and values.dtype == torch.float64 else values
+        for name, values in batch.items()
+    }
+
+
+def _transform(spec: TransformSpec, batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch through the user's function of a pandas frame."""
+    pandas = require("pandas", "petastorm", "TransformSpec")
+    lengths = {name for name in batch if name.endswith("_length") and name.removesuffix("_length") in batch}
+    frame = pandas.DataFrame({name: _column(name, batch) for name in batch if name not in lengths})
+    if spec.func is not None:
+        frame = spec.func(frame)
+    kept = spec.selected_fields or [name for name in frame.columns if name not in set(spec.removed_fields or ())]
+    missing = [name for name in kept if name not in frame.columns]
+    if missing:
+        raise DataError(
+            f"TransformSpec: its function returned no column {missing[0]!r}, only {', '.join(map(str, frame.columns))}."
+        )
+    edited = {field[0]: field for field in spec.edit_fields or ()}
+    return {str(name): _tensor(frame[name].tolist(), edited.get(name)) for name in kept}
+
+
+def _column(name: str, batch: dict[str, Any]) -> Any:
+    values = batch[name]
+    if not isinstance(values, torch.Tensor):
+        return values
+    lengths = batch.get(f"{name}_length")
+    if lengths is not None:
+        return [row[:length].numpy() for row, length in zip(values, lengths.tolist(), strict=True)]
+    return values.numpy() if values.ndim == 1 else list(values.numpy())
+
+
+def _tensor(values: list[Any], field: tuple[Any, ...] | None) -> Any:
+    """A column of a frame as a tensor, of the type and shape that `edit_fields` states; text stays a list."""
+    if not values or isinstance(values[0], (str, bytes)) or values[0] is None:
+        return values
+    array = np.stack([np.asarray(value) for value in values])
+    if field is not None:
+        array = array.astype(field[1], copy=False)
+        shape = tuple(size if size is not None else -1 for size in field[2] or ())
+        array = array.reshape(len(values), *shape)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _as_array(values: Any) -> np.ndarray:
+    return values.numpy() if isinstance(values, torch.Tensor) else np.array(values, dtype=object)

@@ -1,0 +1,103 @@
+"""Spark DataFrames as a source.
+
+A DataFrame that is nothing but a Parquet table is read from its files directly. Any other is computed by Spark once,
+into Parquet files of 32 MiB row groups, and read from there; the same plan in the same Spark session is not computed
+again. The files lie in the directory that the Spark setting `footplate.cache.dir` names (or Petastorm's
+`petastorm.spark.converter.parentCacheDirUrl`), which all workers must see, and are removed when the driver ends. What
+has to outlive a session, for resuming say, belongs into a table.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import tempfile
+from typing import Any
+
+from footplate.data.location import find_files, locate
+from footplate.data.parquet import ParquetSource, open_parquet
+from footplate.errors import DataError
+
+CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")
+_ROW_GROUP_BYTES = 32 * 2**20
+
+_computed: dict[str, str] = {}  # what a plan was computed into
+
+
+def is_spark(data: Any) -> bool:
+    """Whether this is a Spark DataFrame; doesn't import Spark."""
+    return type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame"
+
+
+def open_spark(frame: Any) -> ParquetSource:
+    """A source of a DataFrame's rows, computing them if need be.
+
+    Raises:
+        DataError: the DataFrame has no rows or columns, or can't be written.
+    """
+    return _plain_table(frame) or _open(computed_uri(frame))
+
+
+def computed_uri(frame: Any) -> str:
+    """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan."""
+    session = frame.sparkSession
+    plan = frame._jdf.queryExecution().analyzed().toString()
+    key = hashlib.sha1(f"{session.sparkContext.applicationId} {plan}".encode()).hexdigest()[:20]
+    if key not in _computed:
+        uri = f"{_cache_dir(session)}/{key}"
+        try:
+            frame.write.mode("overwrite").option("parquet.block.size", _ROW_GROUP_BYTES).parquet(uri)
+        except Exception as error:
+            raise DataError(f"The Spark DataFrame can't be written to {uri}: {error}") from error
+        _computed[key] = uri
+        atexit.register(forget, uri)
+    return _computed[key]
+
+
+def forget(uri: str) -> None:
+    """Remove what a DataFrame was computed into; any other place is left alone."""
+    keys = [key for key, computed in _computed.items() if computed == uri]
+    if not keys:
+        return
+    for key in keys:
+        del _computed[key]
+    place = locate(uri)
+    with contextlib.suppress(OSError):
+        place.filesystem.delete_dir(place.path)
+
+
+def _plain_table(frame: Any) -> ParquetSource | None:
+    """The Parquet files that a DataFrame is nothing but; None when it is more than that."""
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    if plan.getClass().getSimpleName() != "LogicalRelation":
+        return None
+    relation = plan.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation" or relation.fileFormat().toString() != "Parquet":
+        return None
+    roots = relation.location().rootPaths()
+    if roots.length() != 1:
+        return None
+    source = _open(_tidy(roots.head().toString()))
+    return source if source.schema.names == frame.columns else None
+
+
+def _open(uri: str) -> ParquetSource:
+    place = locate(uri)
+    source = open_parquet(place, find_files(place))
+    if source is None:
+        raise DataError("The Spark DataFrame has no rows.")
+    return source
+
+
+def _cache_dir(session: Any) -> str:
+    for name in CACHE_SETTINGS:
+        found = session.conf.get(name, None)
+        if found:
+            return _tidy(found.rstrip("/"))
+    return tempfile.mkdtemp(prefix="footplate-spark-")
+
+
+def _tidy(uri: str) -> str:
+    """Spark writes `file:/path` where others write `file:///path`."""
+    return f"file://{uri[5:]}" if uri.startswith("file:/") and not uri.startswith("file://") else uri

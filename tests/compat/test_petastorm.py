@@ -1,0 +1,202 @@
+"""Code written for Petastorm runs with its import line changed, on real Spark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from footplate.compat.petastorm import (
+    BatchedDataLoader,
+    DataLoader,
+    SparkDatasetConverter,
+    TransformSpec,
+    make_batch_reader,
+    make_reader,
+    make_spark_converter,
+)
+from footplate.data import Table
+from footplate.errors import ConfigError, DataError
+
+
+def jpeg(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30), (number, 0, 0)).save(stream, "JPEG", quality=95)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    rows = {
+        "content": [jpeg(number) for number in range(60)],
+        "label_index": pa.array(range(60), pa.int64()),
+        "score": [number / 4 for number in range(60)],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "photos.parquet", row_group_size=7)
+    return str(tmp_path / "photos.parquet")
+
+
+def transform_rows(scale: float, frame: pd.DataFrame) -> pd.DataFrame:
+    """As the Databricks tutorial has it: decode and normalise the pictures of a frame."""
+    frame["features"] = frame["content"].map(
+        lambda data: np.transpose(
+            np.asarray(Image.open(io.BytesIO(data)).resize((8, 8)), np.float32) * scale, (2, 0, 1)
+        )
+    )
+    frame["label"] = frame["label_index"]
+    return frame[["features", "label"]]
+
+
+SPEC = TransformSpec(
+    partial(transform_rows, 1 / 255),
+    edit_fields=[("features", np.float32, (3, 8, 8), False), ("label", np.int32, (), False)],
+    selected_fields=["features", "label"],
+)
+
+
+def labels(loader: Any, name: str = "label") -> list[int]:
+    return [number for batch in loader for number in batch[name].tolist()]
+
+
+def test_the_tutorials_transform_makes_its_batches(photos: str) -> None:
+    converter = make_spark_converter(photos)
+    assert len(converter) == 60
+    with converter.make_torch_dataloader(batch_size=16, transform_spec=SPEC, num_epochs=1, workers_count=3) as loader:
+        batches = list(loader)
+    assert [len(batch["label"]) for batch in batches] == [16, 16, 16, 12]
+    for batch in batches:
+        assert batch["features"].shape[1:] == (3, 8, 8)
+        assert batch["features"].dtype == torch.float32
+        assert batch["label"].dtype == torch.int32
+        assert torch.allclose(batch["features"][:, 0, 4, 4] * 255, batch["label"].float(), atol=2)
+    assert sorted(labels(batches)) == list(range(60))
+
+
+def test_without_a_transform_bytes_stay_bytes_and_doubles_become_floats(photos: str) -> None:
+    converter = make_spark_converter(photos)
+    batch = next(iter(converter.make_torch_dataloader(batch_size=4)))
+    assert batch["content"][0][:2] == b"\xff\xd8"
+    assert batch["score"].dtype == torch.float32
+    assert (
+        make_spark_converter(photos, dtype=None).make_torch_dataloader().__iter__().__next__()["score"].dtype
+        == torch.float64
+    )
+
+
+def test_every_shard_has_the_same_number_of_batches_and_every_row_is_read_once(photos: str) -> None:
+    converter = make_spark_converter(Table(photos, columns=["label_index"]))
+    shards = [
+        list(converter.make_torch_dataloader(10, num_epochs=1, cur_shard=shard, shard_count=4)) for shard in range(4)
+    ]
+    assert {len(batches) for batches in shards} == {2}
+    assert sorted(number for batches in shards for number in labels(batches, "label_index")) == list(range(60))
+    for _ in range(12):
+        assert sorted(labels(converter.make_torch_dataloader(8, num_epochs=1), "label_index")) == list(range(60))
+
+
+def test_epochs_end_when_asked_to_and_have_orders_of_their_own(photos: str) -> None:
+    converter = make_spark_converter(Table(photos, columns=["label_index"]))
+    twice = labels(converter.make_torch_dataloader(16, num_epochs=2), "label_index")
+    assert sorted(twice[:60]) == sorted(twice[60:]) == list(range(60))
+    assert twice[:60] != twice[60:]
+    endless = iter(converter.make_torch_dataloader(16))
+    assert len([next(endless) for _ in range(20)]) == 20
+    assert len(converter.make_torch_dataloader(16, num_epochs=2)) == 8
+    with pytest.raises(TypeError, match="num_epochs=1"):
+        len(converter.make_torch_dataloader(16))
+
+
+def test_it_resumes_after_the_batch_that_was_handed_out(photos: str) -> None:
+    converter = make_spark_converter(photos)
+    loader = converter.make_torch_dataloader(8, num_epochs=1, transform_spec=SPEC)
+    whole = [batch["label"].tolist() for batch in loader]
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    assert [next(iterator)["label"].tolist() for _ in range(3)] == whole[:3]
+    fresh = converter.make_torch_dataloader(8, num_epochs=1, transform_spec=SPEC)
+    fresh.load_state_dict(loader.state_dict())
+    assert [batch["label"].tolist() for batch in fresh] == whole[3:]
+
+
+def test_readers_and_the_loaders_over_them(photos: str) -> None:
+    with make_batch_reader(photos, schema_fields=["label_index", "score"], shuffle_row_groups=False) as reader:
+        batches = list(reader)
+    assert np.concatenate([batch.label_index for batch in batches]).tolist() == list(range(60))
+    with make_reader(photos, schema_fields=["label_index"]) as reader:
+        assert sorted(row.label_index for row in reader) == list(range(60))
+    for kind in (DataLoader, BatchedDataLoader):
+        with kind(make_batch_reader(photos, transform_spec=SPEC, seed=3), batch_size=20) as loader:
+            assert sorted(labels(loader)) == list(range(60))
+
+
+def test_a_transform_can_drop_columns_and_forget_one(photos: str) -> None:
+    converter = make_spark_converter(photos)
+    spec = TransformSpec(removed_fields=["content"])
+    assert list(next(iter(converter.make_torch_dataloader(4, transform_spec=spec)))) == ["label_index", "score"]
+    spec = TransformSpec(lambda frame: frame, selected_fields=["pixels"])
+    with pytest.raises(DataError, match="returned no column 'pixels', only content"):
+        next(iter(converter.make_torch_dataloader(4, transform_spec=spec)))
+    with pytest.raises(ConfigError, match="give both or neither"):
+        converter.make_torch_dataloader(4, cur_shard=1)
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_spark_dataframe_is_computed_once_and_trained_from(spark: Any, photos: str, tmp_path: Path) -> None:
+    from pyspark.sql.functions import col
+
+    cache = tmp_path / "cache"
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, cache.as_uri())
+    frame = spark.read.parquet(photos).filter(col("label_index") >= 10).withColumn("twice", col("label_index") * 2)
+    converter = make_spark_converter(frame)
+    assert len(converter) == 50
+    assert len(make_spark_converter(frame)) == 50
+    assert len(list(cache.iterdir())) == 1
+    with converter.make_torch_dataloader(batch_size=16, num_epochs=1) as loader:
+        batches = list(loader)
+    assert sorted(labels(batches, "twice")) == [2 * number for number in range(10, 60)]
+    assert len(make_spark_converter(frame.filter("twice > 50"))) == 34
+    converter.delete()
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_dataframe_that_is_a_plain_table_is_read_where_it_lies(spark: Any, photos: str, tmp_path: Path) -> None:
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, (tmp_path / "cache").as_uri())
+    converter = make_spark_converter(spark.read.parquet(photos))
+    assert [re.sub("^.*/", "", file) for file in converter.file_urls] == ["photos.parquet"]
+    assert not (tmp_path / "cache").exists()
+    converter.delete()
+    assert Path(photos).exists()
+    empty = spark.read.parquet(photos).filter("label_index < 0")
+    with pytest.raises(DataError, match="no rows"):
+        make_spark_converter(empty).make_torch_dataloader()
