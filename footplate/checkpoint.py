@@ -217,7 +217,7 @@ class Snapshot:
     def _copy(self, value: Any, path: str, devices: set[torch.device]) -> Any:
         if isinstance(value, Tensor):
             return self._copy_tensor(value.detach(), path, devices)
-        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+        if type(value) in _PLAIN:
             return value
         if isinstance(value, Mapping):
             return {self._key(key, path): self._copy(item, f"{path}.{key}", devices) for key, item in value.items()}
@@ -234,6 +234,9 @@ class Snapshot:
             return self._copy(value.value, path, devices)
         if isinstance(value, Path):
             return str(value)
+        for plain in (str, int, float, bytes):  # a subclass of one of these, such as torch's version
+            if isinstance(value, plain):
+                return plain(value)
         raise CheckpointError(
             f"{path.lstrip('.')}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
             "since loading it would run code. Return plain values and tensors from state_dict()."

@@ -53,20 +53,45 @@ def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
     return ReplayedLoader(loader)
 
 
-class ReplayedLoader:
-    """An iterable with no position of its own: the batches before the position are read again and dropped."""
+class Positioned:
+    """A loader that counts the batches of the epoch it has handed out, and can begin after some of them."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
+    def __init__(self) -> None:
         self._epoch = 0
         self._batch = 0
         self._start = 0
+
+    def _begin(self) -> int:
+        """The batch to begin with, which only the first iteration after `load_state_dict` gets."""
+        self._batch, self._start = self._start, 0
+        return self._batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next; from its beginning, unless it is the one that was restored."""
+        if epoch != self._epoch:
+            self._epoch, self._batch, self._start = epoch, 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and how many batches of it have been handed out."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after those batches."""
+        self._epoch, self._start = state["epoch"], state["batch"]
+
+
+class ReplayedLoader(Positioned):
+    """An iterable with no position of its own: the batches before the position are read again and dropped."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        super().__init__()
+        self.loader = loader
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        start, self._batch, self._start = self._start, self._start, 0
+        start = self._begin()
         if start and not isinstance(self.loader, Sequence):
             warnings.warn(
                 f"{type(self.loader).__name__} can't say where it is: its first {start} batches are read again to resume. "
@@ -79,41 +104,41 @@ class ReplayedLoader:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next; a loader or sampler with a `set_epoch` of its own is told."""
-        self._epoch = epoch
-        for part in (self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)  # type: ignore[union-attr]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The epoch and how many batches of it have been handed out."""
-        return {"epoch": self._epoch, "batch": self._batch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after those batches."""
-        self._epoch, self._start = state["epoch"], state["batch"]
+        super().set_epoch(epoch)
+        _tell_epoch(epoch, self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None))
 
 
-class StatefulLoader(ReplayedLoader):
+class StatefulLoader(Positioned):
     """A loader that keeps its own position."""
 
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
     def __iter__(self) -> Iterator[Any]:
-        self._start = 0
+        self._begin()
         for batch in self.loader:
             self._batch += 1
             yield batch
-        self._batch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch and self._start:
+            for _ in self.loader:  # it was restored at the end of its epoch: let it notice
+                pass
+        super().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "own": self.loader.state_dict()}  # type: ignore[attr-defined]
+        return {**super().state_dict(), "own": self.loader.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._batch = state["batch"]
-        self.loader.load_state_dict(state["own"])  # type: ignore[attr-defined]
+        self.loader.load_state_dict(state["own"])
 
 
-class SeededDataLoader:
+class SeededDataLoader(Positioned):
     """A map-style torch DataLoader whose every batch is a function of (seed, epoch, batch).
 
     The given loader's sampler draws the epoch's order, under a seed of its own; the set is read through `SeededDataset`,
@@ -122,17 +147,14 @@ class SeededDataLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True) -> None:
+        super().__init__()
         self.given = loader
         self._seed = seed
-        self._epoch = 0
-        self._batch = 0
-        self._start = 0
         batched = loader.batch_sampler is not None
-        source: Any = loader.batch_sampler if batched else loader.sampler
+        self._source: Any = loader.batch_sampler if batched else loader.sampler
         if not shuffle:
             order = range(len(loader.dataset))  # type: ignore[arg-type]
-            source = BatchSampler(order, loader.batch_size or 1, loader.drop_last) if batched else order
-        self._source = source
+            self._source = BatchSampler(order, loader.batch_size or 1, loader.drop_last) if batched else order
         self._tickets = _Tickets(batched)
         sampling: dict[str, Any] = (
             {"batch_sampler": self._tickets} if batched else {"sampler": self._tickets, "batch_size": None}
@@ -161,7 +183,7 @@ class SeededDataLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        start, self._batch, self._start = self._start, self._start, 0
+        start = self._begin()
         order = self._draw_order()
         self._tickets.items = [
             (rng.mix(self._seed, self._epoch, index), item) for index, item in enumerate(order[start:], start)
@@ -171,19 +193,8 @@ class SeededDataLoader:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next."""
-        self._epoch = epoch
-        for part in (self.given.sampler, self.given.batch_sampler):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)  # type: ignore[union-attr]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The epoch and how many batches of it have been handed out."""
-        return {"epoch": self._epoch, "batch": self._batch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after those batches, at once."""
-        self._epoch, self._start = state["epoch"], state["batch"]
+        super().set_epoch(epoch)
+        _tell_epoch(epoch, self.given.sampler, self.given.batch_sampler, self.given.dataset)
 
     def _draw_order(self) -> list[Any]:
         """What the user's sampler gives for this epoch, leaving the global generators as they were."""
@@ -198,6 +209,13 @@ class SeededDataLoader:
             return list(self._source)
         finally:
             rng.restore(before)
+
+
+def _tell_epoch(epoch: int, *parts: Any) -> None:
+    """Tell samplers and sets that have a `set_epoch` of their own, as distributed samplers do."""
+    for part in parts:
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
 
 
 class SeededDataset(Dataset[Any]):

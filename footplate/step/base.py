@@ -68,7 +68,6 @@ class Step(ABC):
 
     Attributes:
         chunk_size: how many batches `train` takes at once.
-        resumes_in_window: whether a checkpoint may fall between two optimizer steps.
     """
 
     chunk_size: int = 1
@@ -108,7 +107,7 @@ class Step(ABC):
         """Clip the gradients of an optimizer's parameters in place."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the step itself must remember (a loss scale, say)."""
+        """What the step itself must remember: a loss scale, the gradients of an unfinished accumulation window."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

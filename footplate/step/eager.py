@@ -244,11 +244,20 @@ class EagerStep(Step):
             torch.nn.utils.clip_grad_norm_(parameters, value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+        state: dict[str, Any] = {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
+        if self._accumulated:  # inside a window: what it has summed so far
+            named = self.spec.module.named_parameters()
+            state["accumulated"] = self._accumulated
+            state["gradients"] = {name: p.grad for name, p in named if p.grad is not None}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
+        self._accumulated = state.get("accumulated", 0)
+        parameters = dict(self.spec.module.named_parameters())
+        for name, gradient in state.get("gradients", {}).items():
+            parameters[name].grad = gradient.to(parameters[name].device)
 
     def _forward_context(self) -> contextlib.AbstractContextManager[None]:
         return self.spec.precision.forward_context(self.spec.device)
