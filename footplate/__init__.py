@@ -4,7 +4,7 @@
 
     class Classifier(fp.Module): ...
     trainer = fp.Trainer(max_epochs=10, callbacks=[fp.EarlyStopping("val_loss")], logger=fp.MLflow("flowers"))
-    trainer.fit(Classifier(), fp.TableDataModule(fp.Table("s3://lake/flowers"), batch_size=64, split={"train": 0.9, "val": 0.1}))
+    trainer.fit(Classifier(), fp.TableDataModule(fp.Table("s3://lake/flowers"), batch_size=64, split={"train": 0.9}))
 
 Importing it is light: a name is loaded when it is first used.
 """

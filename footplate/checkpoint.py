@@ -234,9 +234,9 @@ class Snapshot:
             return self._copy(value.value, path, devices)
         if isinstance(value, Path):
             return str(value)
-        for plain in (str, int, float, bytes):  # a subclass of one of these, such as torch's version
-            if isinstance(value, plain):
-                return plain(value)
+        if isinstance(value, (str, int, float)):  # a subclass of one of these, such as torch's version
+            kind = next(plain for plain in (str, int, float) if isinstance(value, plain))
+            return kind(value)
         raise CheckpointError(
             f"{path.lstrip('.')}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
             "since loading it would run code. Return plain values and tensors from state_dict()."

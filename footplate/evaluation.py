@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.metrics import EpochValues, MetricLog
+from footplate.hooks import overrides
+from footplate.metrics import MetricLog, Values
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 HOOKS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
-def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> EpochValues:
+def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> Values:
     """Run a stage ("validate", "test" or "predict") over some loaders.
 
     Args:
@@ -65,13 +67,24 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                 close()
         log.batch = log.dataloader_idx = None
         values = log.epoch_values()
-        trainer.publish(values)
+        trainer.reports.callback.update(values.callback)
         hooks.call(f"on_{name}_epoch_end")
-        later = log.epoch_values()
-        trainer.publish(later)
-    for field in ("callback", "logger", "progress"):
-        getattr(values, field).update(getattr(later, field))
+        values.update(log.epoch_values())
+        trainer.reports.callback.update(values.callback)
+        for hook in hooks.get(f"on_{name}_end"):
+            hook()
     return values
+
+
+def by_loader(metrics: dict[str, float], loaders: int) -> list[dict[str, float]]:
+    """One dict of metrics for each loader; what was logged for no loader in particular is in all of them."""
+    results: list[dict[str, float]] = [{} for _ in range(loaders)]
+    for name, value in metrics.items():
+        found = re.search(r"/dataloader_idx_(\d+)$", name)
+        for index, result in enumerate(results):
+            if found is None or int(found.group(1)) == index:
+                result[name] = value
+    return results
 
 
 @contextlib.contextmanager
@@ -85,8 +98,6 @@ def evaluation_mode(module: Any, name: str) -> Iterator[None]:
         for part, training in modes.items():
             part.training = training
         restored = getattr(module, f"on_{name}_model_train", None)
-        from footplate.hooks import overrides
-
         if restored is not None and overrides(module, f"on_{name}_model_train"):
             restored()
 

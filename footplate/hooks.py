@@ -87,7 +87,7 @@ def _is_ours_or_lightnings(function: Any) -> bool:
     home = getattr(function, "__module__", "") or ""
     name = getattr(function, "__qualname__", "")
     bases = ("Module.", "ModuleHooks.", "DataModule.", "Callback.", "LightningModule.", "LightningDataModule.")
-    bases += ("DataHooks.", "CheckpointHooks.", "_DeviceDtypeModuleMixin.")
+    bases += ("ModelHooks.", "DataHooks.", "CheckpointHooks.", "_DeviceDtypeModuleMixin.")
     at_home = home.startswith(("footplate.", "lightning.", "pytorch_lightning."))
     return at_home and name.startswith(bases)
 

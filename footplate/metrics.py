@@ -12,7 +12,6 @@ steps, so that they don't depend on when they were read: a resumed epoch ends wi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,52 +151,27 @@ class MetricLog:
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
 
-    def step_values(self, prog_bar: bool = False) -> dict[str, float]:
-        """The latest value of every name that is reported by step; of those for the progress display only, if asked."""
-        entries = [
-            entry
-            for entry in self._entries.values()
-            if entry.on_step and entry.has_latest and (entry.prog_bar if prog_bar else entry.logger)
-        ]
-        return dict(zip((entry.step_name for entry in entries), _latest(entries), strict=True))
-
-    def latest_values(self) -> dict[str, float]:
-        """The latest value of every name reported by step, under its plain name (and `_step`), as callbacks see it."""
+    def step_values(self) -> Values:
+        """The latest value of every name that is reported by step, all read together."""
         entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
-        found: dict[str, float] = {}
-        for entry, value in zip(entries, _latest(entries), strict=True):
-            found[entry.name] = found[entry.step_name] = value
-        return found
+        latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
+        result = Values()
+        for entry, value in zip(entries, to_floats(latest), strict=True):
+            result.add(entry, entry.step_name, value)
+        return result
 
-    def epoch_values(self) -> EpochValues:
+    def epoch_values(self) -> Values:
         """Reduce every name that is reported by epoch and start collecting anew."""
-        result = EpochValues()
+        result = Values()
         for entry in self._entries.values():
             if not entry.on_epoch:
                 continue
             value = entry.reduced()
             entry.reset()
             entry.latest = None  # from here on, the plain name means the epoch's value
-            if value is None:
-                continue
-            result.callback[entry.name] = result.callback[entry.epoch_name] = value
-            if entry.logger:
-                result.logger[entry.epoch_name] = value
-            if entry.prog_bar:
-                result.progress[entry.epoch_name] = value
+            if value is not None:
+                result.add(entry, entry.epoch_name, value)
         return result
-
-    def first_not_finite(self) -> tuple[str, int] | None:
-        """Read what waits; the first name with a NaN or infinity among it, and how many values came after that one."""
-        found: tuple[str, int] | None = None
-        for entry in self._entries.values():
-            values = entry.read()
-            for index, value in enumerate(values):
-                if not math.isfinite(value):
-                    after = len(values) - 1 - index
-                    found = max(found or (entry.name, after), (entry.name, after), key=lambda item: item[1])
-                    break
-        return found
 
     def clear(self) -> None:
         """Forget everything: names, values and options."""
@@ -299,12 +273,26 @@ class MetricLog:
 
 
 @dataclass
-class EpochValues:
-    """The reduced metrics of an epoch, for callbacks, loggers and the progress display."""
+class Values:
+    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display."""
 
     callback: dict[str, float] = field(default_factory=dict)
     logger: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float] = field(default_factory=dict)
+
+    def add(self, entry: Entry, name: str, value: float) -> None:
+        """Take in the value of an entry."""
+        self.callback[entry.name] = self.callback[name] = value
+        if entry.logger:
+            self.logger[name] = value
+        if entry.prog_bar:
+            self.progress[name] = value
+
+    def update(self, other: Values) -> None:
+        """Take in all of another."""
+        self.callback.update(other.callback)
+        self.logger.update(other.logger)
+        self.progress.update(other.progress)
 
 
 def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
@@ -328,10 +316,6 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
         for index, number in zip(indices, numbers, strict=True):
             result[index] = float(number)
     return result
-
-
-def _latest(entries: list[Entry]) -> list[float]:
-    return to_floats(entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
 
 
 def _is_metric(value: Any) -> bool:

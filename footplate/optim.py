@@ -107,7 +107,7 @@ def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
     if isinstance(given, SchedulerConfig):
         return given
     if isinstance(given, dict):
-        known = [name for name in SchedulerConfig.__dataclass_fields__]
+        known = list(SchedulerConfig.__dataclass_fields__)
         for key in given:
             if key not in known:
                 raise ConfigError(

@@ -32,11 +32,20 @@ def mix(*numbers: int) -> int:
     """
     state = 0
     for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = _finalise(state + number)
     return state >> 1
+
+
+def fold(seed: int, number: int) -> int:
+    """`mix` of a seed that was mixed before and one number more: what the loop can afford at every step."""
+    return _finalise(seed + number) >> 1
+
+
+def _finalise(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
@@ -91,7 +100,13 @@ def capture() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
     }
 

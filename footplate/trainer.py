@@ -1,13 +1,10 @@
 """The trainer: runs a module over batches, and writes down what comes of it.
 
-Read from the top: what it is made of (`__init__`), what it is asked for (`fit`, `validate`, `test`, `predict`), how one
-run is put together (`_fit`), the loop (`_train_epoch`), and what happens between two steps (`_between_steps`).
-
     table → loader → batch → step (forward, backward, optimizer) → metrics → loggers, callbacks, checkpoints
 
-The loop's rule: nothing in it reads from the device. Metrics are read every `log_every_n_steps`; the progress display is
-bound to time; hooks were looked up once (`hooks.py`). The order of what happens between two steps is the order in which
-it can be resumed: first what changes the state (schedulers, callbacks), then what reports it, last what saves it.
+Read from the top: what it is made of (`__init__`), what it is asked for (`fit`, `validate`, `test`, `predict`), and how
+a run is put together (`_fit`). What is found and checked beforehand is in `prepare.py`, the loop itself in `loop.py`,
+evaluation in `evaluation.py`, all that a checkpoint holds in `state.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +13,8 @@ import contextlib
 import logging
 import math
 import os
-import re
-import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -27,27 +22,33 @@ from typing import Any, Literal
 import torch
 
 from footplate import checkpoint, optim, rng
-from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
 from footplate.callbacks.timer import Duration
-from footplate.data.adapt import adapt
-from footplate.errors import CheckpointError, ConfigError, DataError, did_you_mean
-from footplate.evaluation import evaluate
+from footplate.errors import CheckpointError, ConfigError
+from footplate.evaluation import by_loader, evaluate
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
-from footplate.hooks import Hooks, overrides
-from footplate.metrics import EpochValues, MetricLog, to_floats
+from footplate.hooks import Hooks, overrides, saves
+from footplate.loop import TrainingLoop, save_before_end
+from footplate.metrics import MetricLog
 from footplate.module import Module
 from footplate.parallel.world import World
-from footplate.settings import (
-    Limit,
-    as_list,
-    check_count,
-    check_limit,
-    count_batches,
-    limit_batches,
-    validation_interval,
+from footplate.prepare import (
+    LOADERS,
+    attach,
+    check_writable,
+    choose_callbacks,
+    choose_loggers,
+    compat,
+    evaluation_loaders,
+    explain,
+    find_checkpoint,
+    split_datamodule,
+    training_loader,
 )
+from footplate.reports import Reports
+from footplate.settings import Limit, as_list, check_count, check_limit, validation_interval
 from footplate.signals import Signals
 from footplate.state import Progress, RunState
 from footplate.step.base import Step, StepSpec
@@ -101,7 +102,6 @@ class Trainer:
 
     Attributes:
         module: the module that is run, or was run last.
-        callback_metrics: the latest value of every metric, by name, as tensors.
         should_stop: set it to end training after the present step.
 
     Raises:
@@ -207,11 +207,12 @@ class Trainer:
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
 
-        self.loggers = self._choose_loggers(logger)
-        self.callbacks = self._choose_callbacks(
-            as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar, enable_model_summary
-        )
-        self._given_callbacks = list(self.callbacks)
+        self.loggers = choose_loggers(False if self.fast_dev_run else logger)
+        self._own_callbacks = choose_callbacks(
+            as_list(callbacks), max_time, enable_checkpointing and not self.fast_dev_run, enable_progress_bar,
+            enable_model_summary,
+        )  # fmt: skip
+        self.callbacks = list(self._own_callbacks)
 
         self.module: Any = None
         self.datamodule: Any = None
@@ -219,24 +220,21 @@ class Trainer:
         self.sanity_checking = False
         self.training_in_progress = False
         self.should_stop = False
-        self.not_finite: tuple[str, int] | None = None
         self.progress = Progress()
-        self.logged_metrics: dict[str, float] = {}
-        self.progress_bar_metrics: dict[str, float] = {}
+        self.reports = Reports(self.loggers)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.step_optimizers: list[optim.StepOptimizer] = []
+        self.lr_scheduler_configs: list[optim.SchedulerConfig] = []
         self.num_training_batches: float = 0
         self.num_val_batches: list[float] = []
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.lr_scheduler_configs: list[optim.SchedulerConfig] = []
-        self.step_optimizers: list[optim.StepOptimizer] = []
-        self.metrics: MetricLog
-        self.hooks: Hooks
+        self.val_check_batches: float = math.inf
+        self.hooks = Hooks(self, None, None, self.callbacks)
+        self.metrics = self._training_metrics = MetricLog(torch.nn.Module(), by_step=True)
         self.step: Step
         self._state: RunState
-        self._callback_metrics: dict[str, float] = {}
-        self._row: dict[str, float] = {}
-        self._losses: list[Any] = []
+        self._loop: TrainingLoop | None = None
         self._signals = Signals()
         self._writer = checkpoint.CheckpointWriter()
 
@@ -265,9 +263,8 @@ class Trainer:
             SystemExit: 143, after SIGTERM: the step was finished and the run saved.
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
-        train_dataloaders, datamodule = _split_datamodule(train_dataloaders, datamodule)
-        self._attach("fit", model, datamodule)
-        with self._running("fit"):
+        train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
+        with self._running("fit", model, datamodule):
             self._fit(train_dataloaders, val_dataloaders, ckpt_path)
 
     def validate(
@@ -329,11 +326,10 @@ class Trainer:
         """
         from footplate.predictions import PredictionWriter
 
-        dataloaders, datamodule = _split_datamodule(dataloaders, datamodule)
-        self._attach("predict", self._given_or_last(model), datamodule)
+        dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         keep = output is None if return_predictions is None else return_predictions
-        with self._running("predict"):
-            loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, model)
+        with self._running("predict", self.module if model is None else model, datamodule):
+            loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
             found: list[list[Any]] = [[] for _ in loaders]
             writer = None if output is None else PredictionWriter(Path(output))
 
@@ -354,323 +350,185 @@ class Trainer:
         self.write_checkpoint(Path(filepath), weights_only)
         self._writer.wait()
 
-    # How one run is put together
+    # How a run is put together
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
-        module = self.module
-        self._check_writable()
-        self._prepare_stage("fit")
-        found = self._find_checkpoint(ckpt_path)
+        check_writable(self.run_dir)
+        self._set_up("fit")
+        found = find_checkpoint(self, ckpt_path)
         loaded = None if found is None else checkpoint.load(found)
-        if loaded is not None and "seed" in loaded:
-            self.seed = loaded["seed"]
+        if loaded is not None:
+            self.seed = loaded.get("seed", self.seed)
 
         loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders)
         self._prepare_module()
-        self.optimizers, self.lr_scheduler_configs = optim.configure(module)
-        self.hooks = Hooks(self, module, self.datamodule, self.callbacks)
-        self.step = self._make_step()
-        self.step_optimizers = [optim.StepOptimizer(one, self.step.optimizer_step) for one in self.optimizers]
-        self.metrics = MetricLog(module, by_step=True)
-        self.progress = Progress()
-        self._callback_metrics = {}
-        self._state = RunState(
-            module, self.seed, self.progress, self.optimizers, [config.scheduler for config in self.lr_scheduler_configs],
-            self.step, self.metrics, self.callbacks, self.loggers, loader, self.datamodule, self._callback_metrics,
-        )  # fmt: skip
+        self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
+        self._prepare_step()
+        self._prepare_state(loader)
         if loaded is not None:
             self._resume(loaded, str(found))
         for logger in self.loggers:
             logger.setup(self.run_dir, self._hparams())
 
         self.hooks.call("on_fit_start")
+        loop = self._loop = TrainingLoop(self, loader, val_loaders)
         if loaded is None:
-            self._sanity_check(val_loaders)
-        elif "rng" in loaded:
+            loop.sanity_check()
+        else:
             rng.restore(loaded["rng"])
         self.should_stop = False
         self.training_in_progress = True
         self.hooks.call("on_train_start")
-        began = time.monotonic() - self.progress.seconds
-        while not self._finished():
-            self._train_epoch(loader, val_loaders)
-            self.progress.seconds = time.monotonic() - began
-        self.training_in_progress = False
+        while not loop.finished():
+            loop.epoch()
         self.hooks.call("on_train_end")
+        self.training_in_progress = False
         self._writer.wait()
-        if not self.fast_dev_run:
-            for logger in self.loggers:
-                logger.log_model(self)
+        for logger in self.loggers:
+            logger.log_model(self)
         self.hooks.call("on_fit_end")
 
-    def _finished(self) -> bool:
-        progress = self.progress
-        if self.max_epochs not in (None, -1) and progress.epoch >= self.max_epochs:
-            return True
-        if self.max_steps != -1 and progress.global_step >= self.max_steps:
-            return True
-        return self.should_stop and self._may_stop()
-
-    def _may_stop(self) -> bool:
-        """Whether `min_epochs` and `min_steps` allow an early stop."""
-        enough_epochs = self.min_epochs is None or self.progress.epoch >= self.min_epochs
-        return enough_epochs and (self.min_steps is None or self.progress.global_step >= self.min_steps)
-
-    # The loop
-
-    def _train_epoch(self, loader: Any, val_loaders: list[Any]) -> None:
-        module, progress, metrics, step, hooks = self.module, self.progress, self.metrics, self.step, self.hooks
-        batch_start = hooks.get("on_train_batch_start")
-        total, epoch, first_epoch_batch = self.num_training_batches, progress.epoch, progress.batch_idx
-        transfer = self._transfer()
-        seed = rng.mix(self.seed, self.world.rank)
-
-        loader.set_epoch(epoch)
-        if first_epoch_batch == 0:
-            metrics.by_step = False
-            hooks.call("on_train_epoch_start")
-        elif self._validation_due(first_epoch_batch) and progress.validated_at != progress.batches:
-            self._validate(val_loaders)
-        module.train() if first_epoch_batch == 0 and progress.batches == 0 else None
-        metrics.by_step = True
-
-        ended = first_epoch_batch >= total or self._stops_here()
-        batches = iter(()) if ended else iter(loader)
-        for chunk in _chunks(batches, step.chunk_size):
-            first = progress.batch_idx
-            if transfer is not None:
-                chunk = [transfer(batch, 0) for batch in chunk]
-            metrics.batch = chunk[0]
-            if batch_start and any(
-                hook(batch, first + i) == -1 for i, batch in enumerate(chunk) for hook in batch_start
-            ):
-                break
-            rng.seed_step(rng.mix(seed, progress.batches), self.device)
-            steps_before = progress.global_step
-            outputs = step.train(chunk, first, first + len(chunk) >= total, epoch).outputs
-            for batch, output in zip(chunk, outputs, strict=True):
-                progress.batch_idx += 1
-                progress.batches += 1
-                self._between_steps(batch, output, progress.batch_idx - 1, steps_before, val_loaders)
-            if progress.batch_idx >= total or self._stops_here():
-                break
-        else:
-            if not ended:
-                self._source_ran_out(total, steps_before=progress.global_step, val_loaders=val_loaders)
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
-        self._end_epoch(val_loaders)
-
-    def _between_steps(
-        self, batch: Any, output: Any, batch_idx: int, steps_before: int, val_loaders: list[Any]
-    ) -> None:
-        """What follows a batch: schedulers, callbacks, reports, checkpoints, validation, in this order."""
-        progress, hooks = self.progress, self.hooks
-        stepped = progress.global_step != steps_before
-        if stepped and self._step_schedulers:
-            self._step_lr_schedulers("step", plateau=False)
-        self.logs_this_step = stepped and (
-            progress.global_step // self.log_every_n_steps > steps_before // self.log_every_n_steps
-        )
-        if output is not None:
-            self._losses.append(output["loss"] if type(output) is dict else output)
-        if self.logs_this_step:
-            self._check_finite()
-        for hook in hooks.get("on_train_batch_end"):
-            hook(output, batch, batch_idx)
-        if self.logs_this_step:
-            self._report_step()
-        if progress.batches == 1:
-            self._check_monitors()
-        for hook in hooks.savers("on_train_batch_end"):
-            hook(output, batch, batch_idx)
-        if self._validation_due(progress.batch_idx):
-            self._validate(val_loaders)
-        if stepped and self._step_schedulers:
-            self._step_lr_schedulers("step", plateau=True)
-        if self._signals.received is not None:
-            self._end_on_signal()
-
-    def _stops_here(self) -> bool:
-        """Whether the epoch is to end before its last batch."""
-        if self.max_steps != -1 and self.progress.global_step >= self.max_steps:
-            return True
-        return self.should_stop and self._may_stop()
-
-    def _source_ran_out(self, total: float, steps_before: int, val_loaders: list[Any]) -> None:
-        """The loader gave fewer batches than it may have promised: end the accumulation window and validate."""
-        progress = self.progress
-        if progress.batch_idx == 0:
-            raise DataError("The training loader gave no batch in this epoch.")
-        if math.isfinite(total):
-            log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
-        self.step.finish_window(progress.epoch, progress.batch_idx - 1)
-        if progress.global_step != steps_before:
-            self._step_lr_schedulers("step", plateau=False)
-        self.num_training_batches = progress.batch_idx if math.isinf(total) else total
-        if math.isinf(self._val_check_batches) and self.has_validation and self._validates_in_epoch(progress.epoch):
-            self._validate(val_loaders)
-        self.num_training_batches = total
-
-    def _end_epoch(self, val_loaders: list[Any]) -> None:
-        """The end of an epoch: metrics, callbacks, schedulers, reports, checkpoints, in this order."""
-        metrics, hooks, progress = self.metrics, self.hooks, self.progress
-        metrics.batch, metrics.by_step = None, False
-        self._check_finite()
-        values = metrics.epoch_values()
-        self.publish(values)
-        self._row.update(values.logger)
-        for hook in hooks.get("on_train_epoch_end"):
-            hook()
-        later = metrics.epoch_values()
-        self.publish(later)
-        self._row.update(later.logger)
-        self._step_lr_schedulers("epoch", plateau=False)
-        self._step_lr_schedulers("epoch", plateau=True)
-        self._send_row()
-        progress.epoch_ended = True
-        for hook in hooks.savers("on_train_epoch_end"):
-            hook()
-        progress.next_epoch()
-
-    # Validation inside training
-
-    def _validation_due(self, batch_idx: int) -> bool:
-        every = self._val_check_batches
-        if not self.has_validation or math.isinf(every):
-            return False
-        if self.check_val_every_n_epoch is None:
-            return self.progress.batches % every == 0
-        return self._validates_in_epoch(self.progress.epoch) and batch_idx % every == 0
-
-    def _validates_in_epoch(self, epoch: int) -> bool:
-        every = self.check_val_every_n_epoch
-        return every is None or (epoch + 1) % every == 0
-
-    def _validate(self, loaders: list[Any]) -> None:
-        values = evaluate(self, "validate", loaders, self.num_val_batches)
-        self._row.update(values.logger)
-        for hook in self.hooks.get("on_validation_end"):
-            hook()
-        self._send_row()
-        self.progress.validated_at = self.progress.batches
-        for hook in self.hooks.savers("on_validation_end"):
-            hook()
-
-    def _sanity_check(self, loaders: list[Any]) -> None:
-        """Try a few validation batches, so that a mistake there is found now and not after an epoch."""
-        steps = self.num_sanity_val_steps
-        self._sanity_names: set[str] = set()
-        if not self.has_validation or steps == 0:
-            return
-        self.sanity_checking = True
-        self.hooks.call("on_sanity_check_start")
-        limits = [limit if steps == -1 else min(steps, limit) for limit in self.num_val_batches]
-        evaluate(self, "validate", loaders, limits)
-        self.hooks.call("on_validation_end")
-        self._sanity_names = set(self._callback_metrics)
-        self.hooks.call("on_sanity_check_end")
-        self.sanity_checking = False
-        for kept in (self._callback_metrics, self.progress_bar_metrics, self.logged_metrics, self._row):
-            kept.clear()
-
-    # Learning-rate schedulers
-
-    def _step_lr_schedulers(self, interval: str, plateau: bool) -> None:
-        if not self.module.automatic_optimization:
-            return
-        now = self.progress.global_step if interval == "step" else self.progress.epoch + 1
-        for config in self.lr_scheduler_configs:
-            if config.interval != interval or config.reduce_on_plateau != plateau or now % config.frequency:
-                continue
-            metric = None
-            if config.reduce_on_plateau:
-                value = self._callback_metrics.get(config.monitor or "")
-                if value is None:
-                    if config.strict:
-                        raise ConfigError(
-                            f'{type(config.scheduler).__name__} monitors "{config.monitor}", which has not been logged. '
-                            f"{did_you_mean(config.monitor or '', self._callback_metrics)}"
-                        )
-                    continue
-                metric = torch.tensor(value)
-            self.module.lr_scheduler_step(config.scheduler, metric)
-
-    # Metrics and loggers
+    def _evaluate(
+        self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
+    ) -> list[dict[str, float]]:
+        dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
+        with self._running(stage, self.module if model is None else model, datamodule):
+            loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, is_new=model is not None)
+            self.reports.forget()
+            values = evaluate(self, stage, loaders, limits)
+        results = by_loader(values.logger, len(loaders))
+        if verbose:
+            for index, result in enumerate(results):
+                where = f" (loader {index})" if len(results) > 1 else ""
+                self.print(f"{stage}{where}: " + "  ".join(f"{name} {value:.6g}" for name, value in result.items()))
+        return results
 
     @contextlib.contextmanager
-    def logging_to(self, metrics: MetricLog) -> Iterator[None]:
-        """Let `self.log` of the module go to these metrics for a while."""
-        before = getattr(self, "metrics", None)
-        self.metrics = metrics
+    def _running(self, stage: Stage, model: Any, datamodule: Any) -> Iterator[None]:
+        """Whatever happens inside: exceptions told to hooks, loggers closed, threads joined, errors made plain."""
+        self.stage, self.module, self.datamodule = stage, model, datamodule
+        attach(self, stage, model, datamodule)
+        self.callbacks = self._all_callbacks()
+        self.hooks = Hooks(self, model, datamodule, self.callbacks)
+        status: Status = "failed"
         try:
-            yield
+            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self._signals:
+                yield
+            status = "success"
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            self.hooks.call("on_exception", error)
+            plain = explain(error)
+            if plain is not None:
+                raise plain from error
+            raise
         finally:
-            if before is not None:
-                self.metrics = before
+            self.training_in_progress = self.sanity_checking = False
+            with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
+                self._writer.wait()
+            if stage == "fit":
+                for logger in self.loggers:
+                    logger.finalize(status)
+            self.hooks.call("teardown", stage)
 
-    def publish(self, values: EpochValues) -> None:
-        """Let callbacks and the progress display see reduced metrics."""
-        self._callback_metrics.update(values.callback)
-        self.progress_bar_metrics.update(values.progress)
-        self.logged_metrics.update(values.logger)
+    def _all_callbacks(self) -> list[Any]:
+        """The trainer's callbacks and the module's, which replace those of the same type; those that save come last."""
+        callbacks = list(self._own_callbacks)
+        for callback in as_list(self.module.configure_callbacks()):
+            callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
+        return sorted(callbacks, key=saves)
 
-    def log_now(self, values: dict[str, float]) -> None:
-        """Send host floats to the loggers with the next report: for callbacks that measure something themselves."""
-        self._row.update(values)
-        self._callback_metrics.update(values)
+    def _set_up(self, stage: Stage) -> None:
+        self.hooks.call("prepare_data")
+        for hook in (*self.hooks.savers("setup"), *self.hooks.get("setup")):
+            hook(stage)
+        self.module.configure_model()
 
-    @property
-    def callback_metrics(self) -> dict[str, torch.Tensor]:
-        """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
-        if self.training_in_progress and hasattr(self, "metrics"):
-            self._callback_metrics.update(self.metrics.latest_values())
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self._callback_metrics.items()}
+    def _prepare_loaders(self, train_dataloaders: Any, val_dataloaders: Any) -> tuple[Any, list[Any]]:
+        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"])
+        val_loaders: list[Any] = []
+        if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
+            limit = self.overfit_batches or self._limits["validate"]
+            given = loader if self.overfit_batches else val_dataloaders
+            val_loaders, self.num_val_batches = evaluation_loaders(self, "validate", given, limit)
+        self.val_check_batches = validation_interval(
+            self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
+        )
+        self.has_validation = bool(val_loaders)
+        return loader, val_loaders
 
-    def _report_step(self) -> None:
-        self._row.update(self.metrics.step_values())
-        self._callback_metrics.update(self.metrics.latest_values())
-        self.progress_bar_metrics.update(self.metrics.step_values(prog_bar=True))
-        self.logged_metrics.update(self._row)
-        self._send_row()
+    def _prepare_evaluation(
+        self, stage: Stage, dataloaders: Any, ckpt_path: str | Path | None, is_new: bool
+    ) -> tuple[list[Any], list[float]]:
+        self._set_up(stage)
+        if ckpt_path is None and not is_new:
+            with contextlib.suppress(CheckpointError):
+                ckpt_path = find_checkpoint(self, "best")
+        found = find_checkpoint(self, ckpt_path)
+        loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
+        if not loaders:
+            raise ConfigError(
+                f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, "
+                f"or define {LOADERS[stage]}_dataloader()."
+            )
+        setattr(self, f"num_{LOADERS[stage]}_batches", limits)
+        self._prepare_module()
+        if found is not None:
+            RunState(self.module, self.seed).load_module(checkpoint.load(found), str(found))
+        self.optimizers = []
+        self._prepare_step()
+        return loaders, limits
 
-    def _send_row(self) -> None:
-        if self._row and not self.fast_dev_run:
-            for logger in self.loggers:
-                logger.log_metrics(dict(self._row), self.progress.global_step, self.progress.epoch)
-        self._row.clear()
+    def _prepare_module(self) -> None:
+        self.precision.convert_module(self.module)
+        self.module.to(self.device)
 
-    def _check_finite(self) -> None:
-        """Read the losses since the last look; note the first that is no number."""
-        losses = to_floats([loss for loss in self._losses if loss is not None], "the training loss")
-        self._losses.clear()
-        if self.not_finite is not None or all(map(math.isfinite, losses)):
-            return
-        after = len(losses) - next(i for i, value in enumerate(losses) if not math.isfinite(value)) - 1
-        step = max(1, self.progress.global_step - after // self.accumulate_grad_batches)
-        self.not_finite = ("the training loss", step)
-        log.warning("The training loss became NaN or infinite, first at step %d.", step)
+    def _prepare_step(self) -> None:
+        spec = StepSpec(
+            module=self.module,
+            optimizers=self.optimizers,
+            hooks=self.hooks,
+            device=self.device,
+            precision=self.precision,
+            accumulate_grad_batches=self.accumulate_grad_batches,
+            gradient_clip_val=self.gradient_clip_val,
+            gradient_clip_algorithm=self.gradient_clip_algorithm,
+            compile=self.compile,
+            on_optimizer_step=self._count_step,
+        )
+        self.step = self.accelerator.make_step(spec)
+        self.step_optimizers = [optim.StepOptimizer(one, self.step.optimizer_step) for one in self.optimizers]
 
-    def _check_monitors(self) -> None:
-        """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch."""
-        later = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end", "on_validation_end")
-        untried = self.has_validation and not self._sanity_names and not self.fast_dev_run
-        if untried or any(overrides(self.module, name) for name in later) or self.fast_dev_run:
-            return
-        known = set(self._sanity_names)
-        for name in self.metrics.names():
-            known |= {name, f"{name}_step", f"{name}_epoch"}
-        watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in self.callbacks]
-        watchers += [(type(config.scheduler).__name__, config.monitor) for config in self.lr_scheduler_configs
-                     if config.reduce_on_plateau]  # fmt: skip
-        if any(not type(one).__module__.startswith("footplate.") for one in self.callbacks):
-            return  # a callback of somebody else's may log anything later
-        for who, monitor in watchers:
-            if monitor is not None and monitor not in known:
-                raise ConfigError(f'{who} monitors "{monitor}", which nothing logs. {did_you_mean(monitor, known)}')
+    def _count_step(self) -> None:
+        self.progress.global_step += 1
 
     # Checkpoints
+
+    def _prepare_state(self, loader: Any) -> None:
+        self.progress = Progress()
+        self.reports = Reports(self.loggers)
+        self.metrics = self._training_metrics = MetricLog(self.module, by_step=True)
+        self._state = RunState(
+            module=self.module,
+            seed=self.seed,
+            progress=self.progress,
+            optimizers=self.optimizers,
+            schedulers=[config.scheduler for config in self.lr_scheduler_configs],
+            step=self.step,
+            metrics=self.metrics,
+            callbacks=self.callbacks,
+            loggers=self.loggers,
+            loader=loader,
+            datamodule=self.datamodule,
+            callback_metrics=self.reports.callback,
+        )
+
+    def _resume(self, loaded: dict[str, Any], source: str) -> None:
+        self.hooks.call("on_load_checkpoint", loaded)
+        self._state.load_module(loaded, source)
+        self._state.load_training(loaded, source)
+        self._state.load_loggers(loaded)
+        self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
 
     def write_checkpoint(self, path: Path, weights_only: bool = False, then: Any = None) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
@@ -693,180 +551,62 @@ class Trainer:
             "global_step": progress.global_step,
             "batches": progress.batches,
             "weights_only": weights_only,
-            "metrics": {name: value for name, value in self._callback_metrics.items() if math.isfinite(value)},
+            "metrics": {name: value for name, value in self.reports.callback.items() if math.isfinite(value)},
         }
         self._writer.save(state, path, meta, then)
 
-    def _resume(self, loaded: dict[str, Any], source: str) -> None:
-        self.hooks.call("on_load_checkpoint", loaded)
-        self._state.load_module(loaded, source)
-        self._state.load_training(loaded, source)
-        self._state.load_loggers(loaded)
-        self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
-
-    def _find_checkpoint(self, ckpt_path: str | Path | None) -> Path | None:
-        if ckpt_path is None:
-            return None
-        savers = [callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)]
-        directories = list({callback.dirpath for callback in savers if callback.dirpath is not None})
-        if ckpt_path == "last":
-            found = checkpoint.newest([directory for directory in directories if directory.is_dir()])
-            if found is None and self.stage == "fit":
-                self.print(f"There is no checkpoint in {', '.join(map(str, directories))} yet: beginning anew.")
-            elif found is None:
-                raise CheckpointError(
-                    f'ckpt_path="last": there is no checkpoint in {", ".join(map(str, directories))}.'
-                )
-            return found
-        if ckpt_path == "best":
-            for callback in savers:
-                for candidate in (callback.best_model_path, (callback.dirpath or self.run_dir) / "best.ckpt"):
-                    if candidate and Path(candidate).exists():
-                        return Path(candidate)
-            raise CheckpointError(
-                'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
-            )
-        return Path(ckpt_path)
-
-    def _end_on_signal(self) -> None:
+    def end_on_signal(self) -> None:
         """Save and end, between two steps, because a signal came."""
         received = self._signals.received
         assert received is not None
-        for callback in self.callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                path = callback.save_now(self)
-                self._writer.wait()
-                if path is not None:
-                    self.print(f'{received.name}: saved {path}; continue with ckpt_path="last".')
-                break
+        said = save_before_end(self)
+        self._writer.wait()
+        self.print(f"{received.name} after step {self.global_step}: {said}")
         raise self._signals.end()
 
-    # Preparing
-
-    def _attach(self, stage: Stage, model: Any, datamodule: Any) -> None:
-        if model is None:
-            raise ConfigError(f"trainer.{stage}() needs a model: none was given, and none has been trained yet.")
-        if not isinstance(model, torch.nn.Module):
-            raise ConfigError(f"trainer.{stage}(model): expected a footplate.Module, got {type(model).__name__}.")
-        self.callbacks = list(self._given_callbacks)
-        if not isinstance(model, Module):
-            _compat().attach_module(model, self)
-        for needed in {"fit": ("training_step", "configure_optimizers"), "validate": ("validation_step",),
-                       "test": ("test_step",), "predict": ()}[stage]:  # fmt: skip
-            if not overrides(model, needed):
-                raise ConfigError(
-                    f"{type(model).__name__} has no {needed}(), which trainer.{stage}() needs. Define it on the class."
-                )
-        self.stage, self.module, self.datamodule = stage, model, datamodule
-        model.trainer = self
-        if datamodule is not None:
-            datamodule.trainer = self
-        for callback in as_list(model.configure_callbacks()):
-            self.callbacks = [one for one in self.callbacks if type(one) is not type(callback)] + [callback]
-        self._order_callbacks()
+    # What the loop, the module and callbacks ask of it
 
     @contextlib.contextmanager
-    def _running(self, stage: Stage) -> Iterator[None]:
-        """Whatever happens inside: hooks of an exception, loggers closed, threads joined, and errors made plain."""
-        status: Status = "failed"
-        anomaly = torch.autograd.set_detect_anomaly(self.detect_anomaly) if self.detect_anomaly else None
+    def logging_to(self, metrics: MetricLog) -> Iterator[None]:
+        """Let `self.log` of the module go to these metrics for a while."""
+        before, self.metrics = self.metrics, metrics
         try:
-            with self._signals if stage == "fit" else contextlib.nullcontext():
-                yield
-            status = "success"
-        except BaseException as error:
-            status = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
-            if hasattr(self, "hooks"):
-                self.hooks.call("on_exception", error)
-            plain = _explain(error)
-            if plain is not None:
-                raise plain from error
-            raise
+            yield
         finally:
-            self.training_in_progress = self.sanity_checking = False
-            if anomaly is not None:
-                torch.autograd.set_detect_anomaly(False)
-            with contextlib.suppress(CheckpointError) if status != "success" else contextlib.nullcontext():
-                self._writer.wait()
-            if stage == "fit":
-                for logger in self.loggers:
-                    logger.finalize(status)
-            if hasattr(self, "hooks"):
-                self.hooks.call("teardown", stage)
+            self.metrics = before
 
-    def _prepare_stage(self, stage: Stage) -> None:
-        hooks = self.hooks = Hooks(self, self.module, self.datamodule, self.callbacks)
-        hooks.call("prepare_data")
-        for hook in (*hooks.savers("setup"), *hooks.get("setup")):
-            hook(stage)
-        self.module.configure_model()
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
+        if self.training_in_progress:
+            self.reports.callback.update(self._training_metrics.step_values().callback)
+        return self.reports.tensors()
 
-    def _prepare_module(self) -> None:
-        self.precision.convert_module(self.module)
-        if self.device.type != "cpu" or any(p.device.type != "cpu" for p in self.module.parameters()):
-            self.module.to(self.device)
+    @property
+    def logged_metrics(self) -> dict[str, float]:
+        """What the loggers were told last, by name."""
+        return self.reports.logged
 
-    def _prepare_loaders(self, train_dataloaders: Any, val_dataloaders: Any) -> tuple[Any, list[Any]]:
-        given = self._ask("train_dataloader", train_dataloaders)
-        if given is None:
-            raise ConfigError(
-                "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=…, or define train_dataloader()."
-            )
-        overfit = bool(self.overfit_batches)
-        loader = adapt(given, self.seed, shuffle=not overfit)
-        name = "overfit_batches" if overfit else "limit_train_batches"
-        limit = self.overfit_batches if overfit else self._limits["fit"]
-        total = count_batches(loader)
-        if total == 0:
-            raise ConfigError("The training loader has no batches: is the data empty, or drop_last with too few rows?")
-        self.num_training_batches = limit_batches(name, limit, total)
-        if self.num_training_batches == 0:
-            raise ConfigError(f"{name}={limit}: nothing is left to train on.")
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What the progress display shows."""
+        return self.reports.progress
 
-        validates = overrides(self.module, "validation_step") and self._limits["validate"] != 0
-        val_loaders = as_list(self._ask("val_dataloader", val_dataloaders)) if validates else []
-        if overfit and val_loaders:
-            val_loaders = [adapt(given, self.seed, shuffle=False)]
-        limit = self.overfit_batches if overfit else self._limits["validate"]
-        self.num_val_batches = [limit_batches("limit_val_batches", limit, count_batches(one)) for one in val_loaders]
-        for index, batches in enumerate(self.num_val_batches):
-            if batches == 0:
-                raise ConfigError(f"Validation loader {index} has no batches: is the data empty?")
-        self.has_validation = bool(val_loaders)
-        self._val_check_batches = validation_interval(
-            self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
-        )
-        return loader, val_loaders
+    @property
+    def not_finite(self) -> tuple[str, int] | None:
+        """What became NaN or infinite, and the first step at which it was; None as long as all is well."""
+        return self.reports.not_finite
 
-    def _ask(self, name: str, given: Any) -> Any:
-        """A loader: what was given, or the data module's, or the module's own; None when nobody has one."""
-        if given is not None:
-            return given
-        for owner in (self.datamodule, self.module):
-            if owner is not None and overrides(owner, name):
-                return getattr(owner, name)()
-        return None
+    @property
+    def logs_this_step(self) -> bool:
+        """Whether metrics are reported after the present step."""
+        return self._loop is not None and self._loop.logs_this_step
 
-    def _make_step(self) -> Step:
-        spec = StepSpec(
-            module=self.module,
-            optimizers=self.optimizers,
-            hooks=self.hooks,
-            device=self.device,
-            precision=self.precision,
-            accumulate_grad_batches=self.accumulate_grad_batches,
-            gradient_clip_val=self.gradient_clip_val,
-            gradient_clip_algorithm=self.gradient_clip_algorithm,
-            compile=self.compile,
-            on_optimizer_step=self._count_step,
-        )
-        self._step_schedulers = any(config.interval == "step" for config in self.lr_scheduler_configs)
-        return self.accelerator.make_step(spec)
+    def log_now(self, values: dict[str, float]) -> None:
+        """Send host floats to the loggers with the next report: for callbacks that measure something themselves."""
+        self.reports.log_now(values)
 
-    def _count_step(self) -> None:
-        self.progress.global_step += 1
-
-    def _transfer(self) -> Any:
+    def transfer(self) -> Callable[[Any, int], Any] | None:
         """The function that brings a batch to the device, or None where there is nothing to do."""
         owners = [owner for owner in (self.datamodule, self.module) if owner is not None]
         names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -887,65 +627,19 @@ class Trainer:
             batch = Module.transfer_batch_to_device(mover, batch, self.device, dataloader_idx)
         return owner("on_after_batch_transfer").on_after_batch_transfer(batch, dataloader_idx)
 
-    # Evaluation outside training
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0, above the progress display. Rich renderables are rendered."""
+        if self.world.rank != 0:
+            return
+        for callback in self.callbacks:
+            if isinstance(callback, ProgressBar):
+                callback.print(*args, **kwargs)
+                return
+        log.info(" ".join(map(str, args)))
 
-    def _evaluate(
-        self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
-    ) -> list[dict[str, float]]:
-        dataloaders, datamodule = _split_datamodule(dataloaders, datamodule)
-        self._attach(stage, self._given_or_last(model), datamodule)
-        with self._running(stage):
-            loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, model)
-            self._callback_metrics = {}
-            values = evaluate(self, stage, loaders, limits)
-            self.hooks.call(f"on_{'validation' if stage == 'validate' else stage}_end")
-        suffix = re.compile(r"/dataloader_idx_(\d+)$")
-        results: list[dict[str, float]] = [{} for _ in loaders]
-        for name, value in values.logger.items():
-            found = suffix.search(name)
-            for index, result in enumerate(results):
-                if found is None or int(found.group(1)) == index:
-                    result[name] = value
-        if verbose and self.world.rank == 0:
-            for index, result in enumerate(results):
-                where = f" (loader {index})" if len(results) > 1 else ""
-                self.print(f"{stage}{where}: " + "  ".join(f"{name} {value:.6g}" for name, value in result.items()))
-        return results
-
-    def _prepare_evaluation(
-        self, stage: Stage, dataloaders: Any, ckpt_path: str | Path | None, given_model: Any
-    ) -> tuple[list[Any], list[float]]:
-        self._prepare_stage(stage)
-        if ckpt_path is None and given_model is None:
-            with contextlib.suppress(CheckpointError):
-                ckpt_path = self._find_checkpoint("best")
-        found = self._find_checkpoint(ckpt_path)
-        names = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
-        loaders = as_list(self._ask(names[stage], dataloaders))
-        if not loaders:
-            raise ConfigError(
-                f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, or define {names[stage]}()."
-            )
-        argument = names[stage].replace("_dataloader", "")
-        limits = [
-            limit_batches(f"limit_{argument}_batches", self._limits[stage], count_batches(loader)) for loader in loaders
-        ]
-        for index, limit in enumerate(limits):
-            if limit == 0:
-                raise ConfigError(f"trainer.{stage}(): loader {index} has no batches.")
-        setattr(self, f"num_{argument}_batches", limits)
-        self._prepare_module()
-        self.hooks = Hooks(self, self.module, self.datamodule, self.callbacks)
-        if found is not None:
-            RunState(self.module, self.seed).load_module(checkpoint.load(found), str(found))
-        self.optimizers = []
-        self.step = self._make_step()
-        return loaders, limits
-
-    def _given_or_last(self, model: Any) -> Any:
-        return self.module if model is None else model
-
-    # What it has, and what it is asked about
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """`data` of every rank, stacked; with one process, `data` itself."""
+        return data
 
     @property
     def current_epoch(self) -> int:
@@ -1000,21 +694,7 @@ class Trainer:
 
     def __getattr__(self, name: str) -> Any:
         """Names that Lightning's trainer has and ours gives otherwise."""
-        return _compat().trainer_attribute(self, name)
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0, above the progress display. Rich renderables are rendered."""
-        if self.world.rank != 0:
-            return
-        for callback in self.callbacks:
-            if isinstance(callback, ProgressBar):
-                callback.print(*args, **kwargs)
-                return
-        log.info(" ".join(map(str, args)))
-
-    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """`data` of every rank, stacked; with one process, `data` itself."""
-        return data
+        return compat().trainer_attribute(self, name)
 
     def _hparams(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -1031,90 +711,3 @@ class Trainer:
             "seed": self.seed,
         }
         return {**found, **{f"trainer/{name}": value for name, value in settings.items()}}
-
-    def _choose_loggers(self, logger: Any) -> list[Logger]:
-        if logger is False or self.fast_dev_run:
-            return []
-        if logger is None or logger is True:
-            from footplate.tracking.csv import CSV
-
-            return [CSV()]
-        return as_list(logger) if not isinstance(logger, Logger) else [logger]
-
-    def _choose_callbacks(
-        self, given: list[Any], max_time: Any, enable_checkpointing: bool, enable_progress_bar: bool, summary: bool
-    ) -> list[Any]:
-        callbacks = given if all(isinstance(one, Callback) for one in given) else _compat().translate_callbacks(given)
-        for callback in callbacks:
-            if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
-                raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
-        if max_time is not None:
-            callbacks.append(Timer(max_time))
-        savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-        if savers and not enable_checkpointing:
-            raise ConfigError(
-                "enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them."
-            )
-        if not savers and enable_checkpointing and not self.fast_dev_run:
-            callbacks.append(ModelCheckpoint())
-        if enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
-            callbacks.append(ProgressBar())
-        if summary and not any(isinstance(callback, ModelSummary) for callback in callbacks):
-            callbacks.append(ModelSummary())
-        return callbacks
-
-    def _order_callbacks(self) -> None:
-        self.callbacks.sort(key=lambda callback: isinstance(callback, ModelCheckpoint))
-
-    def _check_writable(self) -> None:
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            probe = self.run_dir / ".footplate-probe"
-            probe.write_text("")
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"default_root_dir={str(self.run_dir)!r} can't be written to: {error.strerror}. Choose another directory."
-            ) from None
-
-
-def _compat() -> Any:
-    """What knows Lightning; loaded only for those who bring its classes."""
-    from footplate.compat import lightning
-
-    return lightning
-
-
-def _chunks(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    if size == 1:
-        for batch in batches:
-            yield [batch]
-        return
-    chunk: list[Any] = []
-    for batch in batches:
-        chunk.append(batch)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _split_datamodule(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-    """A data module may be given in the loaders' place."""
-    if loaders is not None and hasattr(loaders, "train_dataloader") and hasattr(loaders, "prepare_data"):
-        if datamodule is not None:
-            raise ConfigError("Both a data module in the loaders' place and datamodule=… were given: give one.")
-        return None, loaders
-    return loaders, datamodule
-
-
-def _explain(error: BaseException) -> Exception | None:
-    """A plain error for a traceback that many users have met."""
-    found = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error)) if isinstance(error, IndexError) else None
-    if found is None:
-        return None
-    return DataError(
-        f"A label is {found.group(1)}, which is outside the range of the model's outputs. "
-        "Labels must be 0 … outputs - 1: give the model more outputs, or map the labels."
-    )

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
 import pytest
 import torch
 import torch.nn.functional as F

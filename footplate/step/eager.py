@@ -170,7 +170,7 @@ class EagerStep(Step):
         if self._own_step:
             self.spec.module.optimizer_step(epoch, batch_idx, optimizer, closure)
         else:
-            optimizer.step(closure)
+            optimizer.step(closure)  # type: ignore[arg-type, call-overload]
         if not returned:
             raise ConfigError(
                 f"{type(self.spec.module).__name__}.optimizer_step() never ran its optimizer_closure: "

@@ -32,7 +32,7 @@ def map_tensors(batch: Any, function: Any) -> Any:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         changed = {f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init}
         return dataclasses.replace(batch, **changed)
-    if hasattr(batch, "to") and callable(batch.to):
+    if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
 

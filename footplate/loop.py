@@ -1,0 +1,292 @@
+"""The training loop: epochs of chunks of batches, and what happens between two steps.
+
+    epoch:          on_train_epoch_start → chunks → metrics, callbacks, schedulers, loggers, savers
+    chunk:          on_train_batch_start → step → for each of its batches: between_steps
+    between steps:  schedulers → callbacks → loggers → savers → validation → a signal that came
+
+The loop's rule: nothing in it reads from the device but every `log_every_n_steps`. The order between two steps is the
+order in which a run can be resumed: first what changes the state, then what reports it, last what saves it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate import rng
+from footplate.callbacks.model_checkpoint import ModelCheckpoint
+from footplate.errors import ConfigError, DataError, did_you_mean
+from footplate.evaluation import evaluate
+from footplate.hooks import overrides
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+LOGGING_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end", "on_validation_end")
+
+
+class TrainingLoop:
+    """One run of `trainer.fit`, once everything it needs is there.
+
+    Args:
+        trainer: prepared: its module, step, hooks, metrics and progress.
+        loader: the training loader, made resumable.
+        val_loaders: the validation loaders; none when there is no validation.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Any, val_loaders: list[Any]) -> None:
+        self.trainer = trainer
+        self.loader = loader
+        self.val_loaders = val_loaders
+        self.logs_this_step = False
+        self._known: set[str] = set()
+        self._log_every = trainer.log_every_n_steps
+        self._val_every = trainer.val_check_batches
+        self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+        self._batch_start = trainer.hooks.get("on_train_batch_start")
+        self._batch_end = trainer.hooks.get("on_train_batch_end")
+        self._save_after_batch = trainer.hooks.savers("on_train_batch_end")
+
+    def epoch(self) -> None:
+        """Train for one epoch, or for the rest of one that was resumed."""
+        trainer, loader = self.trainer, self.loader
+        progress, metrics, step = trainer.progress, trainer.metrics, trainer.step
+        total, seed, transfer = (
+            trainer.num_training_batches,
+            rng.mix(trainer.seed, trainer.world.rank),
+            trainer.transfer(),
+        )
+        self._begin_epoch()
+
+        ended = progress.batch_idx >= total or self.stops_here()
+        batches = iter(()) if ended else iter(loader)
+        for chunk in chunks(batches, step.chunk_size):
+            first = progress.batch_idx
+            if transfer is not None:
+                chunk = [transfer(batch, 0) for batch in chunk]
+            metrics.batch = chunk[0]
+            if self._batch_start and self._skips_epoch(chunk, first):
+                break
+            rng.seed_step(rng.fold(seed, progress.batches), trainer.device)
+            steps_before = progress.global_step
+            outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch).outputs
+            for batch, output in zip(chunk, outputs, strict=True):
+                progress.batch_idx += 1
+                progress.batches += 1
+                self.between_steps(batch, output, progress.batch_idx - 1, steps_before)
+            if progress.batch_idx >= total or self.stops_here():
+                break
+        else:
+            if not ended:
+                self._source_ran_out(total)
+        if hasattr(batches, "close"):
+            batches.close()  # type: ignore[union-attr]
+        self._end_epoch()
+
+    def between_steps(self, batch: Any, output: Any, batch_idx: int, steps_before: int) -> None:
+        """What follows a batch; see the module's docstring for the order."""
+        trainer = self.trainer
+        progress, reports = trainer.progress, trainer.reports
+        step = progress.global_step
+        if self._by_step and step != steps_before:
+            self._step_schedulers("step", plateau=False)
+        self.logs_this_step = step // self._log_every != steps_before // self._log_every
+        if output is not None:
+            reports.loss(output)
+        if self.logs_this_step:
+            reports.check_finite(step, trainer.accumulate_grad_batches)
+        for hook in self._batch_end:
+            hook(output, batch, batch_idx)
+        if self.logs_this_step:
+            reports.step(trainer.metrics)
+            reports.send(step, progress.epoch)
+        if progress.batches == 1:
+            self._check_monitors()
+        for hook in self._save_after_batch:
+            hook(output, batch, batch_idx)
+        if self._validation_due(batch_idx + 1):
+            self.validate()
+        if self._by_step and step != steps_before:
+            self._step_schedulers("step", plateau=True)
+        if trainer.interrupted:
+            trainer.end_on_signal()
+
+    def finished(self) -> bool:
+        """Whether training is over."""
+        trainer = self.trainer
+        if trainer.max_epochs not in (None, -1) and trainer.progress.epoch >= trainer.max_epochs:
+            return True
+        return self.stops_here()
+
+    def stops_here(self) -> bool:
+        """Whether training ends before the epoch does."""
+        trainer = self.trainer
+        if trainer.max_steps != -1 and trainer.progress.global_step >= trainer.max_steps:
+            return True
+        return trainer.should_stop and self._may_stop()
+
+    def sanity_check(self) -> None:
+        """Try a few validation batches, so that a mistake there is found now and not after an epoch."""
+        trainer = self.trainer
+        steps = trainer.num_sanity_val_steps
+        if not self.val_loaders or steps == 0:
+            return
+        trainer.sanity_checking = True
+        trainer.hooks.call("on_sanity_check_start")
+        limits = [limit if steps == -1 else min(steps, limit) for limit in trainer.num_val_batches]
+        trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, limits), log=False)
+        self._known = set(trainer.reports.callback)
+        trainer.hooks.call("on_sanity_check_end")
+        trainer.sanity_checking = False
+        trainer.reports.forget()
+
+    def validate(self) -> None:
+        """Validate in the middle of training."""
+        trainer = self.trainer
+        trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, trainer.num_val_batches))
+        trainer.reports.send(trainer.progress.global_step, trainer.progress.epoch)
+        trainer.progress.validated_at = trainer.progress.batches
+        for hook in trainer.hooks.savers("on_validation_end"):
+            hook()
+
+    def _begin_epoch(self) -> None:
+        trainer = self.trainer
+        progress = trainer.progress
+        self.loader.set_epoch(progress.epoch)
+        if progress.batch_idx == 0:
+            if progress.batches == 0:
+                trainer.module.train()
+            trainer.metrics.by_step = False
+            trainer.hooks.call("on_train_epoch_start")
+        elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
+            self.validate()  # the run was cut off between a step and the validation after it
+        trainer.metrics.by_step = True
+
+    def _end_epoch(self) -> None:
+        trainer = self.trainer
+        metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
+        metrics.batch, metrics.by_step = None, False
+        reports.check_finite(progress.global_step, trainer.accumulate_grad_batches)
+        reports.publish(metrics.epoch_values())
+        for hook in hooks.get("on_train_epoch_end"):
+            hook()
+        reports.publish(metrics.epoch_values())
+        self._step_schedulers("epoch", plateau=False)
+        self._step_schedulers("epoch", plateau=True)
+        reports.send(progress.global_step, progress.epoch)
+        progress.epoch_ended = True
+        for hook in hooks.savers("on_train_epoch_end"):
+            hook()
+        progress.next_epoch()
+
+    def _source_ran_out(self, total: float) -> None:
+        """The loader had fewer batches than was known: end the accumulation window, and validate if it is due."""
+        trainer = self.trainer
+        progress = trainer.progress
+        if progress.batch_idx == 0:
+            raise DataError("The training loader gave no batch in this epoch.")
+        if math.isfinite(total):
+            log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
+        steps_before = progress.global_step
+        trainer.step.finish_window(progress.epoch, progress.batch_idx - 1)
+        if self._by_step and progress.global_step != steps_before:
+            self._step_schedulers("step", plateau=False)
+        if math.isinf(self._val_every) and self.val_loaders and self._validates_in_epoch():
+            self.validate()
+
+    def _skips_epoch(self, chunk: list[Any], first: int) -> bool:
+        """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
+        answers = [hook(batch, first + i) for i, batch in enumerate(chunk) for hook in self._batch_start]
+        return -1 in answers
+
+    def _validation_due(self, batch_idx: int) -> bool:
+        if not self.val_loaders or math.isinf(self._val_every):
+            return False
+        if self.trainer.check_val_every_n_epoch is None:
+            return self.trainer.progress.batches % self._val_every == 0
+        return batch_idx % self._val_every == 0 and self._validates_in_epoch()
+
+    def _validates_in_epoch(self) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return every is None or (self.trainer.progress.epoch + 1) % every == 0
+
+    def _may_stop(self) -> bool:
+        """Whether `min_epochs` and `min_steps` allow an early stop."""
+        trainer = self.trainer
+        epochs = trainer.progress.epoch + (trainer.progress.batch_idx >= trainer.num_training_batches)
+        enough_epochs = trainer.min_epochs is None or epochs >= trainer.min_epochs
+        return enough_epochs and (trainer.min_steps is None or trainer.progress.global_step >= trainer.min_steps)
+
+    def _step_schedulers(self, interval: str, plateau: bool) -> None:
+        trainer = self.trainer
+        if not trainer.module.automatic_optimization:
+            return
+        now = trainer.progress.global_step if interval == "step" else trainer.progress.epoch + 1
+        for config in trainer.lr_scheduler_configs:
+            if config.interval != interval or config.reduce_on_plateau != plateau or now % config.frequency:
+                continue
+            metric = None
+            if config.reduce_on_plateau:
+                value = trainer.reports.callback.get(config.monitor or "")
+                if value is None:
+                    if config.strict:
+                        raise ConfigError(
+                            f'{type(config.scheduler).__name__} monitors "{config.monitor}", which has not been logged. '
+                            f"{did_you_mean(config.monitor or '', trainer.reports.callback)}"
+                        )
+                    continue
+                metric = torch.tensor(value)
+            trainer.module.lr_scheduler_step(config.scheduler, metric)
+
+    def _check_monitors(self) -> None:
+        """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch."""
+        trainer = self.trainer
+        if trainer.fast_dev_run or (self.val_loaders and not self._known):
+            return  # validation has not been tried, so what it logs isn't known
+        if any(overrides(trainer.module, name) for name in LOGGING_HOOKS):
+            return
+        if any(not type(one).__module__.startswith("footplate.") for one in trainer.callbacks):
+            return  # a callback of somebody else's may log anything later
+        known = {*self._known, *trainer.reports.callback}
+        for name in trainer.metrics.names():
+            known |= {name, f"{name}_step", f"{name}_epoch"}
+        watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
+        watchers += [
+            (type(config.scheduler).__name__, config.monitor)
+            for config in trainer.lr_scheduler_configs
+            if config.reduce_on_plateau
+        ]
+        for who, monitor in watchers:
+            if monitor is not None and monitor not in known:
+                raise ConfigError(f'{who} monitors "{monitor}", which nothing logs. {did_you_mean(monitor, known)}')
+
+
+def save_before_end(trainer: Trainer) -> str:
+    """Save the run as it stands, if it keeps checkpoints at all; returns what to tell the user."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            path = callback.save_now(trainer)
+            return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
+    return ""
+
+
+def chunks(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Batches, so many at a time; the last chunk may be shorter."""
+    if size == 1:
+        for batch in batches:
+            yield [batch]
+        return
+    chunk: list[Any] = []
+    for batch in batches:
+        chunk.append(batch)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,0 +1,225 @@
+"""What a run is put together from: callbacks, loggers, loaders, a checkpoint; found and checked before work starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate import checkpoint
+from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from footplate.data.adapt import adapt
+from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.hooks import overrides
+from footplate.module import Module
+from footplate.settings import as_list, count_batches, limit_batches
+from footplate.tracking.base import Logger
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+NEEDED = {
+    "fit": ("training_step", "configure_optimizers"),
+    "validate": ("validation_step",),
+    "test": ("test_step",),
+    "predict": (),
+}
+LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
+
+
+def choose_loggers(logger: Any) -> list[Any]:
+    """The loggers that `Trainer(logger=…)` stands for.
+
+    Raises:
+        ConfigError: something that is no logger.
+    """
+    if logger is False:
+        return []
+    if logger is None or logger is True:
+        from footplate.tracking.csv import CSV
+
+        return [CSV()]
+    loggers = as_list(logger)
+    if not all(isinstance(one, Logger) for one in loggers):
+        loggers = compat().translate_loggers(loggers)
+    return loggers
+
+
+def choose_callbacks(
+    given: list[Any], max_time: Any, enable_checkpointing: bool, enable_progress_bar: bool, enable_model_summary: bool
+) -> list[Any]:
+    """The callbacks of a trainer: those that were given, and the usual ones that were not.
+
+    Raises:
+        ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
+    """
+    callbacks = list(given) if all(isinstance(one, Callback) for one in given) else compat().translate_callbacks(given)
+    for callback in callbacks:
+        if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
+            raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
+    if max_time is not None:
+        callbacks.append(Timer(max_time))
+    savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    if savers and not enable_checkpointing:
+        raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
+    if not savers and enable_checkpointing:
+        callbacks.append(ModelCheckpoint())
+    if enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        callbacks.append(ProgressBar())
+    if enable_model_summary and not any(isinstance(callback, ModelSummary) for callback in callbacks):
+        callbacks.append(ModelSummary())
+    return callbacks
+
+
+def attach(trainer: Trainer, stage: str, model: Any, datamodule: Any) -> None:
+    """Check that a model can be run for a stage, and let it and the data module know their trainer.
+
+    Raises:
+        ConfigError: no model, or one without a method that the stage needs.
+    """
+    if model is None:
+        raise ConfigError(f"trainer.{stage}() needs a model: none was given, and none has been trained yet.")
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"trainer.{stage}(model): expected a footplate.Module, got {type(model).__name__}.")
+    if isinstance(model, Module):
+        model.trainer = trainer
+    else:
+        compat().attach_module(model, trainer)
+    for name in NEEDED[stage]:
+        if not overrides(model, name):
+            raise ConfigError(
+                f"{type(model).__name__} has no {name}(), which trainer.{stage}() needs. Define it on the class."
+            )
+    if datamodule is not None:
+        datamodule.trainer = trainer
+
+
+def split_datamodule(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """Loaders and data module, where a data module may have been given in the loaders' place.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if loaders is not None and hasattr(loaders, "train_dataloader") and hasattr(loaders, "prepare_data"):
+        if datamodule is not None:
+            raise ConfigError("Both a data module in the loaders' place and datamodule=… were given: give one.")
+        return None, loaders
+    return loaders, datamodule
+
+
+def ask_loader(trainer: Trainer, name: str, given: Any) -> Any:
+    """A loader: what was given, or the data module's, or the module's own; None when nobody has one."""
+    if given is not None:
+        return given
+    for owner in (trainer.datamodule, trainer.module):
+        if owner is not None and overrides(owner, name):
+            return getattr(owner, name)()
+    return None
+
+
+def training_loader(trainer: Trainer, given: Any, limit: Any) -> tuple[Any, float]:
+    """The training loader, made resumable, and how many of its batches make an epoch.
+
+    Raises:
+        ConfigError: there is none, it is empty, or its limit leaves nothing.
+    """
+    found = ask_loader(trainer, "train_dataloader", given)
+    if found is None:
+        raise ConfigError(
+            "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=…, or define train_dataloader()."
+        )
+    overfit = trainer.overfit_batches
+    loader = adapt(found, trainer.seed, shuffle=not overfit)
+    total = count_batches(loader)
+    if total == 0:
+        raise ConfigError("The training loader has no batches: is the data empty, or drop_last with too few rows?")
+    name = "overfit_batches" if overfit else "limit_train_batches"
+    limit = overfit or limit
+    batches = limit_batches(name, limit, total)
+    if batches == 0:
+        raise ConfigError(f"{name}={limit}: nothing is left to train on.")
+    return loader, batches
+
+
+def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:
+    """The loaders of a stage and how many batches of each are run; empty when there are none.
+
+    Raises:
+        ConfigError: one of them is empty, or its limit leaves nothing.
+    """
+    name = LOADERS[stage]
+    loaders = as_list(ask_loader(trainer, f"{name}_dataloader", given))
+    limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
+    for index, batches in enumerate(limits):
+        if batches == 0:
+            which = f" {index}" if len(loaders) > 1 else ""
+            raise ConfigError(f"The {stage} loader{which} has no batches: is the data empty?")
+    return loaders, limits
+
+
+def check_writable(directory: Path) -> None:
+    """Make a run's directory.
+
+    Raises:
+        ConfigError: it can't be written to.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".footplate-probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f'default_root_dir="{directory}" can\'t be written to: {error.strerror}. Choose another directory.'
+        ) from None
+
+
+def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | None:
+    """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
+
+    Raises:
+        CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
+    """
+    if ckpt_path is None:
+        return None
+    savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
+    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None})
+    where = ", ".join(map(str, directories)) or str(trainer.run_dir)
+    if ckpt_path == "last":
+        found = checkpoint.newest([directory for directory in directories if directory.is_dir()])
+        if found is None and trainer.stage != "fit":
+            raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
+        if found is None:
+            trainer.print(f"There is no checkpoint in {where} yet: beginning anew.")
+        return found
+    if ckpt_path == "best":
+        for callback in savers:
+            link = (callback.dirpath or trainer.run_dir) / f"best{checkpoint.SUFFIX}"
+            for candidate in (callback.best_model_path, link):
+                if candidate and Path(candidate).exists():
+                    return Path(candidate)
+        raise CheckpointError(
+            'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
+        )
+    return Path(ckpt_path)
+
+
+def explain(error: BaseException) -> Exception | None:
+    """A plain error for a traceback that many users have met; None for any other."""
+    found = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error)) if isinstance(error, IndexError) else None
+    if found is None:
+        return None
+    return DataError(
+        f"A label is {found.group(1)}, which is outside the range of the model's outputs. "
+        "Labels must be 0 … outputs - 1: give the model more outputs, or map the labels."
+    )
+
+
+def compat() -> ModuleType:
+    """What knows Lightning; loaded only for those who bring its classes."""
+    from footplate.compat import lightning
+
+    return lightning
