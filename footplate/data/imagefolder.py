@@ -68,6 +68,10 @@ class ImageFolderSource:
         """There are none."""
         return 0
 
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """The first rows of a group."""
+        return self.read(group, columns).slice(0, rows)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """The bytes and classes of some files."""
         part = self._found[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP]

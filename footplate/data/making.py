@@ -36,15 +36,26 @@ class Making:
 
     Attributes:
         values: what is there already, or will be written into by the tasks.
-        places: row group and row of each row, (rows, 2).
+        pieces: where its rows come from.
+        windows: that they lie in.
         bad: rows known to be bad.
         tasks: the first row and the result of each task.
     """
 
     values: dict[str, Any]
-    places: np.ndarray
+    pieces: list[Piece]
+    windows: dict[int, Window]
     bad: list[Bad]
     tasks: list[tuple[int, Future[Any]]] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, bad ones included."""
+        return sum(piece.stop - piece.start for piece in self.pieces)
+
+    def places(self) -> np.ndarray:
+        """Row group and row of each row, (rows, 2)."""
+        return np.concatenate([_places(self.windows[piece.window], piece) for piece in self.pieces])
 
 
 class Maker:
@@ -74,11 +85,13 @@ class Maker:
 
     def begin(self, pieces: list[Piece], windows: dict[int, Window]) -> Making:
         """Put a batch's columns together and hand its images and rows to the decoders."""
-        places = np.concatenate([_places(windows[piece.window], piece) for piece in pieces])
-        numbers = self._first_row[places[:, 0]] + places[:, 1]  # of each row in the table, (rows,)
-        making = Making({}, places, _null_rows(pieces, windows))
+        making = Making({}, pieces, windows, _null_rows(pieces, windows))
         for column in self._recipe.content.columns:
             making.values.update(column.collate(slices_of(column.name, pieces, windows)))
+        if self._recipe.transform is None and not self._recipe.content.images:
+            return making
+        places = making.places()
+        numbers = self._first_row[places[:, 0]] + places[:, 1]  # of each row in the table, (rows,)
         encoded = {name: _views(name, pieces, windows) for name in self._recipe.content.images}
         if self._recipe.transform is None:
             for name, views in encoded.items():
@@ -109,7 +122,9 @@ class Maker:
                 f"The image of {self._where(making, number)} can't be decoded: {reason}. Mend or delete the row, or "
                 'pass on_error="skip" to leave such rows out and count them.'
             )
-        good = [number for number in range(len(making.places)) if number not in bad]
+        if self._recipe.transform is None and not bad:
+            return _in_order(making.values, self._table.columns), 0
+        good = [number for number in range(making.num_rows) if number not in bad]
         if not good:
             raise DataError(
                 f"Not one row of a batch can be used (the first is {self._where(making, 0)}: {bad[0]}), so there is no "
@@ -117,12 +132,12 @@ class Maker:
             )
         if self._recipe.transform is not None:
             return rows.collate([row for number in good if (row := transformed[number]) is not None]), len(bad)
-        values = making.values if not bad else {name: _pick(value, good) for name, value in making.values.items()}
+        values = {name: _pick(value, good) for name, value in making.values.items()}
         return _in_order(values, self._table.columns), len(bad)
 
     def _submit(self, making: Making, task: Any, *arguments: Any) -> None:
         """Cut sequences of a batch's rows into small tasks; a name is passed on as it is, a dict item by item."""
-        for start in range(0, len(making.places), _ROWS_PER_TASK):
+        for start in range(0, making.num_rows, _ROWS_PER_TASK):
             span = slice(start, start + _ROWS_PER_TASK)
             cut = [argument if isinstance(argument, str) else _cut(argument, span) for argument in arguments]
             making.tasks.append((start, self._decoders.submit(task, *cut)))
@@ -172,7 +187,7 @@ class Maker:
             raise
 
     def _where(self, making: Making, number: int) -> str:
-        return self._table.where(*making.places[number].tolist())
+        return self._table.where(*making.places()[number].tolist())
 
 
 def _places(window: Window, piece: Piece) -> np.ndarray:

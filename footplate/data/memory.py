@@ -54,6 +54,10 @@ class MemorySource:
         """Nulls of a column."""
         return self._table.column(column).null_count
 
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """The first rows of a slice."""
+        return self.read(group, columns).slice(0, rows)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """A slice, without a copy."""
         return self._table.select(list(columns)).slice(group * _ROWS_PER_GROUP, _ROWS_PER_GROUP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 import struct
 from collections.abc import Sequence
@@ -202,8 +203,15 @@ class ParquetSource:
                 total += statistics.null_count
         return total
 
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """Read only the pages that hold a row group's first rows."""
+        return self._read(group, columns, rows)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read one row group and give it the table's names, types and partition columns."""
+        return self._read(group, columns, None)
+
+    def _read(self, group: int, columns: Sequence[str], first: int | None) -> pa.Table:
         number, index, _ = self._places[group]
         file = self._files[number]
         metadata = self._footers[number].metadata
@@ -211,8 +219,13 @@ class ParquetSource:
         wanted = [self._renamed.get(name, name) for name in columns]
         try:
             with self._filesystem.open_input_file(file.path) as handle:
-                parquet = pq.ParquetFile(handle, metadata=metadata)
-                read = parquet.read_row_group(index, [name for name in wanted if name in stored], use_threads=False)
+                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=False)
+                names = [name for name in wanted if name in stored]
+                if first is None or not names:
+                    read = parquet.read_row_group(index, names, use_threads=False)
+                else:
+                    pages = parquet.iter_batches(first, [index], names, use_threads=False)
+                    read = pa.Table.from_batches(itertools.islice(pages, 1), _chosen(metadata, names))
         except FileNotFoundError:
             raise DataError(
                 f"{file.path}: this file of {self.uri} (version {self.version}) is gone: the table was vacuumed or "
@@ -220,10 +233,15 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
-        rows = metadata.row_group(index).num_rows
+        rows = metadata.row_group(index).num_rows if first is None or not names else read.num_rows
         fields = [self.schema.field(name) for name in columns]
         arrays = [_conform(read, own, field, file, rows, index) for own, field in zip(wanted, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _chosen(metadata: pq.FileMetaData, names: Sequence[str]) -> pa.Schema:
+    stored = metadata.schema.to_arrow_schema()
+    return pa.schema([stored.field(name) for name in names])
 
 
 def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:

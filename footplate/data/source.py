@@ -71,6 +71,10 @@ class Source(Protocol):
         """How many nulls a column has, if that is known without reading it."""
         ...
 
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """The first physical rows of a group, `rows` of them at most, reading no more than need be."""
+        ...
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """The physical rows of a group, deleted ones included, with exactly these columns in the schema's types."""
         ...

@@ -201,7 +201,9 @@ class Table:
             if missing <= 0:
                 break
             if group.num_rows:
-                found.append(self.read_group(number).slice(0, missing))
+                whole = self._positions[number] is None
+                read = self._source.peek(number, self._columns, missing) if whole else self.read_group(number)
+                found.append(read.slice(0, missing))
                 missing -= found[-1].num_rows
         return pa.concat_tables(found)
 

@@ -93,6 +93,10 @@ class TFRecordSource:
         """Known only for whole records."""
         return 0 if column == "record" else None
 
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """The first rows of a group."""
+        return self.read(group, columns).slice(0, rows)
+
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Some records, parsed."""
         records = self._records(group)
