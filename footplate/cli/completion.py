@@ -1,0 +1,42 @@
+"""`footplate completion bash|zsh|tcsh`: prints a script by which a shell completes the commands and their options.
+
+The options of `fit` come from the trainer's signature, so writing the script imports torch: put it into a file once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+
+def parser(name: str) -> ArgumentParser:
+    """The parser of `completion`."""
+    from footplate.cli.parsing import make_parser
+
+    made = make_parser(
+        name,
+        "Print a completion script. For bash: "
+        "footplate completion bash > ~/.local/share/bash-completion/completions/footplate",
+    )
+    made.add_argument("shell", type=Literal["bash", "zsh", "tcsh"], help="which shell")
+    return made
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Print the script; returns the exit code."""
+    from jsonargparse import ArgumentParser
+
+    from footplate.cli.commands import COMMANDS
+    from footplate.cli.parsing import parse
+
+    shell = parse(parser(name), argv).shell
+    top = ArgumentParser(prog="footplate")
+    commands = top.add_subcommands()
+    for command, about in COMMANDS.items():
+        commands.add_subcommand(command, importlib.import_module(about.module).parser(command), help=about.help)
+    print(top.get_completion_script(f"shtab-{shell}"))
+    return 0

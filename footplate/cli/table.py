@@ -1,0 +1,84 @@
+"""`footplate table PATH`: a table's columns, size and first rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+    from rich.console import RenderableType
+
+    from footplate.data.table import TableInfo
+
+
+def parser(name: str) -> ArgumentParser:
+    """The parser of `table`."""
+    from footplate.cli.parsing import make_parser
+
+    made = make_parser(name, "Show a table: Delta, Parquet, TFRecord or image files, here or in object storage.")
+    made.add_argument("path", type=str, help="a path or URI, such as lake/flowers or s3://lake/flowers")
+    made.add_argument(
+        "--version", type=int | str | None, default=None, help="of a Delta table: a number or an ISO 8601 time"
+    )
+    made.add_argument("--rows", type=int, default=5, help="how many rows to show")
+    made.add_argument("--json", action="store_true", help="print all as JSON")
+    return made
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Describe a table; returns the exit code.
+
+    Raises:
+        FootplateError: there is no table, or not this version of it.
+    """
+    from footplate.cli.parsing import parse
+    from footplate.data.table import Table
+
+    given = parse(parser(name), argv)
+    info = Table(given.path, version=given.version).describe(given.rows)
+    if given.json:
+        from footplate.cli.preview import plain
+
+        print(json.dumps({**asdict(info), "sample": plain(info.sample)}, indent=2))
+    else:
+        from rich.console import Console
+
+        Console().print(render(info))
+    return 0
+
+
+def render(info: TableInfo) -> RenderableType:
+    """A table's description for a terminal."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Column
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    from footplate.cli.preview import short
+    from footplate.hardware.machine import readable_size
+
+    facts = Grid.grid(padding=(0, 2))
+    for name, value in {
+        "table": info.uri,
+        "kind": info.kind,
+        "version": str(info.version),
+        "rows": f"{info.num_rows:,}",
+        "files": f"{info.num_files:,}",
+        "row groups": f"{info.num_row_groups:,}",
+        "size": f"{readable_size(info.nbytes)} in memory ({info.nbytes:,} bytes)",
+    }.items():
+        facts.add_row(Text(name, style="cyan"), Text(value))
+
+    columns = Grid("column", "type", box=box.SIMPLE_HEAD)
+    for name, kind in info.columns.items():
+        columns.add_row(Text(name), Text(kind))
+
+    sample = Grid(*(Column(Text(name)) for name in info.columns), box=box.SIMPLE_HEAD)
+    for row in info.sample:
+        sample.add_row(*(Text(short(row[name])) for name in info.columns))
+    rows = sample if info.sample else Text("no rows" if info.num_rows == 0 else "")
+    return Group(facts, columns, rows)
