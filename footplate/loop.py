@@ -45,7 +45,9 @@ class TrainingLoop:
         self.loader = loader
         self.val_loaders = val_loaders
         self.logs_this_step = False
+        self._progress, self._reports, self._signals = trainer.progress, trainer.reports, trainer.signals
         self._known: set[str] = set()
+        self._checked = trainer.progress.batches > 0
         self._log_every = trainer.log_every_n_steps
         self._val_every = trainer.val_check_batches
         self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
@@ -57,11 +59,8 @@ class TrainingLoop:
         """Train for one epoch, or for the rest of one that was resumed."""
         trainer, loader = self.trainer, self.loader
         progress, metrics, step = trainer.progress, trainer.metrics, trainer.step
-        total, seed, transfer = (
-            trainer.num_training_batches,
-            rng.mix(trainer.seed, trainer.world.rank),
-            trainer.transfer(),
-        )
+        total, transfer = trainer.num_training_batches, trainer.transfer()
+        seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
         self._begin_epoch()
 
         ended = progress.batch_idx >= total or self.stops_here()
@@ -73,7 +72,7 @@ class TrainingLoop:
             metrics.batch = chunk[0]
             if self._batch_start and self._skips_epoch(chunk, first):
                 break
-            rng.seed_step(rng.fold(seed, progress.batches), trainer.device)
+            seed_step(progress.batches)
             steps_before = progress.global_step
             outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch).outputs
             for batch, output in zip(chunk, outputs, strict=True):
@@ -92,13 +91,13 @@ class TrainingLoop:
     def between_steps(self, batch: Any, output: Any, batch_idx: int, steps_before: int) -> None:
         """What follows a batch; see the module's docstring for the order."""
         trainer = self.trainer
-        progress, reports = trainer.progress, trainer.reports
+        progress, reports = self._progress, self._reports
         step = progress.global_step
         if self._by_step and step != steps_before:
             self._step_schedulers("step", plateau=False)
         self.logs_this_step = step // self._log_every != steps_before // self._log_every
         if output is not None:
-            reports.loss(output)
+            reports.outputs.append(output)
         if self.logs_this_step:
             reports.check_finite(step, trainer.accumulate_grad_batches)
         for hook in self._batch_end:
@@ -106,15 +105,15 @@ class TrainingLoop:
         if self.logs_this_step:
             reports.step(trainer.metrics)
             reports.send(step, progress.epoch)
-        if progress.batches == 1:
+        if not self._checked:
             self._check_monitors()
         for hook in self._save_after_batch:
             hook(output, batch, batch_idx)
-        if self._validation_due(batch_idx + 1):
+        if self.val_loaders and self._validation_due(batch_idx + 1):
             self.validate()
         if self._by_step and step != steps_before:
             self._step_schedulers("step", plateau=True)
-        if trainer.interrupted:
+        if self._signals.received is not None:
             trainer.end_on_signal()
 
     def finished(self) -> bool:
@@ -247,6 +246,7 @@ class TrainingLoop:
     def _check_monitors(self) -> None:
         """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch."""
         trainer = self.trainer
+        self._checked = True
         if trainer.fast_dev_run or (self.val_loaders and not self._known):
             return  # validation has not been tried, so what it logs isn't known
         if any(overrides(trainer.module, name) for name in LOGGING_HOOKS):

@@ -25,6 +25,7 @@ class Reports:
         callback: every metric by name, for callbacks and schedulers.
         logged: what loggers were told last, by name.
         progress: what the progress display shows.
+        outputs: what training steps returned since the losses were last read.
         not_finite: "the training loss" and the first step at which it was NaN or infinite; None as long as all is well.
     """
 
@@ -35,7 +36,7 @@ class Reports:
         self.not_finite: tuple[str, int] | None = None
         self._loggers = loggers
         self._row: dict[str, float] = {}
-        self._losses: list[Any] = []
+        self.outputs: list[Any] = []
 
     def publish(self, values: Values, log: bool = True) -> None:
         """Take in reduced metrics; `log=False` keeps them from the loggers."""
@@ -65,14 +66,11 @@ class Reports:
             logger.log_metrics(dict(self._row), step, epoch)
         self._row.clear()
 
-    def loss(self, output: Any) -> None:
-        """Note what a training step returned; its loss is read with the next `check_finite`."""
-        self._losses.append(output["loss"] if type(output) is dict else output)
-
     def check_finite(self, global_step: int, batches_per_step: int) -> None:
         """Read the losses since the last look, and note the first that is no number."""
-        losses = to_floats(self._losses, "the training loss")
-        self._losses.clear()
+        given = [output["loss"] if type(output) is dict else output for output in self.outputs]
+        losses = to_floats(given, "the training loss")
+        self.outputs.clear()
         if self.not_finite is not None or all(map(math.isfinite, losses)):
             return
         after = len(losses) - 1 - next(i for i, value in enumerate(losses) if not math.isfinite(value))

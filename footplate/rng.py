@@ -5,7 +5,7 @@ carried between processes:
 
     shuffling        (seed, epoch)                        data/
     augmentation     (seed, epoch, row) or (…, batch)     data/
-    dropout & co.    (seed, batches so far, rank)         before each training step: `seed_step`
+    dropout & co.    (seed, batches so far, rank)         before each training step: `step_seeder`
 
 Only Python's and NumPy's global generators, which are slow to seed, are kept as states: `capture` and `restore`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,6 @@ def mix(*numbers: int) -> int:
     for number in numbers:
         state = _finalise(state + number)
     return state >> 1
-
-
-def fold(seed: int, number: int) -> int:
-    """`mix` of a seed that was mixed before and one number more: what the loop can afford at every step."""
-    return _finalise(seed + number) >> 1
 
 
 def _finalise(state: int) -> int:
@@ -85,13 +81,25 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def seed_step(seed: int, device: torch.device) -> None:
-    """Seed torch's generators of the CPU and of one device: torch.manual_seed does all, in a hundred times the time."""
-    torch.default_generator.manual_seed(seed)
+def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
+    """A function that seeds torch's generators, of the CPU and of one device, for a batch by its number.
+
+    It is called at every step; `torch.manual_seed`, which seeds all devices, takes a hundred times as long.
+    """
+    seed_host = torch.default_generator.manual_seed
+    seed_device: Callable[[int], Any] | None = None
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
     elif device.type == "mps":
-        torch.mps.manual_seed(seed)
+        seed_device = torch.mps.manual_seed
+
+    def seed_step(batch: int) -> None:
+        number = _finalise(seed + batch) >> 1
+        seed_host(number)
+        if seed_device is not None:
+            seed_device(number)
+
+    return seed_step
 
 
 def capture() -> dict[str, Any]:

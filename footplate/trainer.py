@@ -235,7 +235,7 @@ class Trainer:
         self.step: Step
         self._state: RunState
         self._loop: TrainingLoop | None = None
-        self._signals = Signals()
+        self.signals = Signals()
         self._writer = checkpoint.CheckpointWriter()
 
     # What it is asked for
@@ -412,7 +412,7 @@ class Trainer:
         self.hooks = Hooks(self, model, datamodule, self.callbacks)
         status: Status = "failed"
         try:
-            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self._signals:
+            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals:
                 yield
             status = "success"
         except BaseException as error:
@@ -557,12 +557,12 @@ class Trainer:
 
     def end_on_signal(self) -> None:
         """Save and end, between two steps, because a signal came."""
-        received = self._signals.received
+        received = self.signals.received
         assert received is not None
         said = save_before_end(self)
         self._writer.wait()
         self.print(f"{received.name} after step {self.global_step}: {said}")
-        raise self._signals.end()
+        raise self.signals.end()
 
     # What the loop, the module and callbacks ask of it
 
@@ -690,7 +690,7 @@ class Trainer:
     @property
     def interrupted(self) -> bool:
         """Whether a signal has asked this run to end."""
-        return self._signals.received is not None
+        return self.signals.received is not None
 
     def __getattr__(self, name: str) -> Any:
         """Names that Lightning's trainer has and ours gives otherwise."""

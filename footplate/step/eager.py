@@ -44,6 +44,7 @@ class EagerStep(Step):
         self._skip_window = False
         self._arguments: dict[str, int] = {}
         self._training_step = module.training_step
+        self._takes_index = step_arguments(self._training_step, "training_step") > 1
         self._automatic = bool(module.automatic_optimization)
         self._optimizer: Optimizer | None = spec.optimizers[0] if self._automatic and spec.optimizers else None
         self._own_zero_grad = overrides(module, "optimizer_zero_grad")
@@ -57,6 +58,18 @@ class EagerStep(Step):
         self._before_backward = hooks.get("on_before_backward")
         self._after_backward = hooks.get("on_after_backward")
         self._before_optimizer_step = hooks.get("on_before_optimizer_step")
+        self._nothing_between = self._optimizer is not None and not (
+            self._scaler
+            or self._by_closure
+            or self._clips
+            or self._own_zero_grad
+            or self._own_backward
+            or self._before_zero_grad
+            or self._before_backward
+            or self._after_backward
+            or self._before_optimizer_step
+            or spec.accumulate_grad_batches != 1
+        )
         if self._automatic and len(spec.optimizers) > 1:
             raise ConfigError(
                 f"{type(module).__name__}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, "
@@ -70,6 +83,8 @@ class EagerStep(Step):
             )
 
     def train(self, batches: list[Any], batch_idx: int, last: bool, epoch: int) -> StepOutput:
+        if self._nothing_between:
+            return StepOutput([self._train_plainly(batch, index) for index, batch in enumerate(batches, batch_idx)])
         outputs = []
         for index, batch in enumerate(batches, batch_idx):
             ends_window = (index + 1) % self.spec.accumulate_grad_batches == 0 or (
@@ -77,6 +92,20 @@ class EagerStep(Step):
             )
             outputs.append(self._train_batch(batch, index, ends_window, epoch))
         return StepOutput(outputs)
+
+    def _train_plainly(self, batch: Any, batch_idx: int) -> Any:
+        """`_train_batch` where nothing comes between its parts."""
+        optimizer = self._optimizer
+        assert optimizer is not None
+        output = self._forward(batch, batch_idx)
+        loss = output if type(output) is Tensor else self._loss_of(output)
+        optimizer.zero_grad()
+        if loss is None:
+            return None
+        loss.backward()
+        optimizer.step()
+        self.spec.on_optimizer_step()
+        return detach(output)
 
     def _train_batch(self, batch: Any, batch_idx: int, ends_window: bool, epoch: int) -> Any:
         optimizer = self._optimizer
@@ -92,14 +121,11 @@ class EagerStep(Step):
         return detach(output)
 
     def _forward(self, batch: Any, batch_idx: int) -> Any:
-        arguments = self._arguments.get("training")
-        if arguments is None:
-            arguments = self._arguments["training"] = step_arguments(self._training_step, "training_step")
         if self._plain:
-            return self._training_step(batch, batch_idx) if arguments > 1 else self._training_step(batch)
+            return self._training_step(batch, batch_idx) if self._takes_index else self._training_step(batch)
         with self._context():
             batch = self.spec.precision.convert_batch(batch)
-            return self._training_step(batch, batch_idx) if arguments > 1 else self._training_step(batch)
+            return self._training_step(batch, batch_idx) if self._takes_index else self._training_step(batch)
 
     def _backpropagate(self, output: Any, optimizer: Optimizer, batch_idx: int, epoch: int) -> None:
         """Clear the gradients at the beginning of a window, then add this batch's."""

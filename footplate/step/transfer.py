@@ -40,7 +40,7 @@ def map_tensors(batch: Any, function: Any) -> Any:
 def detach(output: Any) -> Any:
     """What a step returned, without its graph."""
     if isinstance(output, Tensor):
-        return output.detach()
+        return output.detach() if output.requires_grad else output
     if type(output) is dict:
         return {key: detach(value) for key, value in output.items()}
     return output
