@@ -1,0 +1,306 @@
+"""One pass of one loader over one data set, in whichever environment runs this file; prints one line of JSON.
+
+    python data_loaders.py NAME DIRECTORY BATCH WORKERS
+
+DIRECTORY holds the same rows in each loader's own format (see `prepare`). Every loader decodes with OpenCV where it takes
+a decoder, and hands out shuffled batches: uint8 (n, 3, 224, 224) and labels, or float32 columns. Imports are outside of
+the clock, for all alike; opening the data set is inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+SIZE = 224
+IMPORTS = {
+    "footplate": ("footplate.data.loader", "footplate.data.opening", "deltalake", "cv2"),
+    "torch": ("cv2", "torch.utils.data"),
+    "webdataset": ("cv2", "webdataset"),
+    "litdata": ("cv2", "litdata"),
+    "mosaicml": ("cv2", "streaming"),
+    "hf": ("cv2", "datasets"),
+    "petastorm": ("cv2", "petastorm.pytorch"),
+    "limit": ("cv2", "pyarrow.parquet"),
+}
+
+
+def _found(directory, pattern):
+    return sorted(str(path) for path in Path(directory).glob(pattern))
+
+
+def decode(data):
+    import cv2
+
+    cv2.setNumThreads(1)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    height, width = image.shape[:2]
+    scale = SIZE / min(height, width)
+    image = cv2.resize(image, (max(SIZE, round(width * scale)), max(SIZE, round(height * scale))))
+    top, left = (image.shape[0] - SIZE) // 2, (image.shape[1] - SIZE) // 2
+    image = image[top : top + SIZE, left : left + SIZE]
+    return np.ascontiguousarray(image[:, :, ::-1].transpose(2, 0, 1))
+
+
+def _loader(dataset, batch, workers, **options):
+    if workers:
+        options |= {"prefetch_factor": 4, "worker_init_fn": _one_thread}
+    return torch.utils.data.DataLoader(dataset, batch_size=batch, num_workers=workers, **options)
+
+
+def _one_thread(_):
+    torch.set_num_threads(1)
+
+
+class _Files(torch.utils.data.Dataset):
+    def __init__(self, directory):
+        self.files = _found(directory, "folder/*/*.jpg")
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        file = self.files[index]
+        return {"image": decode(Path(file).read_bytes()), "label": int(file.rsplit("/", 2)[1])}
+
+
+def image_footplate(directory, batch, workers):
+    from footplate.data import Loader, Table
+
+    return Loader(Table(f"{directory}/delta"), batch, shuffle=True, image_size=SIZE, num_threads=workers or 1)
+
+
+def image_footplate_cached(directory, batch, workers):
+    from footplate.data import Loader, Table
+
+    table = Table(f"{directory}/delta")
+    loader = Loader(table, batch, shuffle=True, image_size=SIZE, num_threads=workers or 1, cache=f"{directory}/cache")
+    if all("." in path.name for path in Path(directory, "cache").glob("*")):  # a first run fills it, and isn't measured
+        for _ in loader:
+            pass
+        next(iter(loader))
+        for thread in threading.enumerate():
+            if thread.name == "footplate-seal":
+                thread.join()
+    return loader
+
+
+def image_torch_imagefolder(directory, batch, workers):
+    return _loader(_Files(directory), batch, workers, shuffle=True)
+
+
+def image_webdataset(directory, batch, workers):
+    import webdataset as wds
+
+    shards = _found(directory, "webdataset/*.tar")
+    data = wds.WebDataset(shards, shardshuffle=len(shards), nodesplitter=wds.split_by_node).shuffle(1000)
+    data = data.map(lambda row: {"image": decode(row["jpg"]), "label": int(row["cls"])})
+    return _loader(data, batch, workers)
+
+
+def image_litdata(directory, batch, workers):
+    import litdata
+
+    class Data(litdata.StreamingDataset):
+        def __getitem__(self, index):
+            row = super().__getitem__(index)
+            return {"image": decode(row["jpg"]), "label": row["label"]}
+
+    data = Data(f"{directory}/litdata", shuffle=True)
+    options = {"prefetch_factor": 4} if workers else {}
+    return litdata.StreamingDataLoader(data, batch_size=batch, num_workers=workers, **options)
+
+
+def image_mosaicml(directory, batch, workers):
+    from streaming import StreamingDataset
+
+    class Data(StreamingDataset):
+        def __getitem__(self, index):
+            row = super().__getitem__(index)
+            return {"image": decode(row["jpg"]), "label": row["label"]}
+
+    return _loader(Data(local=f"{directory}/mds", shuffle=True, batch_size=batch), batch, workers)
+
+
+def image_hf_datasets(directory, batch, workers):
+    import datasets
+
+    datasets.disable_progress_bars()
+    files = _found(directory, "delta/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=f"{directory}/hf")
+    data = data.with_transform(lambda rows: {"image": [decode(x) for x in rows["image"]], "label": rows["label"]})
+    return _loader(data, batch, workers, shuffle=True)
+
+
+def image_petastorm(directory, batch, workers):
+    """As its documentation has it: a pandas transform with Pillow's place taken by the common decoder."""
+    from petastorm import TransformSpec, make_batch_reader
+    from petastorm.pytorch import DataLoader
+
+    def transform(frame):
+        frame["image"] = frame["image"].map(decode)
+        return frame
+
+    spec = TransformSpec(transform, edit_fields=[("image", np.uint8, (3, SIZE, SIZE), False)])
+    urls = [f"file://{path}" for path in _found(directory, "delta/*.parquet")]
+    reader = make_batch_reader(urls, transform_spec=spec, num_epochs=1, workers_count=max(1, workers))
+    return DataLoader(reader, batch_size=batch, shuffling_queue_capacity=1000)
+
+
+def tabular_footplate(directory, batch, workers):
+    from footplate.data import Loader, Table
+
+    return Loader(Table(f"{directory}/parquet"), batch, shuffle=True, num_threads=workers or 1)
+
+
+def tabular_hf_streaming(directory, batch, workers):
+    import datasets
+
+    files = _found(directory, "parquet/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+    return data.shuffle(buffer_size=100_000).with_format("torch").batch(batch)
+
+
+def tabular_torch_memory(directory, batch, workers):
+    """The whole table in memory, indexed by a permutation: fast, where there is room for it."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(f"{directory}/parquet")
+    columns = {name: torch.from_numpy(table[name].to_numpy()) for name in table.column_names}
+    for rows in torch.randperm(table.num_rows).split(batch):
+        yield {name: column[rows] for name, column in columns.items()}
+
+
+def tabular_petastorm(directory, batch, workers):
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+
+    urls = [f"file://{path}" for path in _found(directory, "parquet/*.parquet")]
+    reader = make_batch_reader(urls, num_epochs=1, workers_count=10)
+    return BatchedDataLoader(reader, batch_size=batch, shuffling_queue_capacity=100_000)
+
+
+def tokens_footplate(directory, batch, workers):
+    return tabular_footplate(directory, batch, workers)
+
+
+def tokens_hf_map(directory, batch, workers):
+    import datasets
+
+    datasets.disable_progress_bars()
+    files = _found(directory, "parquet/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=f"{directory}/hf")
+    return _loader(data.with_format("torch"), batch, workers, shuffle=True, collate_fn=_pad)
+
+
+def _pad(rows):
+    tokens = [row["tokens"] for row in rows]
+    lengths = torch.tensor([len(row) for row in tokens])
+    return {"tokens": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True), "tokens_length": lengths}
+
+
+def image_limit(directory, batch, workers):
+    """No loader: encoded images are in memory, all cores decode them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    files = [Path(file).read_bytes() for file in _found(directory, "folder/*/*.jpg")]
+
+    def one(start):
+        images = np.stack([decode(data) for data in files[start : start + batch]])
+        return {"label": torch.zeros(len(images)), "image": torch.from_numpy(images)}
+
+    with ThreadPoolExecutor(workers or 1) as pool:
+        yield {"label": torch.zeros(0)}
+        yield from pool.map(one, range(0, len(files), batch))
+
+
+def tabular_limit(directory, batch, workers):
+    """No loader: all cores read row groups into Arrow."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import pyarrow.parquet as pq
+
+    files = _found(directory, "parquet/*.parquet")
+    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
+    read = lambda group: pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False)  # noqa: E731
+    with ThreadPoolExecutor(workers or 1) as pool:
+        yield {"label": torch.zeros(0)}
+        for table in pool.map(read, groups):
+            yield {"label": torch.empty(table.num_rows)}
+
+
+tokens_limit = tabular_limit
+
+
+class Peak(threading.Thread):
+    """The most memory (proportional set size where there is one) of this process and its children."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.bytes = 0
+        self.over = False
+
+    def run(self):
+        me = psutil.Process()
+        while not self.over:
+            total = 0
+            for process in [me, *me.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    total += process.memory_full_info().pss
+            self.bytes = max(self.bytes, total)
+            time.sleep(0.2)
+
+
+def cpu_seconds():
+    found = 0.0
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        found += times.user + times.system + (times.children_user + times.children_system if process == me else 0)
+    return found
+
+
+def main(name, directory, batch, workers):
+    torch.set_num_threads(1)
+    make = globals()[name]
+    for module in IMPORTS.get(name.split("_")[1], ()):
+        __import__(module)
+    before_bytes = psutil.Process().memory_info().rss
+    peak = Peak()
+    peak.start()
+    cpu, start = cpu_seconds(), time.perf_counter()
+    rows = first_rows = 0
+    first = used = 0.0
+    for found in make(directory, batch, workers):
+        count = len(found["label"] if "label" in found else found["tokens"])
+        rows += count
+        if not first:
+            first, first_rows = time.perf_counter() - start, count
+        used = cpu_seconds() - cpu if rows % (batch * 16) < batch else used
+    seconds = time.perf_counter() - start
+    used = max(used, cpu_seconds() - cpu)
+    peak.over = True
+    figures = {
+        "rows": rows,
+        "steady": (rows - first_rows) / (seconds - first),
+        "whole": rows / seconds,
+        "first_batch_s": first,
+        "rows_per_cpu_s": rows / used,
+        "peak_mb": (peak.bytes or before_bytes) / 2**20,
+    }
+    print("FIGURES " + json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
