@@ -1,82 +1,103 @@
-"""A `lightning.pytorch.LightningModule`, a `LightningDataModule` and Lightning's callbacks, on our trainer, unchanged.
+"""A `LightningModule`, a `LightningDataModule`, Lightning's callbacks and loggers, unchanged on our trainer.
 
 A LightningModule reaches its trainer in some thirty places. Those that concern logging and optimizers are methods of the
 module that read the trainer's insides; `attach_module` puts ours, from `TrainerBound`, over them on the instance. The
 rest are plain attributes of the trainer: `trainer_attribute` answers for those that ours names otherwise, and refuses
 Lightning's insides with one sentence. Lightning itself is never imported here: a user who has it, has imported it.
 
-Which hooks, attributes and callbacks are supported is written in docs/lightning.md, and each row of it is tested.
+Callbacks and loggers have files of their own beside this one. What is supported, translated, different or refused is
+written in docs/lightning.md, and each row of it is tested.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
-from footplate.errors import ConfigError
-from footplate.hooks import overrides
+from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
+from footplate.compat.lightning_loggers import translate_loggers
+from footplate.errors import ConfigError, did_you_mean
+from footplate.hooks import overrides, step_arguments
 from footplate.module import TrainerBound
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
+
+__all__ = ["attach_module", "refused_arguments", "trainer_attribute", "translate_callbacks", "translate_loggers"]
 
 BOUND = (
     "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "toggle_optimizer",
     "untoggle_optimizer", "toggled_optimizer", "all_gather", "print",
 )  # fmt: skip
 
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
 REFUSED_HOOKS = {
     "configure_sharded_model": "rename it to configure_model()",
-    "on_validation_model_zero_grad": "clear the gradients in on_validation_start() instead",
-    "optimizer_zero_grad_step": "override optimizer_zero_grad() instead",
-    "tbptt_split_batch": "split the batch in training_step(), with manual optimisation",
+    "on_validation_model_zero_grad": "gradients are never cleared before validation here; drop it, or clear them in "
+    "on_validation_start()",
+    "training_step_end": "Lightning 2 removed it: do its work at the end of training_step()",
+    "validation_step_end": "Lightning 2 removed it: do its work at the end of validation_step()",
+    "test_step_end": "Lightning 2 removed it: do its work at the end of test_step()",
     "training_epoch_end": "Lightning 2 removed it: use on_train_epoch_end()",
     "validation_epoch_end": "Lightning 2 removed it: use on_validation_epoch_end()",
     "test_epoch_end": "Lightning 2 removed it: use on_test_epoch_end()",
+    "on_epoch_start": "Lightning 2 removed it: use on_train_epoch_start()",
+    "on_epoch_end": "Lightning 2 removed it: use on_train_epoch_end()",
+    "tbptt_split_batch": "Lightning 2 removed it: split the batch in training_step(), with manual optimisation",
 }
 
-TRANSLATED = {
-    "EarlyStopping": (
-        "monitor", "min_delta", "patience", "verbose", "mode", "strict", "check_finite", "stopping_threshold",
-        "divergence_threshold",
-    ),
-    "LearningRateMonitor": ("logging_interval", "log_momentum", "log_weight_decay"),
-}  # fmt: skip
-
-REFUSED_CALLBACKS = {
-    "BatchSizeFinder": "it drives Lightning's own loops",
-    "LearningRateFinder": "it drives Lightning's own loops",
-    "StochasticWeightAveraging": "it rewrites Lightning's own loops; torch.optim.swa_utils.AveragedModel in "
-    "on_train_epoch_end does the same",
-    "GradientAccumulationScheduler": "the window is fixed for a run: use accumulate_grad_batches",
-    "DeviceStatsMonitor": "it reads Lightning's own logger connector",
-    "ThroughputMonitor": "it reads Lightning's own loops",
-    "OnExceptionCheckpoint": "a Footplate run saves by itself when it is interrupted",
+REFUSED_ARGUMENTS = {
+    "strategy": ("auto", "devices=… chooses how many devices train together; leave it out"),
+    "num_nodes": (1, "the launcher chooses the nodes; leave it out"),
+    "profiler": (None, "use torch.profiler around trainer.fit()"),
+    "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
+    "sync_batchnorm": (False, "call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) yourself"),
+    "use_distributed_sampler": (True, "data is always shared out between processes; leave it out"),
+    "reload_dataloaders_every_n_epochs": (0, "give a loader whose set_epoch() changes what it yields"),
+    "barebones": (False, "there is little to leave out: logger=False, enable_checkpointing=False"),
+    "enable_autolog_hparams": (True, "call save_hyperparameters(logger=False)"),
+    "model_registry": (None, "use fp.MLflow, which registers models"),
 }
 
+_COUNTERS = "trainer.progress has the counters"
 REFUSED_ATTRIBUTES = {
-    "fit_loop": "trainer.progress has the counters",
-    "validate_loop": "trainer.progress has the counters",
-    "test_loop": "trainer.progress has the counters",
-    "predict_loop": "trainer.progress has the counters",
+    "fit_loop": _COUNTERS,
+    "validate_loop": _COUNTERS,
+    "test_loop": _COUNTERS,
+    "predict_loop": _COUNTERS,
+    "_evaluation_loop": _COUNTERS,
+    "_active_loop": _COUNTERS,
+    "_results": "trainer.callback_metrics has what was logged",
     "_logger_connector": "log with self.log, or trainer.loggers",
     "_checkpoint_connector": "use trainer.save_checkpoint",
     "_data_connector": "use the loaders you passed",
-    "_evaluation_loop": "trainer.progress has the counters",
+    "_callback_connector": "trainer.callbacks has the callbacks",
+    "_accelerator_connector": "trainer.accelerator and trainer.device say where it runs",
+    "_signal_connector": "trainer.interrupted tells of a signal",
     "precision_plugin": "trainer.precision names the precision",
-    "profiler": "torch.profiler can be used around trainer.fit",
+    "scaler": "the loss is scaled by the step itself",
+    "profiler": "use torch.profiler around trainer.fit()",
     "tuner": "there is none",
+    "init_module": "build large layers in configure_model()",
+    "distributed_sampler_kwargs": "data is always shared out between processes",
+    "ckpt_path": "it is the argument that you gave to fit()",
 }
+
+
+class NotHere(ConfigError, AttributeError):
+    """An attribute of Lightning's trainer that ours has not; `hasattr` says no, and people are told what to use."""
 
 
 def attach_module(module: Any, trainer: Trainer) -> None:
     """Let a module that is not ours reach our trainer.
 
     Raises:
-        ConfigError: it is a plain `nn.Module`, or overrides a hook that has no counterpart.
+        ConfigError: it is a plain `nn.Module`, or overrides a hook or takes an argument that has no counterpart.
     """
     if not hasattr(module, "training_step") or not hasattr(module, "configure_optimizers"):
         raise ConfigError(
@@ -86,128 +107,92 @@ def attach_module(module: Any, trainer: Trainer) -> None:
             "        def training_step(self, batch, batch_idx): ...\n"
             "        def configure_optimizers(self): ..."
         )
+    _refuse(module)
+    for part in module.modules():
+        if part is module or is_lightning(part):
+            for name in BOUND:
+                part.__dict__[name] = types.MethodType(getattr(TrainerBound, name), part)
+            part.__dict__["_call_batch_hook"] = types.MethodType(_call_batch_hook, part)
+            part.trainer = trainer
+
+
+def _refuse(module: Any) -> None:
+    who = type(module).__name__
     for name, mend in REFUSED_HOOKS.items():
         if hasattr(module, name) and overrides(module, name):
-            raise ConfigError(f"{type(module).__name__}.{name}() is not supported: {mend}.")
-    for part in (module, *(child for child in module.modules() if child is not module and is_lightning(child))):
-        for name in BOUND:
-            part.__dict__[name] = types.MethodType(getattr(TrainerBound, name), part)
-    module.trainer = trainer
+            raise ConfigError(f"{who}.{name}() is not supported: {mend}.")
+    for name in STEPS:
+        if overrides(module, name):
+            function = getattr(module, name)
+            if "optimizer_idx" in inspect.signature(function).parameters:
+                raise ConfigError(
+                    f"{who}.{name}(optimizer_idx) is not supported: Lightning 2 removed it. With several optimizers, set "
+                    "self.automatic_optimization = False and step them yourself."
+                )
+            step_arguments(function, name)
 
 
-def is_lightning(thing: Any) -> bool:
-    """Whether an object's class is, or inherits from, one of Lightning's own base classes."""
-    return any(base.__module__.startswith(("lightning.", "pytorch_lightning.")) for base in type(thing).__mro__)
+def _call_batch_hook(module: Any, name: str, *args: Any) -> Any:
+    """How Lightning's exporters and loggers prepare an example input; replaces a reading of its trainer's insides."""
+    return getattr(module, name)(*args)
 
 
-def translate_callbacks(callbacks: list[Any]) -> list[Any]:
-    """Lightning's own callbacks as ours where ours do the same; others as they are.
+def refused_arguments(given: dict[str, Any]) -> ConfigError | None:
+    """The error for arguments that our `Trainer` has not; None when they only say what holds anyway."""
+    from footplate.trainer import Trainer
 
-    Raises:
-        ConfigError: one that can only work inside Lightning's loops.
-    """
-    return [_translate(callback) if is_lightning(callback) else callback for callback in callbacks]
-
-
-def _translate(callback: Any) -> Any:
-    kind = type(callback)
-    lineage = [
-        base.__name__ for base in kind.__mro__ if base.__module__.startswith(("lightning.", "pytorch_lightning."))
-    ]
-    for name in lineage:
-        if name in REFUSED_CALLBACKS:
-            raise ConfigError(f"Lightning's {kind.__name__} can't run here: {REFUSED_CALLBACKS[name]}.")
-    replaced = next((name for name in lineage if name in _TRANSLATORS), None)
-    if replaced is None:
-        return callback
-    if kind.__name__ != replaced:
-        raise ConfigError(
-            f"{kind.__name__} inherits from Lightning's {replaced}, which works on Lightning's own loops. "
-            f"Inherit from {_TRANSLATORS[replaced].__name__.lstrip('_')} of footplate.callbacks instead."
-        )
-    return _TRANSLATORS[replaced](callback)
+    for name, value in given.items():
+        if name not in REFUSED_ARGUMENTS:
+            return ConfigError(f"Trainer({name}=…): there is no such argument. {_known_arguments(Trainer, name)}")
+        harmless, mend = REFUSED_ARGUMENTS[name]
+        if value != harmless:
+            return ConfigError(f"Trainer({name}={value!r}) is Lightning's and not supported here: {mend}.")
+    return None
 
 
-def _same_arguments(callback: Any) -> Any:
-    name = type(callback).__name__
-    return getattr(ours, name)(**{argument: getattr(callback, argument) for argument in TRANSLATED[name]})
-
-
-def _model_checkpoint(callback: Any) -> Any:
-    return ours.ModelCheckpoint(
-        dirpath=callback.dirpath,
-        filename=callback.filename,
-        monitor=callback.monitor,
-        verbose=callback.verbose,
-        save_last=callback.save_last,
-        save_top_k=callback.save_top_k,
-        save_weights_only=callback.save_weights_only,
-        mode=callback.mode,
-        auto_insert_metric_name=callback.auto_insert_metric_name,
-        every_n_train_steps=callback._every_n_train_steps or None,
-        train_time_interval=callback._train_time_interval,
-        every_n_epochs=callback._every_n_epochs or None,
-        save_on_train_epoch_end=callback._save_on_train_epoch_end,
-        enable_version_counter=callback._enable_version_counter,
-    )
-
-
-def _timer(callback: Any) -> Any:
-    from datetime import timedelta
-
-    duration = None if callback._duration is None else timedelta(seconds=callback._duration)
-    return ours.Timer(duration, str(getattr(callback._interval, "value", callback._interval)), callback._verbose)  # type: ignore[arg-type]
-
-
-def _progress_bar(callback: Any) -> Any:
-    return ours.ProgressBar()
-
-
-def _model_summary(callback: Any) -> Any:
-    return ours.ModelSummary(callback._max_depth)
-
-
-_TRANSLATORS: dict[str, Any] = {
-    "EarlyStopping": _same_arguments,
-    "LearningRateMonitor": _same_arguments,
-    "ModelCheckpoint": _model_checkpoint,
-    "Timer": _timer,
-    "TQDMProgressBar": _progress_bar,
-    "RichProgressBar": _progress_bar,
-    "ModelSummary": _model_summary,
-    "RichModelSummary": _model_summary,
-}
+def _known_arguments(trainer: type, name: str) -> str:
+    parameters = inspect.signature(trainer.__init__).parameters.values()
+    return did_you_mean(name, [one.name for one in parameters if one.kind is one.KEYWORD_ONLY])
 
 
 def trainer_attribute(trainer: Trainer, name: str) -> Any:
     """What a LightningModule or callback finds under a name that our trainer has not.
 
     Raises:
-        AttributeError: there is no such thing, or it is one of Lightning's insides.
+        NotHere: it is one of Lightning's insides.
+        AttributeError: there is no such thing.
     """
-    if name in REFUSED_ATTRIBUTES:
-        raise AttributeError(f"trainer.{name} is one of Lightning's insides and not here: {REFUSED_ATTRIBUTES[name]}.")
     reader = _ATTRIBUTES.get(name)
+    found = None if reader is None else reader(trainer)
+    if found is None and name in REFUSED_ATTRIBUTES:
+        raise NotHere(f"trainer.{name} is one of Lightning's insides and not here: {REFUSED_ATTRIBUTES[name]}.")
     if reader is None:
         raise AttributeError(f"Trainer has no attribute {name!r}")
-    return reader(trainer)
+    return found
+
+
+def stage(trainer: Trainer) -> str | None:
+    """What is running now, in Lightning's words: "train", "sanity_check", "validate", "test", "predict" or None."""
+    if trainer.stage != "fit":
+        return trainer.stage
+    if trainer.sanity_checking:
+        return "sanity_check"
+    return "train" if trainer.metrics is trainer._training_metrics else "validate"
 
 
 def _state(trainer: Trainer) -> Any:
     """Lightning's `TrainerState`, when Lightning is there; else its names alone."""
     states = sys.modules.get("lightning.pytorch.trainer.states") or sys.modules.get("pytorch_lightning.trainer.states")
-    names = {"fit": "fit", "validate": "validate", "test": "test", "predict": "predict"}
-    stages = {"fit": "train", **{name: name for name in ("validate", "test", "predict")}}
-    stage = "sanity_check" if trainer.sanity_checking else stages.get(trainer.stage or "")
     if states is None or trainer.stage is None:
-        return SimpleNamespace(fn=trainer.stage, stage=stage)
-    return SimpleNamespace(fn=states.TrainerFn(names[trainer.stage]), stage=states.RunningStage(stage))
+        return SimpleNamespace(fn=trainer.stage, stage=stage(trainer))
+    return SimpleNamespace(fn=states.TrainerFn(trainer.stage), stage=states.RunningStage(stage(trainer)))
 
 
 def _strategy(trainer: Trainer) -> Any:
     return SimpleNamespace(
         root_device=trainer.device,
         reduce_boolean_decision=lambda decision, all=True: decision,
+        reduce=lambda tensor, *args, **kwargs: tensor,
         broadcast=lambda value, src=0: value,
         barrier=lambda name=None: None,
         world_size=trainer.world.size,
@@ -215,34 +200,52 @@ def _strategy(trainer: Trainer) -> Any:
     )
 
 
+def _of_type(trainer: Trainer, kind: type) -> list[Any]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]
+
+
+def _loaders(name: str) -> Any:
+    return lambda trainer: vars(trainer).get("dataloaders", {}).get(name)
+
+
+def _limit(stage: str) -> Any:
+    return lambda trainer: 1.0 if trainer._limits[stage] is None else trainer._limits[stage]
+
+
 _ATTRIBUTES: dict[str, Any] = {
     "lightning_module": lambda trainer: trainer.module,
     "model": lambda trainer: trainer.module,
     "global_rank": lambda trainer: trainer.world.rank,
     "local_rank": lambda trainer: trainer.world.local_rank,
-    "node_rank": lambda trainer: 0,
+    "node_rank": lambda trainer: trainer.world.rank // trainer.world.local_size,
     "world_size": lambda trainer: trainer.world.size,
     "num_devices": lambda trainer: len(trainer.device_ids),
-    "num_nodes": lambda trainer: 1,
+    "num_nodes": lambda trainer: trainer.world.size // trainer.world.local_size,
     "is_global_zero": lambda trainer: trainer.world.rank == 0,
     "default_root_dir": lambda trainer: str(trainer.run_dir),
     "log_dir": lambda trainer: str(trainer.run_dir),
     "state": _state,
     "strategy": _strategy,
-    "training": lambda trainer: trainer.training_in_progress and not trainer.sanity_checking,
-    "validating": lambda trainer: trainer.stage == "validate",
-    "testing": lambda trainer: trainer.stage == "test",
-    "predicting": lambda trainer: trainer.stage == "predict",
-    "evaluating": lambda trainer: trainer.stage in ("validate", "test"),
+    "training": lambda trainer: stage(trainer) == "train",
+    "validating": lambda trainer: stage(trainer) == "validate",
+    "testing": lambda trainer: stage(trainer) == "test",
+    "predicting": lambda trainer: stage(trainer) == "predict",
+    "evaluating": lambda trainer: stage(trainer) in ("validate", "test", "sanity_check"),
     "enable_validation": lambda trainer: trainer.has_validation,
-    "checkpoint_callbacks": lambda trainer: [one for one in trainer.callbacks if isinstance(one, ours.ModelCheckpoint)],
-    "early_stopping_callbacks": lambda trainer: [
-        one for one in trainer.callbacks if isinstance(one, ours.EarlyStopping)
-    ],
-    "progress_bar_callback": lambda trainer: next(
-        (one for one in trainer.callbacks if isinstance(one, ours.ProgressBar)), None
-    ),
+    "checkpoint_callbacks": lambda trainer: _of_type(trainer, ours.ModelCheckpoint),
+    "early_stopping_callbacks": lambda trainer: _of_type(trainer, ours.EarlyStopping),
+    "progress_bar_callback": lambda trainer: next(iter(_of_type(trainer, ours.ProgressBar)), None),
+    "predict_loop": lambda trainer: next(iter(_of_type(trainer, PredictionCollector)), None),
     "num_sanity_val_batches": lambda trainer: [min(trainer.num_sanity_val_steps, n) for n in trainer.num_val_batches],
     "is_last_batch": lambda trainer: trainer.progress.batch_idx + 1 >= trainer.num_training_batches,
     "received_sigterm": lambda trainer: trainer.interrupted,
+    "train_dataloader": _loaders("train"),
+    "val_dataloaders": _loaders("val"),
+    "test_dataloaders": _loaders("test"),
+    "predict_dataloaders": _loaders("predict"),
+    "limit_train_batches": _limit("fit"),
+    "limit_val_batches": _limit("validate"),
+    "limit_test_batches": _limit("test"),
+    "limit_predict_batches": _limit("predict"),
+    "barebones": lambda trainer: False,
 }

@@ -1,0 +1,12 @@
+"""LightningModules for the tests, and what watches them while they train.
+
+Lightning and timm import torchvision wherever it is installed. Beside a torch for the CPU, torchvision's compiled part
+can't be loaded, and its import then stops at operators that nobody has declared: declaring them is all that it needs.
+"""
+
+import torch
+
+if not hasattr(torch.ops.torchvision, "nms"):
+    _torchvision = torch.library.Library("torchvision", "DEF")  # kept: the declaration ends with the object
+    for _name in ("nms", "qnms"):
+        _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
