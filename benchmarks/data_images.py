@@ -83,7 +83,7 @@ def main() -> None:
             if peer:
                 ratios[name] = ratio(found, FOOTPLATE.name, peer, figure)
         if PETASTORM.name in found:
-            ratios["footplate_vs_petastorm"] = ratio(found, FOOTPLATE.name, PETASTORM.name, "steady")
+            ratios["footplate_vs_petastorm"] = ratio(found, FOOTPLATE.name, PETASTORM.name, "whole")
         report("data_images", found, ratios, options.json)
 
     with_data(options.data, lambda directory: make(directory, rows), body)

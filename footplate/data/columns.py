@@ -63,6 +63,9 @@ class Numbers(Column):
 
     def load(self, values: pa.ChunkedArray, order: np.ndarray | None) -> np.ndarray:
         """One array; without nulls and permutation it is a view of Arrow's memory."""
+        for chunk in values.chunks:
+            if pt.is_fixed_size_list(chunk.type):
+                _refuse_null_items(self.name, chunk.flatten())
         chunks = [_to_numpy(chunk) for chunk in values.chunks if len(chunk)]
         array = chunks[0] if len(chunks) == 1 else np.concatenate(chunks) if chunks else np.zeros(0)
         return array if order is None else array.take(order, axis=0)
@@ -101,6 +104,7 @@ class Ragged(Column):
             length = np.diff(offsets)
             if chunk.null_count:
                 length = np.where(chunk.is_valid().to_numpy(zero_copy_only=False), length, 0)
+            _refuse_null_items(self.name, chunk.values)
             items.append(_to_numpy(chunk.values))
             starts.append(offsets[:-1] + base)
             lengths.append(length)
@@ -207,6 +211,14 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _innermost(kind: pa.DataType) -> pa.DataType:
     return _innermost(kind.value_type) if pt.is_fixed_size_list(kind) else kind
+
+
+def _refuse_null_items(name: str, items: pa.Array) -> None:
+    """A null number within a list has no meaning, and no row that could be left out for it."""
+    while pt.is_fixed_size_list(items.type):
+        items = items.flatten()
+    if items.null_count and not pt.is_floating(items.type):
+        raise DataError(f"Column {name!r} has nulls within its lists, which mean nothing in a batch: fill them first.")
 
 
 def _to_numpy(chunk: pa.Array) -> np.ndarray:

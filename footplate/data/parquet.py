@@ -192,10 +192,10 @@ class ParquetSource:
         """The null count that the footers state, or None if one of them doesn't."""
         total = 0
         for footer in self._footers:
-            names = [chunk.name for chunk in footer.metadata.schema]
-            if self._renamed.get(column, column) not in names:
+            paths = [chunk.path for chunk in footer.metadata.schema]
+            if self._renamed.get(column, column) not in paths:
                 return None
-            at = names.index(self._renamed.get(column, column))
+            at = paths.index(self._renamed.get(column, column))
             for index in range(footer.metadata.num_row_groups):
                 statistics = footer.metadata.row_group(index).column(at).statistics
                 if statistics is None or not statistics.has_null_count:
@@ -219,7 +219,8 @@ class ParquetSource:
         wanted = [self._renamed.get(name, name) for name in columns]
         try:
             with self._filesystem.open_input_file(file.path) as handle:
-                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=False)
+                fetch_ahead = first is None and self._filesystem.type_name != "local"
+                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=fetch_ahead)
                 names = [name for name in wanted if name in stored]
                 if first is None or not names:
                     read = parquet.read_row_group(index, names, use_threads=False)

@@ -225,6 +225,26 @@ def test_fixed_size_lists_and_other_types() -> None:
     assert [batch["raw"][i] for i in order] == [b"ab", None]
 
 
+@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.list_(pa.int32(), 2)])
+def test_a_null_within_a_list_is_never_taken_for_a_number(kind: pa.DataType) -> None:
+    table = Table(pa.table({"tokens": pa.array([[1, 2], [3, None]], kind)}))
+    with pytest.raises(DataError, match="Column 'tokens' has nulls within its lists"):
+        list(Loader(table, 2))
+
+
+def test_a_null_list_of_fixed_size_is_a_bad_row() -> None:
+    table = Table(pa.table({"vector": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)), "id": [0, 1, 2]}))
+    with pytest.raises(DataError, match="Column 'vector' is null"):
+        list(Loader(table, 3))
+    loader = Loader(table, 3, on_error="skip")
+    assert next(iter(loader))["vector"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_images_can_be_left_encoded(delta: str) -> None:
+    batch = next(iter(Loader(Table(delta), 4, image_mode="bytes")))
+    assert batch["image"] == [png(number) for number in batch["id"].tolist()]
+
+
 def test_a_column_that_has_no_place_in_a_batch_is_named() -> None:
     with pytest.raises(DataError, match="Column 'nested' is struct"):
         Loader(Table({"nested": [{"a": 1}]}), 1)
