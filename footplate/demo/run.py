@@ -80,7 +80,9 @@ def show(summary: dict[str, Any], output_dir: Path) -> None:
     console.print(summary_table(summary))
     console.print(f"[bold]Look:[/] {output_dir / 'report.png'} (curves), {output_dir / 'predictions.parquet'}")
     console.print(f"[bold]MLflow:[/] mlflow ui --backend-store-uri sqlite:///{output_dir.parent / 'mlflow.db'}")
-    console.print(f"[bold]Resume:[/] footplate demo --output_dir {output_dir} --epochs 20 --resume")
+    console.print(
+        f"[bold]Resume:[/] footplate demo --output-dir {output_dir} --epochs {2 * summary['epochs']} --resume"
+    )
     console.print(
         f'[bold]Use the model:[/] torch.export.load("{summary["model"]}").module()(images)  '
         "# uint8 (B, 1, 28, 28) → logits (B, 10)"
