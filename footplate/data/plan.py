@@ -19,7 +19,10 @@ Sizes. Every full batch has `batch_size` rows. The tail (the rows left over) is 
 batch before it, so that no rank is left without: the only place where the number of ranks shows. (Should a run have
 handed out all but such a tail and go on with more ranks than the tail has rows, these few rows are passed over.)
 
-A table that is small (or in memory) is one window: a true permutation of all rows.
+A table that is small (or in memory) is one window: a true permutation of all rows. For a large one, the shuffle is as
+good as the streams are many: two rows of a batch come from the same row group with a probability of about 1 / streams
+(1 / 64 at best), against 1 / row groups in a true permutation. A large table of few, large row groups has few streams;
+if it is sorted by label, say, write it anew in random order or in smaller row groups.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class Order:
         drop_last: leave out the rows that don't fill a batch.
         streams: into how many streams the line is cut.
         window: how many neighbouring row groups of a stream are permuted together; fewer at its beginning (1, 2, 4, …),
-            so that the first batch needs no more than one.
+            so that the first batch needs no more than one. As many as there are: one window, a true permutation.
     """
 
     batch_size: int
@@ -248,7 +251,9 @@ class Epoch:
 
 
 def _ramp(window: int, parts: int) -> np.ndarray:
-    """After how many parts of a stream each window ends: windows of 1, 2, 4, … parts, up to `window`."""
+    """After how many parts of a stream each window ends: windows of 1, 2, 4, … parts, up to `window`; or one of all."""
+    if window >= parts:
+        return np.array([parts])
     sizes = [1 << power for power in range(max(0, window - 1).bit_length())]
     sizes += [max(1, window)] * (1 + parts // max(1, window))
     return np.cumsum(sizes)

@@ -131,6 +131,26 @@ def test_reading_costs_at_most_a_tenth_more_than_the_table(world: int) -> None:
     assert read / 700 <= 1.1
 
 
+@pytest.mark.parametrize(("streams", "at_most"), [(64, 1 / 55), (8, 1 / 7)])
+def test_two_rows_of_a_batch_seldom_come_from_the_same_row_group(streams: int, at_most: float) -> None:
+    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=1), 0)
+    chances = []
+    for batch in range(0, epoch.full_batches, 10):
+        counts = np.bincount(epoch.rows(batch)[:, 0])
+        chances.append((counts * (counts - 1)).sum() / (512 * 511))
+    assert np.mean(chances) < at_most
+
+
+def test_a_small_table_is_permuted_truly() -> None:
+    streams, window = choose_streams([2**20] * 40)
+    epoch = Epoch(np.full(40, 100), Order(100, 3, True, streams=streams, window=window), 0)
+    line = np.concatenate([epoch.rows(batch) for batch in range(40)])
+    places = line[:, 0] * 100 + line[:, 1]
+    assert abs(np.corrcoef(places, np.arange(4000))[0, 1]) < 0.05
+    distinct = [len(set(epoch.rows(batch)[:, 0].tolist())) for batch in range(40)]
+    assert abs(np.mean(distinct) - 40 * (1 - (1 - 1 / 40) ** 100)) < 1
+
+
 @pytest.mark.parametrize(
     ("rows", "order", "world", "says"),
     [
