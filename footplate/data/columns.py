@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 import torch
 
@@ -66,6 +67,9 @@ class Numbers(Column):
         for chunk in values.chunks:
             if pt.is_fixed_size_list(chunk.type):
                 _refuse_null_items(self.name, chunk.flatten())
+        if order is not None and not pt.is_fixed_size_list(values.type):
+            joined = pa.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
+            return _to_numpy(pc.take(joined, pa.array(order), boundscheck=False))  # three times as fast as numpy's
         chunks = [_to_numpy(chunk) for chunk in values.chunks if len(chunk)]
         array = chunks[0] if len(chunks) == 1 else np.concatenate(chunks) if chunks else np.zeros(0)
         return array if order is None else array.take(order, axis=0)
