@@ -172,6 +172,7 @@ class TrainingLoop:
         metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
         metrics.batch, metrics.by_step = None, False
         reports.check_finite(progress.global_step, trainer.accumulate_grad_batches)
+        reports.publish(metrics.step_values(), log=False)
         reports.publish(metrics.epoch_values())
         for hook in hooks.get("on_train_epoch_end"):
             hook()
@@ -194,10 +195,21 @@ class TrainingLoop:
             log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
         steps_before = progress.global_step
         trainer.step.finish_window(progress.epoch, progress.batch_idx - 1)
-        if self._by_step and progress.global_step != steps_before:
-            self._step_schedulers("step", plateau=False)
+        if progress.global_step != steps_before:
+            self._report_late_step(steps_before)
         if math.isinf(self._val_every) and self.val_loaders and self._validates_in_epoch():
             self.validate()
+
+    def _report_late_step(self, steps_before: int) -> None:
+        """What follows the step of a window that was cut short: its batches have been dealt with."""
+        step = self._progress.global_step
+        if self._by_step:
+            self._step_schedulers("step", plateau=False)
+        if step // self._log_every != steps_before // self._log_every:
+            self._reports.step(self.trainer.metrics)
+            self._reports.send(step, self._progress.epoch)
+        for hook in self._save_after_batch:
+            hook(None, None, self._progress.batch_idx - 1)
 
     def _skips_epoch(self, chunk: list[Any], first: int) -> bool:
         """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
@@ -205,7 +217,11 @@ class TrainingLoop:
         return -1 in answers
 
     def _validation_due(self, batch_idx: int) -> bool:
-        if not self.val_loaders or math.isinf(self._val_every):
+        if not self.val_loaders:
+            return False
+        if self.trainer.should_stop and self._may_stop():
+            return self._validates_in_epoch()  # so that what was trained last is judged, and saved
+        if math.isinf(self._val_every):
             return False
         if self.trainer.check_val_every_n_epoch is None:
             return self.trainer.progress.batches % self._val_every == 0

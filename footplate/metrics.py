@@ -164,7 +164,7 @@ class MetricLog:
         """Reduce every name that is reported by epoch and start collecting anew."""
         result = Values()
         for entry in self._entries.values():
-            if not entry.on_epoch:
+            if not entry.on_epoch or getattr(entry.metric, "_update_count", 1) == 0:
                 continue
             value = entry.reduced()
             entry.reset()

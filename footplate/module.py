@@ -237,7 +237,8 @@ class TrainerBound:
     @property
     def loggers(self) -> list[Logger]:
         """All loggers of the trainer."""
-        return self._trainer.loggers if self._trainer else []
+        found = self._trainer.loggers if self._trainer else []
+        return [getattr(logger, "original", logger) for logger in found]
 
     def log(
         self,

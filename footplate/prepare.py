@@ -56,7 +56,7 @@ def choose_callbacks(
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
     """
-    callbacks = list(given) if all(isinstance(one, Callback) for one in given) else compat().translate_callbacks(given)
+    callbacks = translate_callbacks(given)
     for callback in callbacks:
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
@@ -126,7 +126,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any) -> tuple[Any, floa
     Raises:
         ConfigError: there is none, it is empty, or its limit leaves nothing.
     """
-    found = ask_loader(trainer, "train_dataloader", given)
+    found = trainer.dataloaders["train"] = ask_loader(trainer, "train_dataloader", given)
     if found is None:
         raise ConfigError(
             "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=…, or define train_dataloader()."
@@ -151,7 +151,8 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
         ConfigError: one of them is empty, or its limit leaves nothing.
     """
     name = LOADERS[stage]
-    loaders = as_list(ask_loader(trainer, f"{name}_dataloader", given))
+    found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
+    loaders = as_list(found)
     limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
     for index, batches in enumerate(limits):
         if batches == 0:
@@ -216,6 +217,22 @@ def explain(error: BaseException) -> Exception | None:
         f"A label is {found.group(1)}, which is outside the range of the model's outputs. "
         "Labels must be 0 … outputs - 1: give the model more outputs, or map the labels."
     )
+
+
+def translate_callbacks(given: list[Any]) -> list[Any]:
+    """Callbacks, with Lightning's own as ours where ours do the same."""
+    return list(given) if all(isinstance(one, Callback) for one in given) else compat().translate_callbacks(given)
+
+
+def refuse_arguments(others: dict[str, Any]) -> None:
+    """Say of arguments that `Trainer` doesn't have what to do instead; Lightning's defaults are let pass.
+
+    Raises:
+        ConfigError: an argument that would change something.
+    """
+    error = compat().refused_arguments(others)
+    if error is not None:
+        raise error
 
 
 def compat() -> ModuleType:

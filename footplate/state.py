@@ -111,7 +111,7 @@ class RunState:
         load_weights(self.module, state["state_dict"], source, strict, state.get("module"))
 
     def load_training(self, state: dict[str, Any], source: str) -> None:
-        """Load everything but the weights and the loggers, which `load_module` and `load_loggers` do.
+        """Load everything but the weights, callbacks and loggers, which the other three methods do.
 
         Raises:
             CheckpointError: it holds weights only, or other optimizers, schedulers or data.
@@ -138,7 +138,6 @@ class RunState:
             self.metrics.load_state_dict(state["metrics"])
         self.callback_metrics.clear()
         self.callback_metrics.update(state["callback_metrics"])
-        self.load_callbacks(state)
         self.loader.load_state_dict(state["loader"])
         if self.datamodule is not None and state["datamodule"]:
             self.datamodule.load_state_dict(state["datamodule"])
@@ -146,7 +145,7 @@ class RunState:
     def load_callbacks(self, state: dict[str, Any]) -> None:
         """Load the callbacks' states; one that is new starts fresh."""
         for key, callback in keyed(self.callbacks):
-            if state["callbacks"].get(key):
+            if state.get("callbacks", {}).get(key):
                 callback.load_state_dict(state["callbacks"][key])
 
     def load_loggers(self, state: dict[str, Any]) -> None:

@@ -44,8 +44,10 @@ from footplate.prepare import (
     evaluation_loaders,
     explain,
     find_checkpoint,
+    refuse_arguments,
     split_datamodule,
     training_loader,
+    translate_callbacks,
 )
 from footplate.reports import Reports
 from footplate.settings import Limit, as_list, check_count, check_limit, validation_interval
@@ -79,7 +81,7 @@ class Trainer:
         limit_val_batches: see above.
         limit_test_batches: see above.
         limit_predict_batches: see above.
-        overfit_batches: train and validate on so many training batches (or such a part), unshuffled.
+        overfit_batches: train and validate on so many batches (or such a part), the same ones, unshuffled.
         val_check_interval: validate after so many batches, or such a part of an epoch (default: once an epoch).
         check_val_every_n_epoch: only in every so many-th epoch; None counts `val_check_interval` over epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
@@ -99,6 +101,7 @@ class Trainer:
         default_root_dir: the run's directory: checkpoints, metrics, logs. A new one under `runs/` by default.
         gpus: the older spelling of `accelerator="cuda", devices=…`.
         tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
+        **others: Lightning's other arguments, which are refused with a word on what to do instead.
 
     Attributes:
         module: the module that is run, or was run last.
@@ -146,7 +149,10 @@ class Trainer:
         default_root_dir: str | Path | None = None,
         gpus: int | str | list[int] | None = None,
         tpu_cores: int | str | list[int] | None = None,
+        **others: Any,
     ) -> None:
+        if others:
+            refuse_arguments(others)
         accelerator, devices, given_precision = modernise(
             accelerator, devices, None if precision is None else str(precision), gpus, tpu_cores, os.environ
         )
@@ -222,6 +228,7 @@ class Trainer:
         self.should_stop = False
         self.progress = Progress()
         self.reports = Reports(self.loggers)
+        self.dataloaders: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.step_optimizers: list[optim.StepOptimizer] = []
         self.lr_scheduler_configs: list[optim.SchedulerConfig] = []
@@ -366,16 +373,16 @@ class Trainer:
         self._prepare_step()
         self._prepare_state(loader)
         if loaded is not None:
-            self._resume(loaded, str(found))
+            self._resume_module(loaded, str(found))
         for logger in self.loggers:
             logger.setup(self.run_dir, self._hparams())
 
         self.hooks.call("on_fit_start")
+        if loaded is not None:
+            self._resume_training(loaded, str(found))
         loop = self._loop = TrainingLoop(self, loader, val_loaders)
         if loaded is None:
             loop.sanity_check()
-        else:
-            rng.restore(loaded["rng"])
         self.should_stop = False
         self.training_in_progress = True
         self.hooks.call("on_train_start")
@@ -434,7 +441,7 @@ class Trainer:
     def _all_callbacks(self) -> list[Any]:
         """The trainer's callbacks and the module's, which replace those of the same type; those that save come last."""
         callbacks = list(self._own_callbacks)
-        for callback in as_list(self.module.configure_callbacks()):
+        for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
         return sorted(callbacks, key=saves)
 
@@ -449,8 +456,7 @@ class Trainer:
         val_loaders: list[Any] = []
         if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
             limit = self.overfit_batches or self._limits["validate"]
-            given = loader if self.overfit_batches else val_dataloaders
-            val_loaders, self.num_val_batches = evaluation_loaders(self, "validate", given, limit)
+            val_loaders, self.num_val_batches = evaluation_loaders(self, "validate", val_dataloaders, limit)
         self.val_check_batches = validation_interval(
             self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
         )
@@ -523,11 +529,22 @@ class Trainer:
             callback_metrics=self.reports.callback,
         )
 
-    def _resume(self, loaded: dict[str, Any], source: str) -> None:
-        self.hooks.call("on_load_checkpoint", loaded)
+    def _resume_module(self, loaded: dict[str, Any], source: str) -> None:
+        """The first half of resuming, in Lightning's order: weights, then callbacks, which may change them."""
+        for owner in (self.datamodule, self.module):
+            if owner is not None and overrides(owner, "on_load_checkpoint"):
+                owner.on_load_checkpoint(loaded)
         self._state.load_module(loaded, source)
-        self._state.load_training(loaded, source)
+        for callback in self.callbacks:
+            if overrides(callback, "on_load_checkpoint"):
+                callback.on_load_checkpoint(self, self.module, loaded)
+        self._state.load_callbacks(loaded)
         self._state.load_loggers(loaded)
+
+    def _resume_training(self, loaded: dict[str, Any], source: str) -> None:
+        """The second half, after `on_fit_start`, where callbacks may still add parameter groups."""
+        self._state.load_training(loaded, source)
+        rng.restore(loaded["rng"])
         self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
 
     def write_checkpoint(self, path: Path, weights_only: bool = False, then: Any = None) -> None:
@@ -542,6 +559,8 @@ class Trainer:
         state = self._state.state_dict(weights_only)
         if not weights_only:
             self.hooks.call("on_save_checkpoint", state)
+        elif overrides(self.module, "on_save_checkpoint"):
+            self.module.on_save_checkpoint(state)
         meta = {
             "format": state["footplate"]["format"],
             "footplate": state["footplate"]["version"],
@@ -654,7 +673,7 @@ class Trainer:
     @property
     def logger(self) -> Logger | None:
         """The first logger."""
-        return self.loggers[0] if self.loggers else None
+        return getattr(self.loggers[0], "original", self.loggers[0]) if self.loggers else None
 
     @property
     def validates_once_per_epoch(self) -> bool:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
-from footplate.optim import wants_closure
+from footplate.optim import StepOptimizer, wants_closure
 from footplate.step.base import Step, StepOutput, StepSpec
 from footplate.step.transfer import detach
 
@@ -184,19 +184,26 @@ class EagerStep(Step):
         returned: list[Any] = []
 
         def closure() -> Tensor | None:
+            if returned:  # the optimizer evaluates the loss again
+                self._accumulated = 0
             output = self._forward(batch, batch_idx)
             returned.append(output)
             self._backpropagate(output, optimizer, batch_idx, epoch)
-            if self._accumulated:
-                self._prepare_gradients(optimizer)
-            if wants_closure(optimizer):
-                self._accumulated = 0
             return self._loss_of(output)
 
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+            def evaluate() -> Any:
+                loss = None if closure is None else closure()
+                self._prepare_gradients(optimizer)
+                return loss
+
+            return optimizer.step(evaluate)
+
+        stepper = StepOptimizer(optimizer, step)
         if self._own_step:
-            self.spec.module.optimizer_step(epoch, batch_idx, optimizer, closure)
+            self.spec.module.optimizer_step(epoch, batch_idx, stepper, closure)
         else:
-            optimizer.step(closure)  # type: ignore[arg-type, call-overload]
+            stepper.step(closure)
         if not returned:
             raise ConfigError(
                 f"{type(self.spec.module).__name__}.optimizer_step() never ran its optimizer_closure: "
