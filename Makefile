@@ -1,0 +1,67 @@
+# Two commands need nothing but Python 3.11+, make and a C compiler:   make demo   make test
+#
+# Both work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
+# index gives a CUDA build of torch that is gigabytes large: see "CPU torch" in README.md.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+LOCK := requirements/constraints.txt
+# One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help setup demo test fast lint fmt docs bench lock clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself, so that no other package's wider requirement chooses another build of it.
+$(VENV)/.demo: pyproject.toml $(LOCK) | $(BIN)/python
+	$(PIP) install $(PIP_ARGS) torch==2.13.0
+	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e '.[test]'
+	@touch $@
+
+setup: $(VENV)/.test  ## make .venv with everything that developing needs
+
+demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
+	$(BIN)/footplate demo
+
+test: setup lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
+	$(PYTEST) -m "not slow and not engine"
+	$(PYTEST) -m "slow or engine"
+
+fast: setup  ## the quick tests alone
+	$(PYTEST) -x -m "not slow and not engine"
+
+lint: setup  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+fmt: setup  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup  ## run what the documents show, and check their links
+	$(PYTEST) tests/test_docs.py tests/test_examples.py
+
+bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/results
+	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
+	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
+
+lock: setup  ## pin the present environment in requirements/constraints.txt
+	(echo "# Every package of the environment that Footplate is developed and tested in, pinned. Made by: make lock"; \
+	 $(BIN)/python -m pip freeze --exclude-editable | grep -vE '^(torch==|-e|#)' | grep -v 'file:'; \
+	 echo "torch==2.13.0") > $(LOCK)
+
+clean:  ## remove the environment and what runs have left
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis build dist
