@@ -8,5 +8,5 @@ command is a module with two functions:
 
 `parsing` turns what jsonargparse says of a mistake into one readable message (`explain`), and tells a mistake on the
 command line from a failure of the user's code. `accepted` says which classes an option takes. `preview` shortens values
-that are too long to show.
+that are too long to show, and `show` prints what rich draws.
 """

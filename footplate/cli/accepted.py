@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from footplate import callbacks, tracking
 from footplate.callbacks import Callback
+from footplate.data.module import TableDataModule
 from footplate.module import DataModule, Module
 
 _PACKAGES = ("lightning", "pytorch_lightning")
@@ -46,7 +47,7 @@ DATA = (DataModule, LightningDataModule)
 CALLBACKS = Callback | LightningCallback | list[Callback | LightningCallback] | None
 
 SHORT_NAMES = {
-    "data": ("TableDataModule",),
+    "data": (TableDataModule.__name__,),
     "trainer.callbacks": tuple(name for name in callbacks.__all__ if name != "Callback"),
     "trainer.logger": tuple(name for name in tracking.__all__ if name not in ("Logger", "Status")),
 }

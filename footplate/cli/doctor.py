@@ -37,15 +37,14 @@ def run(name: str, argv: Sequence[str]) -> int:
         findings = _without_torch(error)
         print(json.dumps(findings, indent=2) if given.json else _as_text(findings))
         return 1
-    from rich.console import Console
-
+    from footplate.cli.show import show
     from footplate.hardware import doctor
 
     report = doctor.examine()
     if given.json:
         print(json.dumps(doctor.to_dict(report), indent=2, default=str))
     else:
-        Console().print(doctor.render(report))
+        show(doctor.render(report))
     return 0 if report.ok else 1
 
 

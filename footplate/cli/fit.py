@@ -13,6 +13,7 @@ configuration is written to the run's directory, with that directory in it, so t
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from footplate.trainer import Trainer
 
 _CHECKPOINT = {
     "fit": 'continue from this checkpoint; "last": from the newest of the run\'s directory, if there is one',
@@ -83,44 +83,42 @@ def run(name: str, argv: Sequence[str]) -> int:
         seed = None if config.seed_everything is True else config.seed_everything
         config.seed_everything = seed_everything(seed)
     objects = instantiate(made, config)
-    trainer = _make_trainer(objects.trainer)
     if name == "fit":
-        _fit(trainer, objects, made, config)
-    elif name == "predict":
-        _predict(trainer, objects)
+        _fit(objects, made, config)
     else:
-        _warn_untrained(objects)
-        getattr(trainer, name)(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path)
+        _evaluate(name, objects)
     return 0
 
 
-def _make_trainer(settings: Namespace) -> Trainer:
+def _fit(objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
+    from footplate.cli.save_config import SaveConfig
+    from footplate.settings import as_list
     from footplate.trainer import Trainer
 
-    return Trainer(**vars(settings))
+    def to_yaml(run_dir: Path) -> str:
+        config.trainer.default_root_dir = str(run_dir)
+        return made.dump(config, skip_unset=False)
 
-
-def _fit(trainer: Trainer, objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
-    from footplate.cli.save_config import SaveConfig
-
-    config.trainer.default_root_dir = str(trainer.run_dir)
-    saved = SaveConfig(made.dump(config, skip_unset=False))
-    trainer.callbacks.append(saved)
+    saved = SaveConfig(to_yaml)
+    settings = vars(objects.trainer)
+    trainer = Trainer(**{**settings, "callbacks": [*as_list(settings["callbacks"]), saved]})
     try:
         trainer.fit(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path)
     except (KeyboardInterrupt, SystemExit):
         if saved.path is not None:
-            print(f"Continue with: footplate fit --config {saved.path} --ckpt_path last", file=sys.stderr)
+            config_path = shlex.quote(str(saved.path))
+            print(f"Continue with: footplate fit --config {config_path} --ckpt_path last", file=sys.stderr)
         raise
     print(f"Run directory: {trainer.run_dir}")
 
 
-def _predict(trainer: Trainer, objects: Namespace) -> None:
-    _warn_untrained(objects)
-    table = trainer.predict(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path, output=objects.output)
-    print(f"Predictions: {objects.output} ({table.num_rows:,} rows)")
+def _evaluate(name: str, objects: Namespace) -> None:
+    from footplate.trainer import Trainer
 
-
-def _warn_untrained(objects: Namespace) -> None:
     if objects.ckpt_path is None:
         print("No --ckpt_path was given: the model is used with the weights it was made with.", file=sys.stderr)
+    more = {"output": objects.output} if name == "predict" else {}
+    trainer = Trainer(**vars(objects.trainer))
+    found = getattr(trainer, name)(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path, **more)
+    if name == "predict":
+        print(f"Predictions: {objects.output} ({found.num_rows:,} rows)")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from footplate.errors import ConfigError
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
     from rich.console import RenderableType
@@ -32,21 +34,23 @@ def run(name: str, argv: Sequence[str]) -> int:
     """Describe a table; returns the exit code.
 
     Raises:
-        FootplateError: there is no table, or not this version of it.
+        FootplateError: a mistake in the arguments; there is no table, or not this version of it.
     """
     from footplate.cli.parsing import parse
     from footplate.data.table import Table
 
     given = parse(parser(name), argv)
+    if given.rows < 0:
+        raise ConfigError(f"--rows={given.rows}: expected a number of at least 0.")
     info = Table(given.path, version=given.version).describe(given.rows)
     if given.json:
         from footplate.cli.preview import plain
 
         print(json.dumps({**asdict(info), "sample": plain(info.sample)}, indent=2))
     else:
-        from rich.console import Console
+        from footplate.cli.show import show
 
-        Console().print(render(info))
+        show(render(info))
     return 0
 
 
@@ -69,7 +73,8 @@ def render(info: TableInfo) -> RenderableType:
         "rows": f"{info.num_rows:,}",
         "files": f"{info.num_files:,}",
         "row groups": f"{info.num_row_groups:,}",
-        "size": f"{readable_size(info.nbytes)} in memory ({info.nbytes:,} bytes)",
+        "size": f"{info.nbytes:,} bytes in memory"
+        + (f" ({readable_size(info.nbytes)})" if info.nbytes >= 2**20 else ""),
     }.items():
         facts.add_row(Text(name, style="cyan"), Text(value))
 

@@ -1,0 +1,32 @@
+"""`footplate demo`: how its arguments are read. What the demo does is tested with the demo."""
+
+from __future__ import annotations
+
+import pytest
+
+from footplate.cli.demo import parser
+from footplate.cli.parsing import parse
+
+
+def test_defaults():
+    given = parse(parser("demo"), [])
+    assert (given.output_dir, given.epochs, given.resume) == ("runs/demo", 10, False)
+
+
+def test_arguments():
+    given = parse(parser("demo"), ["--output-dir=here", "--epochs", "3", "--resume"])
+    assert (given.output_dir, given.epochs, given.resume) == ("here", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--epochs=few"], 'epochs="few": expected an integer.'),
+        (["--outputdir=x"], 'Did you mean "--output-dir"?'),
+        (["--output-dir=flowers.py/demo"], 'default_root_dir="flowers.py/demo" can\'t be written to'),
+    ],
+)
+def test_mistakes(footplate, argv, message):
+    found = footplate("demo", *argv)
+    assert found.code == 2
+    assert message in found.err

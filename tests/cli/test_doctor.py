@@ -1,0 +1,35 @@
+"""`footplate doctor`, also where torch is broken."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_a_machine_that_can_train_passes(footplate):
+    found = footplate("doctor")
+    assert found.code == 0
+    assert "Training can work here" in found.out
+
+
+def test_json_holds_the_findings(footplate):
+    found = json.loads(footplate("doctor", "--json").out)
+    assert found["ok"] is True
+    assert "cpu" in [one["name"] for one in found["accelerators"]]
+
+
+def test_a_torch_that_cannot_be_imported_is_the_finding(process, tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')")
+    running = process("doctor", PYTHONPATH=str(tmp_path))
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert err == ""
+    assert "problem: torch can't be imported (OSError: libgomp.so.1" in out
+    assert "Training can't work here" in out
+
+
+def test_json_has_the_same_keys_without_torch(process, footplate, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')")
+    running = process("doctor", "--json", PYTHONPATH=str(tmp_path))
+    found = json.loads(running.communicate(timeout=60)[0])
+    assert found["ok"] is False
+    assert found.keys() == json.loads(footplate("doctor", "--json").out).keys() - {"torch_threads"}

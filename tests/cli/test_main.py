@@ -1,0 +1,77 @@
+"""`footplate` itself: which commands there are, what starts quickly, and what the exit codes mean."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import footplate as fp
+from footplate.cli.commands import COMMANDS
+
+
+def test_version_is_printed(footplate):
+    assert footplate("--version").out == f"footplate {fp.__version__}\n"
+
+
+def test_help_names_every_command(footplate):
+    found = footplate("--help")
+    assert found.code == 0
+    assert all(f"  {name} " in found.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_of_its_own(footplate, command):
+    found = footplate(command, "--help")
+    assert found.code == 0
+    assert f"usage: footplate {command}" in found.out
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(footplate):
+    found = footplate("fitt")
+    assert found.code == 2
+    assert 'Did you mean "fit"?' in found.err
+
+
+def test_no_command_is_a_mistake(footplate):
+    found = footplate()
+    assert found.code == 2
+    assert "footplate --help" in found.err
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "fitt"])
+def test_it_answers_without_torch(argument):
+    script = f"import sys; from footplate.cli.main import main; main([{argument!r}]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def test_a_table_is_shown_without_torch(project):
+    script = (
+        "import sys; from footplate.cli.main import main; code = main(['table', 'rows.parquet']); "
+        "sys.exit('torch' in sys.modules or code)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=project, check=False).returncode == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(process):
+    running = process("table", "rows.parquet")
+    running.stdout.close()
+    assert running.wait(60) == 0
+    assert running.stderr.read() == ""
+
+
+def test_a_mistake_is_one_message_and_exit_code_2(process):
+    running = process("fit", "--model=flowers.Net", "--trainer.max_epoch=3")
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 2
+    assert err == 'footplate fit: --trainer.max_epoch: there is no such option. Did you mean "--trainer.max_epochs"?\n'
+
+
+def test_a_failure_of_the_users_code_keeps_its_traceback_and_exits_with_1(process, net):
+    running = process("fit", *net, "--model=flowers.WrongColumn")
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Traceback" in err
+    assert 'return batch["z"].sum()' in err
+    assert err.rstrip().endswith("KeyError: 'z'")
