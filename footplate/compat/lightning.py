@@ -14,10 +14,12 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
+from footplate.checkpoint import load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
 from footplate.errors import ConfigError, did_you_mean
@@ -27,7 +29,14 @@ from footplate.module import TrainerBound
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
-__all__ = ["attach_module", "refused_arguments", "trainer_attribute", "translate_callbacks", "translate_loggers"]
+__all__ = [
+    "attach_module",
+    "load_from_checkpoint",
+    "refused_arguments",
+    "trainer_attribute",
+    "translate_callbacks",
+    "translate_loggers",
+]
 
 BOUND = (
     "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "toggle_optimizer",
@@ -114,6 +123,8 @@ def attach_module(module: Any, trainer: Trainer) -> None:
                 part.__dict__[name] = types.MethodType(getattr(TrainerBound, name), part)
             part.__dict__["_call_batch_hook"] = types.MethodType(_call_batch_hook, part)
             part.trainer = trainer
+    for callback in trainer._own_callbacks:  # Lightning lets a callback log as its module does
+        callback.log, callback.log_dict = module.log, module.log_dict
 
 
 def _refuse(module: Any) -> None:
@@ -135,6 +146,19 @@ def _refuse(module: Any) -> None:
 def _call_batch_hook(module: Any, name: str, *args: Any) -> Any:
     """How Lightning's exporters and loggers prepare an example input; replaces a reading of its trainer's insides."""
     return getattr(module, name)(*args)
+
+
+def load_from_checkpoint(
+    kind: type, checkpoint_path: str | Path, map_location: Any = "cpu", strict: bool | None = None, **kwargs: Any
+) -> Any:
+    """A LightningModule of class `kind` with the weights and hyper-parameters of a Footplate checkpoint.
+
+    What `kind.load_from_checkpoint` does for Lightning's `.ckpt` files; those can be given here too.
+
+    Raises:
+        CheckpointError: missing, incomplete, of another model, or an argument of `__init__` is missing.
+    """
+    return load_module(kind, checkpoint_path, map_location, strict, kwargs)
 
 
 def refused_arguments(given: dict[str, Any]) -> ConfigError | None:

@@ -26,10 +26,8 @@ REFUSED_CALLBACKS = {
     "DeviceStatsMonitor": "it reads Lightning's own logger connector. In a callback of yours, "
     "trainer.accelerator.stats(trainer.device) has the figures",
     "ThroughputMonitor": "it reads Lightning's own loops. The progress display shows batches per second",
-    "OnExceptionCheckpoint": "it is Lightning's way to save on an error. A Footplate run saves by itself when it is "
-    "interrupted; leave it out",
-    "SpikeDetection": "it steps through Lightning Fabric's own calls. EarlyStopping(check_finite=True, "
-    "divergence_threshold=…) stops at bad losses",
+    "OnExceptionCheckpoint": "it deletes its checkpoint when the trainer is torn down, which here is after an exception "
+    'too. Use ModelCheckpoint(every_n_train_steps=…) and continue with ckpt_path="last"',
 }
 
 _NAMES = {

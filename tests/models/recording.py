@@ -68,6 +68,7 @@ class Case:
     module: Callable[[], pl.LightningModule]
     trainer: dict[str, Any] = field(default_factory=dict)
     loaders: Callable[[], tuple[Any, Any]] = lambda: (None, None)
+    callbacks: Callable[[], list[Any]] = list
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Record:
     rates: list[tuple[float, ...]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     callback_metrics: dict[str, float] = field(default_factory=dict)
+    hooks: set[str] = field(default_factory=set)
     epoch: int = -1
     step: int = -1
 
@@ -88,7 +90,7 @@ def train(case: Case, engine: str, directory: Path) -> Record:
     record = Record()
     torch.manual_seed(0)
     module = watched(case.module(), record)
-    trainer = make_trainer(engine, record, directory, **{"max_epochs": 2, **case.trainer})
+    trainer = make_trainer(engine, record, directory, callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer})
     train_loader, val_loader = case.loaders()
     with quiet():
         trainer.fit(module, train_loader, val_loader)
@@ -96,6 +98,17 @@ def train(case: Case, engine: str, directory: Path) -> Record:
     record.callback_metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     record.epoch, record.step = trainer.current_epoch, trainer.global_step
     return record
+
+
+def evaluate(case: Case, engine: str, stage: str, directory: Path) -> tuple[Record, Any]:
+    """Run "validate", "test" or "predict" over the case's validation loaders under an engine; with what it returned."""
+    record = Record()
+    torch.manual_seed(0)
+    module = watched(case.module(), record)
+    trainer = make_trainer(engine, record, directory, max_epochs=1, **case.trainer)
+    with quiet():
+        found = getattr(trainer, stage)(module, case.loaders()[1], **({} if stage == "predict" else {"verbose": False}))
+    return record, found
 
 
 def make_trainer(engine: str, record: Record, directory: Path, **arguments: Any) -> Any:

@@ -10,6 +10,15 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    ModelPruning,
+    WeightAveraging,
+)
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -78,7 +87,9 @@ class Groups(Plain):
     """Several parameter groups, a schedule by step, given as a dict."""
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW([{"params": self.net[0].parameters(), "lr": 0.01}, {"params": self.net[1:].parameters()}])
+        optimizer = torch.optim.AdamW(
+            [{"params": self.net[0].parameters(), "lr": 0.01}, {"params": self.net[1:].parameters()}]
+        )
         scheduler = OneCycleLR(optimizer, [0.1, 0.05], total_steps=int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -388,18 +399,31 @@ class ManualAccumulation(Plain):
         return loss
 
 
-class Nested(pl.LightningModule):
-    """A LightningModule that holds another and lets it log."""
+class Evaluated(Plain):
+    """Tests and predicts too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Plain()
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+        self.log_dict({"test_a": batch_idx, "test_b": 1.0})
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.inner.training_step(batch, batch_idx)
+    def on_test_epoch_end(self) -> None:
+        self.log("test_end", 3.0)
 
-    def configure_optimizers(self) -> Any:
-        return self.inner.configure_optimizers()
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0])
+
+
+class SeveralEvaluated(Evaluated):
+    """The same over several loaders."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return self(batch[0]) + dataloader_idx
 
 
 CASES = (
@@ -461,10 +485,97 @@ CASES = (
     Case("steps that take the batch alone", OnlyBatch, loaders=loaders),
     Case("GAN by hand", Gan, loaders=loaders),
     Case("accumulation by hand", ManualAccumulation, loaders=loaders),
-    Case("nested modules", Nested, loaders=loaders),
     Case("bf16-true", Plain, {"precision": "bf16-true"}, loaders),
     Case("bf16-mixed", Plain, {"precision": "bf16-mixed"}, loaders),
     Case("64-true", Plain, {"precision": "64-true"}, loaders),
     Case("overfit", Plain, {"overfit_batches": 3}, loaders),
     Case("fast_dev_run", Plain, {"fast_dev_run": 3}, loaders),
+)
+
+
+class Backbone(Plain):
+    """As BackboneFinetuning wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.net[:2]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+
+class Unfreeze(BaseFinetuning):
+    """Lightning's example of a fine-tuning callback."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+
+
+class LogsFromCallback(pl.Callback):
+    """Logs through the module and through itself, and keeps something."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen += len(batch[0])
+        pl_module.log("seen", float(self.seen), on_step=True, on_epoch=False)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("seen_so_far", float(self.seen))
+        self.log("from_itself", float(self.seen))
+
+
+WITH_CALLBACKS = (
+    Case("LambdaCallback", Plain, {}, loaders, lambda: [LambdaCallback(on_train_start=lambda trainer, module: None)]),
+    Case(
+        "BackboneFinetuning",
+        Backbone,
+        {"max_epochs": 3},
+        loaders,
+        lambda: [BackboneFinetuning(1, backbone_initial_lr=0.01)],
+    ),
+    Case("BaseFinetuning", Backbone, {"max_epochs": 3}, loaders, lambda: [Unfreeze()]),
+    Case("WeightAveraging", Plain, {}, loaders, lambda: [WeightAveraging()]),
+    Case("EMAWeightAveraging", Plain, {}, loaders, lambda: [EMAWeightAveraging(decay=0.9)]),
+    Case(
+        "EMAWeightAveraging, accumulation",
+        Adam,
+        {"accumulate_grad_batches": 3},
+        loaders,
+        lambda: [EMAWeightAveraging(decay=0.9)],
+    ),
+    Case("ModelPruning", Plain, {}, loaders, lambda: [ModelPruning("l1_unstructured", amount=0.3)]),
+    Case(
+        "EarlyStopping",
+        ByEpoch,
+        {"max_epochs": 9},
+        loaders,
+        lambda: [EarlyStopping("val_loss", min_delta=0.01, patience=2)],
+    ),
+    Case(
+        "EarlyStopping at a threshold",
+        Plain,
+        {"max_epochs": 9},
+        loaders,
+        lambda: [EarlyStopping("val_loss", stopping_threshold=0.8)],
+    ),
+    Case(
+        "EarlyStopping on a training metric",
+        Plain,
+        {"max_epochs": 9},
+        loaders,
+        lambda: [EarlyStopping("train_loss", patience=2)],
+    ),
+    Case("a callback of one's own", Plain, {}, loaders, lambda: [LogsFromCallback()]),
+)
+
+EVALUATED = (
+    Case("one loader", Evaluated, loaders=loaders),
+    Case("several loaders", SeveralEvaluated, loaders=two_val_loaders),
+    Case("limited", Evaluated, {"limit_val_batches": 2, "limit_test_batches": 2, "limit_predict_batches": 2}, loaders),
 )

@@ -1,0 +1,237 @@
+"""Lightning's callbacks on our trainer: what they do to weights is compared in test_lightning_equivalence.py."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.loggers.logger import DummyLogger
+from models.recording import quiet
+from models.zoo import Backbone, Evaluated, Plain, loaders, two_val_loaders
+
+import footplate as fp
+from footplate.compat.lightning import translate_callbacks
+
+CHECKPOINTS = {
+    "the best two": {"monitor": "val_loss", "save_top_k": 2},
+    "all": {"save_top_k": -1},
+    "by step": {"every_n_train_steps": 4, "save_top_k": -1},
+    "the latest": {},
+    "named": {"filename": "{epoch:02d}-{val_loss:.2f}", "monitor": "val_loss", "save_top_k": -1},
+    "the best of max": {"monitor": "val_loss", "mode": "max", "save_top_k": 1},
+    "every second epoch": {"every_n_epochs": 2, "save_top_k": -1},
+}
+
+
+@pytest.mark.parametrize("arguments", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any], tmp_path: Path) -> None:
+    def run(make: Any, directory: Path) -> theirs.ModelCheckpoint:
+        torch.manual_seed(0)
+        callback = theirs.ModelCheckpoint(dirpath=directory, **arguments)
+        with quiet():
+            trainer = make(
+                accelerator="cpu", max_epochs=4, callbacks=[callback], logger=False, enable_progress_bar=False,
+                enable_model_summary=False, default_root_dir=str(tmp_path),
+            )  # fmt: skip
+            trainer.fit(Plain(), *loaders())
+        return callback
+
+    expected, found = run(pl.Trainer, tmp_path / "lightning"), run(fp.Trainer, tmp_path / "footplate")
+
+    def kept(directory: Path) -> set[str]:
+        return {path.name for path in directory.glob("*.ckpt") if path.name not in ("best.ckpt", "last.ckpt")}
+
+    assert kept(tmp_path / "footplate") == kept(tmp_path / "lightning") != set()
+    assert Path(found.best_model_path).name == Path(expected.best_model_path).name
+    if arguments.get("monitor"):
+        assert found.best_model_score == pytest.approx(float(expected.best_model_score), rel=1e-6)
+        assert {Path(path).name for path in found.best_k_models} == {Path(path).name for path in expected.best_k_models}
+
+
+def test_what_ours_learns_is_seen_on_the_users_objects(trainer: Any) -> None:
+    stopping = theirs.EarlyStopping("val_loss", patience=1, stopping_threshold=10.0)
+    rates, timer = theirs.LearningRateMonitor(), theirs.Timer(duration=timedelta(hours=1))
+
+    trainer(callbacks=[stopping, rates, timer]).fit(Plain(), *loaders())
+
+    assert stopping.best_score < 10.0
+    assert rates.lrs["lr-SGD"] == [0.1]
+    assert 0 < timer.time_elapsed("train") < 60
+
+
+@pytest.mark.parametrize(
+    ("callback", "kind"),
+    [
+        (theirs.TQDMProgressBar(), fp.ProgressBar),
+        (theirs.RichProgressBar(), fp.ProgressBar),
+        (theirs.ModelSummary(max_depth=3), fp.ModelSummary),
+        (theirs.RichModelSummary(max_depth=3), fp.ModelSummary),
+        (theirs.Timer(duration="00:01:00:00"), fp.Timer),
+    ],
+)
+def test_displays_and_timers_are_ours(callback: Any, kind: type) -> None:
+    (found,) = translate_callbacks([callback])
+
+    assert type(found) is kind
+    assert kind is not fp.ModelSummary or found.max_depth == 3
+
+
+def test_arguments_survive_translation() -> None:
+    stopping, checkpoint = translate_callbacks(
+        [
+            theirs.EarlyStopping(
+                "val_acc", 0.1, 7, mode="max", divergence_threshold=0.2, check_on_train_epoch_end=True
+            ),
+            theirs.ModelCheckpoint(
+                monitor="val_acc", mode="max", save_last=True, train_time_interval=timedelta(minutes=5)
+            ),
+        ]
+    )
+
+    assert (stopping.min_delta, stopping.patience, stopping.mode) == (0.1, 7, "max")
+    assert (stopping.divergence_threshold, stopping.check_on_train_epoch_end) == (0.2, True)
+    assert (checkpoint.save_last, checkpoint.every_n_epochs) == (True, 0)
+    assert checkpoint.train_time_interval == timedelta(minutes=5)
+
+
+def test_a_subclass_of_a_translated_callback_is_refused_with_ours_to_inherit_from() -> None:
+    class Mine(theirs.ModelCheckpoint):
+        pass
+
+    with pytest.raises(
+        fp.ConfigError, match=r"Mine inherits from Lightning's ModelCheckpoint.*footplate\.ModelCheckpoint"
+    ):
+        fp.Trainer(max_epochs=1, callbacks=[Mine()])
+
+
+def test_callbacks_that_the_module_configures_are_translated_too(trainer: Any) -> None:
+    class Configures(Plain):
+        def configure_callbacks(self) -> Any:
+            return [theirs.EarlyStopping("val_loss", stopping_threshold=10.0), theirs.LambdaCallback()]
+
+    runner = trainer(max_epochs=9)
+    runner.fit(Configures(), *loaders())
+
+    assert type(runner.early_stopping_callback) is fp.EarlyStopping
+    assert runner.current_epoch == 1
+
+
+def test_fine_tuning_resumes_as_under_lightning(tmp_path: Path) -> None:
+    def run(make: Any, directory: Path, epochs: int, resume: Any = None) -> Any:
+        torch.manual_seed(0)
+        module = Backbone()
+        with quiet():
+            trainer = make(
+                accelerator="cpu", max_epochs=epochs, callbacks=[theirs.BackboneFinetuning(1)], logger=False,
+                default_root_dir=str(directory), enable_progress_bar=False, enable_model_summary=False,
+            )  # fmt: skip
+            trainer.fit(module, *loaders(), ckpt_path=resume)
+        assert len(trainer.optimizers[0].param_groups) == 2  # the second was added in epoch 1
+        return module
+
+    run(pl.Trainer, tmp_path / "lightning", 2)
+    run(fp.Trainer, tmp_path / "footplate", 2)
+    expected = run(pl.Trainer, tmp_path / "lightning", 4, next(tmp_path.glob("lightning/checkpoints/*.ckpt")))
+    resumed = run(fp.Trainer, tmp_path / "footplate", 4, "last")
+
+    assert all(torch.equal(value, expected.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+def test_weight_averaging_resumes_with_the_weights_it_trained(trainer: Any, tmp_path: Path) -> None:
+    def run(directory: str, epochs: int, resume: str | None = None) -> Any:
+        torch.manual_seed(0)
+        module = Plain()
+        averaging = theirs.EMAWeightAveraging(decay=0.9)
+        runner = trainer(max_epochs=epochs, callbacks=[averaging], default_root_dir=tmp_path / directory)
+        runner.fit(module, *loaders(), ckpt_path=resume)
+        return module
+
+    whole = run("whole", 3)
+    run("parts", 2)
+    resumed = run("parts", 3, "last")
+
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
+
+
+def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
+    from lightning.fabric.utilities.spike import TrainingSpikeException
+
+    class Spikes(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * (1e6 if batch_idx == 8 else 1)
+
+    with pytest.raises(TrainingSpikeException):
+        trainer(callbacks=[theirs.SpikeDetection(warmup=3, rtol=3.0)]).fit(Spikes(), *loaders())
+
+
+class Writer(theirs.BasePredictionWriter):
+    """Keeps what it is given to write."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+        self.batches: list[tuple[Any, ...]] = []
+
+    def write_on_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        prediction: Any,
+        indices: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        self.batches.append((indices, len(prediction), batch_idx, dataloader_idx))
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        self.epoch = (predictions, batch_indices)
+
+
+@pytest.mark.parametrize("make", [loaders, two_val_loaders], ids=["one loader", "several loaders"])
+def test_prediction_writers_are_given_what_lightning_gives_them(trainer: Any, make: Any, tmp_path: Path) -> None:
+    class Predicts(Evaluated):
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return self(batch[0])
+
+    torch.manual_seed(0)
+    module, expected, found = Predicts(), Writer(), Writer()
+    with quiet():
+        pl.Trainer(
+            accelerator="cpu", logger=DummyLogger(), callbacks=[expected], enable_progress_bar=False,
+            default_root_dir=str(tmp_path),
+        ).predict(module, make()[1])  # fmt: skip
+    trainer(callbacks=[found]).predict(module, make()[1])
+
+    assert found.batches == expected.batches
+    assert found.epoch[1] == expected.epoch[1]
+    for mine, their in zip(flat(found.epoch[0]), flat(expected.epoch[0]), strict=True):
+        assert torch.equal(mine, their)
+
+
+def flat(predictions: Any) -> list[Any]:
+    return [item for one in predictions for item in (one if isinstance(one, list) else [one])]
+
+
+def test_state_of_ones_own_callback_is_saved_and_resumed(trainer: Any) -> None:
+    class Counts(pl.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.batches += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": self.batches}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.batches = state_dict["batches"]
+
+    first, second = Counts(), Counts()
+    trainer(max_epochs=1, callbacks=[first]).fit(Plain(), *loaders())
+    trainer(max_epochs=2, callbacks=[second]).fit(Plain(), *loaders(), ckpt_path="last")
+
+    assert (first.batches, second.batches) == (10, 20)

@@ -1,0 +1,167 @@
+"""Lightning's loggers on our trainer: real files, read back."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
+from models.zoo import Plain, loaders
+
+import footplate as fp
+from footplate.compat import lightning_loggers
+from footplate.compat.lightning import translate_loggers
+
+
+class Talks(Plain):
+    """Has hyper-parameters and an example input, and speaks to its logger itself."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.example_input_array = torch.ones(2, 8)
+
+    def on_train_epoch_end(self) -> None:
+        self.logger.log_metrics({"mine": 7.0}, step=self.global_step)
+        self.logger.experiment  # noqa: B018  what people reach through to
+
+
+def test_csv_logger_writes_its_files(trainer: Any, tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "logs", name="exp")
+
+    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+
+    with (tmp_path / "logs/exp/version_0/metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train_loss"]] == ["5", "10", "15", "20"]
+    assert [row["step"] for row in rows if row["val_loss"]] == ["10", "20"]
+    assert [row["epoch"] for row in rows if row["val_loss"]] == ["0", "1"]
+    assert [row["step"] for row in rows if row["mine"]] == ["10", "20"]
+    assert "width: 3" in (tmp_path / "logs/exp/version_0/hparams.yaml").read_text()
+
+
+def test_tensorboard_logger_writes_events_and_the_graph(trainer: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path / "logs", name="exp", log_graph=True)
+
+    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+
+    events = EventAccumulator(str(tmp_path / "logs/exp/version_0"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train_loss")] == [5, 10, 15, 20]
+    assert [event.value for event in events.Scalars("mine")] == [7.0, 7.0]
+    assert events.Graph().node
+
+
+@pytest.mark.slow
+def test_mlflow_logger_of_lightning_keeps_metrics_and_parameters(trainer: Any, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    logger = MLFlowLogger("exp", tracking_uri=uri, artifact_location=str(tmp_path / "artifacts"))
+
+    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+
+    run = MlflowClient(uri).get_run(logger.run_id)
+    assert run.data.params["width"] == "3"
+    assert {"train_loss", "val_loss", "mine"} <= set(run.data.metrics)
+    assert run.info.status == "FINISHED"
+
+
+def test_several_loggers_of_both_kinds_work_together(trainer: Any, tmp_path: Path) -> None:
+    ours, theirs = fp.CSV(tmp_path / "ours.csv"), CSVLogger(tmp_path / "theirs")
+
+    trainer(logger=[ours, theirs], log_every_n_steps=5).fit(Plain(), *loaders())
+
+    with (
+        (tmp_path / "ours.csv").open() as one,
+        (tmp_path / "theirs/lightning_logs/version_0/metrics.csv").open() as two,
+    ):
+        mine, their = list(csv.DictReader(one)), list(csv.DictReader(two))
+    assert [row["train_loss"] for row in mine] == [row["train_loss"] for row in their]
+
+
+class Failing(Logger):
+    """Takes the second row only at the third attempt."""
+
+    name, version = "failing", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int | None] = []
+        self.attempts = 0
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is kept."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if len(self.rows) == 1 and self.attempts < 2:
+            self.attempts += 1
+            raise OSError("the tracker is away")
+        self.rows.append(step)
+
+
+def test_a_row_that_fails_is_tried_again_and_none_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("footplate.tracking.writer.INTERVAL_S", 0.01)
+    original = Failing()
+    (logger,) = translate_loggers([original])
+    logger.setup(Path(), {})
+    for step in range(4):
+        logger.log_metrics({"loss": 1.0}, step, 0)
+
+    deadline = time.monotonic() + 10
+    while len(original.rows) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    logger.finalize("success")
+
+    assert original.rows == [0, 1, 2, 3]
+
+
+def test_a_logger_that_always_fails_does_not_stop_training(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lightning_loggers, "CLOSE_TIMEOUT_S", 0.1)
+
+    class Broken(Failing):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            raise OSError("the tracker is away")
+
+        def finalize(self, status: str) -> None:
+            raise OSError("still away")
+
+    runner = trainer(logger=Broken(), log_every_n_steps=5)
+    with caplog.at_level(logging.WARNING):
+        runner.fit(Plain(), *loaders())
+
+    assert runner.global_step == 20
+    assert "Broken.finalize() failed: still away" in caplog.text
+
+
+def test_what_cannot_be_a_logger_is_refused() -> None:
+    with pytest.raises(fp.ConfigError, match=r"logger: expected a footplate\.Logger or one of Lightning's, got str"):
+        fp.Trainer(max_epochs=1, logger="csv")
+
+
+@pytest.mark.parametrize("kind", [MLFlowLogger, WandbLogger])
+def test_uploading_lightnings_checkpoints_is_refused(kind: type) -> None:
+    logger = kind.__new__(kind)
+    logger._log_model = True
+
+    with pytest.raises(fp.ConfigError, match=r"log_model=….*uploads Lightning's checkpoint files.*footplate\.MLflow"):
+        translate_loggers([logger])
+
+
+def test_a_logger_that_cannot_begin_says_so_before_training(trainer: Any) -> None:
+    class Refuses(Failing):
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            raise PermissionError("no right to write")
+
+    with pytest.raises(fp.ConfigError, match="Refuses can't begin its record: no right to write"):
+        trainer(logger=Refuses()).fit(Plain(), *loaders())

@@ -1,0 +1,249 @@
+"""Real LightningModules and data modules that none of us wrote, unchanged on our trainer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos import LightningTransformer, WikiText2
+from lightning.pytorch.demos.boring_classes import (
+    BoringDataModule,
+    BoringDataModuleNoLen,
+    BoringModel,
+    ManualOptimBoringModel,
+)
+from lightning.pytorch.demos.lstm import LightningLSTM
+from models.finetunes import BertClassifier, ImagesDataModule, LitClassificationModel, sentences
+from models.zoo import Gan, Plain, loaders
+from torch import nn
+
+import footplate as fp
+from footplate.compat.lightning import load_from_checkpoint
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def changed(before: dict[str, torch.Tensor], module: nn.Module) -> set[str]:
+    return {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def test_boring_model_with_its_own_loaders_goes_through_every_stage(trainer: Any) -> None:
+    module, runner = BoringModel(), trainer(max_epochs=1)
+    before = weights(module)
+
+    runner.fit(module)
+
+    assert changed(before, module) == {"layer.weight", "layer.bias"}
+    assert runner.global_step == 64
+    assert runner.validate(module, verbose=False) == [{}]
+    assert runner.test(module, verbose=False) == [{}]
+    assert [prediction.shape for prediction in runner.predict(module)] == [(1, 2)] * 64
+
+
+@pytest.mark.parametrize("data", [BoringDataModule, BoringDataModuleNoLen])
+def test_boring_data_modules_feed_every_stage(trainer: Any, data: type) -> None:
+    module, runner = BoringModel(), trainer(max_epochs=1, limit_train_batches=8, limit_val_batches=2)
+
+    runner.fit(module, datamodule=data())
+
+    assert runner.global_step == 8
+    runner.validate(module, datamodule=data(), verbose=False)
+    runner.test(module, datamodule=data(), verbose=False)
+    assert len(runner.predict(module, datamodule=data())) == 64
+
+
+def test_boring_model_with_manual_optimisation(trainer: Any) -> None:
+    module, runner = ManualOptimBoringModel(), trainer(max_epochs=1)
+    before = weights(module)
+
+    runner.fit(module)
+
+    assert changed(before, module) == {"layer.weight", "layer.bias"}
+    assert runner.global_step == 64
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WikiText2:
+    """The file that Lightning's language models would download: few words, in an order that can be learnt."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    words = [f"w{index % 11}" for index in range(800)]
+    Path("data/wikitext-2.txt").write_text("\n".join(" ".join(words[at : at + 10]) for at in range(0, 800, 10)))
+    return WikiText2(download=False)
+
+
+def test_lightning_transformer_learns_its_text(trainer: Any, text: WikiText2) -> None:
+    torch.manual_seed(0)
+    module, runner = LightningTransformer(vocab_size=text.vocab_size), trainer(max_epochs=1)
+
+    def loss() -> float:
+        inputs, target = text[0]
+        with torch.no_grad():
+            output = module.eval()(inputs[None], target[None])
+        return torch.nn.functional.nll_loss(output, target).item()
+
+    before = loss()
+    module.train()
+    runner.fit(module)
+
+    assert runner.global_step == len(text)
+    assert loss() < before - 0.5
+
+
+def test_lightning_lstm_carries_its_hidden_state(trainer: Any, text: WikiText2) -> None:
+    module, runner = LightningLSTM(vocab_size=text.vocab_size), trainer(max_epochs=1, limit_train_batches=1)
+
+    runner.fit(module)
+
+    assert module.hidden is None  # its on_train_epoch_end
+    assert math.isfinite(runner.callback_metrics["train_loss"])
+
+
+def test_timm_fine_tune_trains_its_head_alone_and_resumes_bit_for_bit(trainer: Any, tmp_path: Path) -> None:
+    def run(directory: str, epochs: int, resume: str | None = None) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        module = LitClassificationModel(class_count=3)
+        runner = trainer(max_epochs=epochs, default_root_dir=tmp_path / directory)
+        runner.fit(module, datamodule=ImagesDataModule(), ckpt_path=resume)
+        return module, runner
+
+    torch.manual_seed(0)
+    before = weights(LitClassificationModel(class_count=3))
+    whole, runner = run("whole", 2)
+    run("parts", 1)
+    resumed, _ = run("parts", 2, "last")
+
+    heads = {name for name, parameter in whole.named_parameters() if parameter.requires_grad}
+    assert {name for name in changed(before, whole) if name in dict(whole.named_parameters())} == heads
+    assert set(runner.callback_metrics) == {"train_loss", "train_loss_step", "train_loss_epoch", "val_acc", "val_loss"}
+    assert changed(weights(whole), resumed) == set()
+    predictions = runner.predict(whole, datamodule=ImagesDataModule())
+    assert [tuple(one.shape) for one in predictions] == [(8, 3)] * 3
+
+
+def test_hugging_face_fine_tune_learns(trainer: Any) -> None:
+    torch.manual_seed(0)
+    module, runner = BertClassifier(), trainer(max_epochs=12)
+
+    runner.fit(module, sentences(), sentences())
+
+    assert runner.callback_metrics["val_acc"] >= 0.9
+    assert module.lr_schedulers().get_last_lr() == [0.0, 0.0]  # the schedule ran out with the steps
+
+
+def test_gan_trains_both_its_networks(trainer: Any) -> None:
+    module, runner = Gan(), trainer(max_epochs=1)
+    before = weights(module)
+
+    runner.fit(module, *loaders())
+
+    assert changed(before, module) == set(before)
+    assert runner.global_step == 20  # two optimizers, ten batches
+
+
+def test_a_module_inside_a_module_may_log(trainer: Any) -> None:
+    class Outer(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([Plain()])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.parts[0].training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            return self.parts[0].configure_optimizers()
+
+    runner = trainer(max_epochs=1)
+    runner.fit(Outer(), loaders()[0])
+
+    assert "train_loss" in runner.callback_metrics
+
+
+def test_checkpoints_are_read_back_into_the_users_class(trainer: Any) -> None:
+    module, runner = LitClassificationModel(class_count=3, learning_rate=0.5), trainer(max_epochs=1)
+    runner.fit(module, datamodule=ImagesDataModule())
+
+    loaded = load_from_checkpoint(LitClassificationModel, runner.checkpoint_callback.best_model_path)
+
+    assert loaded.hparams.learning_rate == 0.5
+    assert changed(weights(module), loaded) == set()
+
+
+def test_a_trained_module_is_copied_pickled_and_exported_as_before(trainer: Any) -> None:
+    module, runner = Plain(), trainer(max_epochs=1)
+    runner.fit(module, *loaders())
+    example = torch.ones(2, 8)
+    expected = module.eval()(example)
+
+    for copied in (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        module.to_torchscript(),
+        module.to_torchscript(method="trace", example_inputs=example),
+    ):
+        assert torch.equal(copied(example), expected)
+
+
+def test_modes_of_the_data_module_hooks(trainer: Any) -> None:
+    calls: list[str] = []
+
+    class Data(BoringDataModule):
+        def prepare_data(self) -> None:
+            calls.append("prepare_data")
+
+        def setup(self, stage: str) -> None:
+            calls.append(f"setup {stage}")
+            super().setup(stage)
+
+        def teardown(self, stage: str) -> None:
+            calls.append(f"teardown {stage}")
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            calls.append("batch")
+            return batch
+
+        def on_exception(self, exception: BaseException) -> None:
+            calls.append(f"on_exception {exception}")
+
+    class Fails(BoringModel):
+        def on_train_epoch_end(self) -> None:
+            raise RuntimeError("mine")
+
+    runner = trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0)
+    data = Data()
+    with pytest.raises(RuntimeError, match="mine"):
+        runner.fit(Fails(), datamodule=data)
+
+    assert calls == ["prepare_data", "setup fit", "batch", "batch", "on_exception mine", "teardown fit"]
+    assert data.trainer is runner
+
+
+def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(trainer: Any) -> None:
+    seen: list[tuple[str, bool, bool]] = []
+
+    class Looks(Plain):
+        def on_validation_start(self) -> None:
+            seen.append(("start", self.training, torch.is_grad_enabled()))
+
+        def on_validation_end(self) -> None:
+            seen.append(("end", self.training, torch.is_grad_enabled()))
+
+        def on_train_epoch_end(self) -> None:
+            seen.append(("epoch", self.training, torch.is_grad_enabled()))
+
+    trainer(max_epochs=1, num_sanity_val_steps=0).fit(Looks(), *loaders())
+
+    assert seen == [("start", False, False), ("end", False, False), ("epoch", True, True)]
+
+
+def test_a_plain_torch_module_is_told_what_it_lacks(trainer: Any) -> None:
+    with pytest.raises(fp.ConfigError, match=r"plain torch\.nn\.Module: nothing says how to train it"):
+        trainer().fit(nn.Linear(2, 2), loaders()[0])

@@ -1,0 +1,459 @@
+"""Each row of docs/lightning.md: what it calls supported works as in Lightning, what it calls refused is refused in words.
+
+The rows are data (models/table.py). The page's tables must be those that the data makes, and the data must name
+everything that Lightning has, so that neither can grow stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from models import table
+from models.recording import Record, make_trainer, quiet, watched
+from models.table import Row
+from models.zoo import ByEpoch, Evaluated, Plain, loaders
+
+import footplate as fp
+from footplate.compat.lightning_callbacks import TRANSLATED
+from footplate.hooks import overrides
+
+
+def named(rows: tuple[Row, ...], *statuses: str) -> list[Row]:
+    return [row for row in rows if row.status in statuses]
+
+
+def public(*kinds: type) -> set[str]:
+    return {name for kind in kinds for name in vars(kind) if not name.startswith("_") and name.islower()}
+
+
+def ids(row: Row) -> str:
+    return row.name
+
+
+# The page and the data
+
+
+def test_the_page_holds_the_tables_that_the_data_makes() -> None:
+    text = table.DOCS.read_text()
+
+    assert [name for name in table.TABLES if f"<!-- table: {name} -->" not in text] == []
+    assert text == table.filled(text)
+
+
+def test_the_data_names_all_that_lightning_has() -> None:
+    hooks = public(ModelHooks, DataHooks, CheckpointHooks) | {"configure_callbacks", "configure_optimizers"}
+    data = public(DataHooks, pl.LightningDataModule) - {"name", "load_from_checkpoint"}
+    arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
+    lightnings = {
+        "Hooks of a LightningModule": hooks,
+        "Methods and attributes of a LightningModule": public(pl.LightningModule) - hooks,
+        "A LightningDataModule": data,
+        "Arguments of the Trainer": arguments,
+        "Attributes and methods of the Trainer": public(pl.Trainer),
+        "Callbacks": set(pl.callbacks.__all__),
+        "Loggers": set(pl.loggers.__all__),
+    }
+
+    for name, rows in table.TABLES.items():
+        assert lightnings[name] - {row.name for row in rows} == set(), name
+        assert len({row.name for row in rows}) == len(rows), name
+        assert all(row.note or row.status == "supported" for row in rows), name
+
+
+# Hooks
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The hooks of a module that were called in a fit that is resumed once, a validation, a test and a prediction."""
+    directory = tmp_path_factory.mktemp("called")
+    record = Record()
+
+    class All(Evaluated):
+        def prepare_data(self) -> None:
+            record.hooks.add("prepare_data")
+
+        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+            record.hooks.add("transfer_batch_to_device")
+            return batch
+
+        def train_dataloader(self) -> Any:
+            return loaders()[0]
+
+        def val_dataloader(self) -> Any:
+            return loaders()[1]
+
+        test_dataloader = predict_dataloader = val_dataloader
+
+        def setup(self, stage: str) -> None:
+            record.hooks.add("setup")
+
+        def teardown(self, stage: str) -> None:
+            record.hooks.add("teardown")
+
+        def configure_model(self) -> None:
+            record.hooks.add("configure_model")
+
+        def configure_callbacks(self) -> list[Any]:
+            return []
+
+    for epochs in (1, 2):
+        module = watched(All(), record)
+        trainer = make_trainer("footplate", record, directory, max_epochs=epochs, enable_checkpointing=True)
+        trainer.fit(module, ckpt_path="last")
+    for stage in (trainer.validate, trainer.test):
+        stage(module, verbose=False)
+    trainer.predict(module)
+    return record.hooks | {event.name for event in record.events if event.who == "module"}
+
+
+@pytest.mark.parametrize("row", named(table.HOOKS, "supported", "different"), ids=ids)
+def test_hook_is_called(row: Row, called: set[str]) -> None:
+    assert row.name in called
+
+
+@pytest.mark.parametrize("row", named(table.HOOKS, "refused"), ids=ids)
+def test_hook_is_refused_before_training(row: Row, trainer: Any) -> None:
+    module = type("Mine", (Plain,), {row.name: lambda self, *args: None})()
+
+    with pytest.raises(fp.ConfigError, match=rf"^Mine\.{row.name}\(\) is not supported: {re.escape(row.note)}\.$"):
+        trainer().fit(module, *loaders())
+
+
+@pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
+def test_step_that_asks_for_more_than_a_batch_is_refused_before_training(argument: str, trainer: Any) -> None:
+    class Mine(Plain):
+        def on_fit_start(self) -> None:
+            raise AssertionError("training has begun")
+
+    scope: dict[str, Any] = {}
+    exec(f"def training_step(self, batch, batch_idx, {argument}): ...", scope)
+    Mine.training_step = scope["training_step"]
+
+    with pytest.raises(fp.ConfigError, match=argument):
+        trainer().fit(Mine(), *loaders())
+
+
+# What a module has
+
+
+def _toggled(module: Any) -> list[bool]:
+    optimizer = module.optimizers()
+    with module.toggled_optimizer(optimizer):
+        inside = [parameter.requires_grad for parameter in module.parameters()]
+    module.toggle_optimizer(optimizer)
+    module.untoggle_optimizer(optimizer)
+    return inside
+
+
+def _called(value: Any) -> bool:
+    return callable(value)
+
+
+PROBES: dict[str, Any] = {
+    "forward": lambda module: module(torch.ones(2, 8)).shape,
+    "training_step": lambda module: overrides(module, "training_step"),
+    "validation_step": lambda module: overrides(module, "validation_step"),
+    "test_step": lambda module: overrides(module, "test_step"),
+    "predict_step": lambda module: module.predict_step([torch.ones(2, 8)], 0).shape,
+    "log": lambda module: module.log("probe", 1.0),
+    "log_dict": lambda module: module.log_dict({"probe_a": 1.0, "probe_b": torch.tensor(2.0)}, True),
+    "optimizers": lambda module: isinstance(module.optimizers(), torch.optim.Optimizer),
+    "lr_schedulers": lambda module: module.lr_schedulers().get_last_lr(),
+    "manual_backward": lambda module: _called(module.manual_backward),
+    "toggle_optimizer": _toggled,
+    "untoggle_optimizer": _toggled,
+    "toggled_optimizer": _toggled,
+    "clip_gradients": lambda module: module.clip_gradients(module.optimizers(), 0.5, "norm"),
+    "backward": lambda module: overrides(module, "backward"),
+    "configure_gradient_clipping": lambda module: module.configure_gradient_clipping(module.optimizers(), 0.5, "norm"),
+    "lr_scheduler_step": lambda module: overrides(module, "lr_scheduler_step"),
+    "optimizer_step": lambda module: overrides(module, "optimizer_step"),
+    "optimizer_zero_grad": lambda module: overrides(module, "optimizer_zero_grad"),
+    "freeze": lambda module: [parameter.requires_grad for parameter in Plain().freeze().parameters()],
+    "unfreeze": lambda module: [parameter.requires_grad for parameter in Plain().freeze().unfreeze().parameters()],
+    "print": lambda module: module.print("a word"),
+    "all_gather": lambda module: module.all_gather(torch.ones(2)).sum().item(),
+    "trainer": lambda module: module.trainer.global_step,
+    "current_epoch": lambda module: module.current_epoch,
+    "global_step": lambda module: module.global_step,
+    "global_rank": lambda module: module.global_rank,
+    "local_rank": lambda module: module.local_rank,
+    "logger": lambda module: module.logger is not None,
+    "loggers": lambda module: len(module.loggers),
+    "on_gpu": lambda module: module.on_gpu,
+    "automatic_optimization": lambda module: module.automatic_optimization,
+    "strict_loading": lambda module: module.strict_loading,
+    "example_input_array": lambda module: module.example_input_array.shape,
+    "to_torchscript": lambda module: type(Plain().to_torchscript()).__name__,
+    "save_hyperparameters": lambda module: dict(module.hparams),
+    "hparams": lambda module: module.hparams.width,
+    "fabric": lambda module: module.fabric,
+    "device_mesh": lambda module: module.device_mesh,
+    "load_from_checkpoint": lambda module: _called(module.load_from_checkpoint),
+    "to_onnx": lambda module: _called(module.to_onnx),
+    "to_tensorrt": lambda module: _called(module.to_tensorrt),
+}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What every probe of a module, and every attribute of the trainer, gave in the middle of training, by engine."""
+    found: dict[str, dict[str, Any]] = {}
+
+    class Probed(ByEpoch, Evaluated):
+        def __init__(self, width: int = 3) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.example_input_array = torch.ones(1, 8)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.global_step == 13:
+                values.update({f"module.{name}": probe(self) for name, probe in PROBES.items()})
+                for row in table.ATTRIBUTES:
+                    values[f"trainer.{row.name}"] = _read(self.trainer, row.name)
+
+    for engine in ("lightning", "footplate"):
+        values = found[engine] = {}
+        trainer = make_trainer(engine, Record(), tmp_path_factory.mktemp(engine), max_epochs=2)
+        torch.manual_seed(0)
+        with quiet():
+            trainer.fit(Probed(), *loaders())
+    return found
+
+
+def _read(trainer: Any, name: str) -> Any:
+    try:
+        value = getattr(trainer, name)
+    except AttributeError as error:
+        return error
+    if name == "state":
+        return value.fn, value.stage
+    return dict(value) if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("row", table.MODULE, ids=ids)
+def test_module_gives_what_it_gives_under_lightning(row: Row, probed: dict[str, dict[str, Any]]) -> None:
+    name = f"module.{row.name}"
+
+    assert probed["footplate"][name] == probed["lightning"][name]
+
+
+@pytest.mark.parametrize("row", named(table.ATTRIBUTES, "supported", "different"), ids=ids)
+def test_attribute_of_the_trainer_is_there(row: Row, probed: dict[str, dict[str, Any]]) -> None:
+    ours, theirs = (probed[engine][f"trainer.{row.name}"] for engine in ("footplate", "lightning"))
+    plain = (bool, int, float, str, type(None))
+
+    if row.name == "predict_loop":
+        assert isinstance(ours, AttributeError)
+        return
+    assert not isinstance(ours, AttributeError)
+    if row.status == "supported" and isinstance(theirs, (*plain, tuple)) and row.name != "default_root_dir":
+        assert ours == theirs
+    if row.status == "supported" and isinstance(theirs, list):
+        assert len(ours) == len(theirs)
+        assert ours == theirs or not all(isinstance(item, plain) for item in theirs)
+
+
+@pytest.mark.parametrize("row", named(table.ATTRIBUTES, "refused"), ids=ids)
+def test_attribute_of_the_trainer_is_refused(row: Row, probed: dict[str, dict[str, Any]]) -> None:
+    error = probed["footplate"][f"trainer.{row.name}"]
+
+    assert isinstance(error, fp.ConfigError)
+    assert str(error) == f"trainer.{row.name} is one of Lightning's insides and not here: {row.note}."
+
+
+def test_callback_metrics_are_lightnings(probed: dict[str, dict[str, Any]]) -> None:
+    ours, theirs = (probed[engine]["trainer.callback_metrics"] for engine in ("footplate", "lightning"))
+
+    assert {name: float(value) for name, value in ours.items() if "probe" not in name} == pytest.approx(
+        {name: float(value) for name, value in theirs.items() if "probe" not in name}, rel=1e-6
+    )
+
+
+def test_stage_is_told_in_lightnings_words(trainer: Any) -> None:
+    seen: list[tuple[str, str, bool, bool]] = []
+
+    class Looks(Evaluated):
+        def note(self, where: str) -> None:
+            runner = self.trainer
+            seen.append((where, str(runner.state.stage.value), runner.training, runner.validating))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.note("training")
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.note("validation")
+
+        def test_step(self, batch: Any, batch_idx: int) -> Any:
+            self.note("test")
+
+    runner = trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=1, limit_test_batches=1)
+    module = Looks()
+    runner.fit(module, *loaders())
+    runner.test(module, loaders()[1], verbose=False)
+
+    assert seen == [
+        ("validation", "sanity_check", False, False),
+        ("training", "train", True, False),
+        ("validation", "validate", False, True),
+        ("test", "test", False, False),
+    ]
+
+
+# Data modules
+
+
+@pytest.mark.parametrize("row", table.DATAMODULE, ids=ids)
+def test_data_module_is_used(row: Row, trainer: Any) -> None:
+    """The hook is called in a fit that fails at its end, in the fit that resumes it, and in a test and a prediction."""
+    used: set[str] = set()
+
+    def noting(name: str) -> Any:
+        def note(self: Any, *args: Any) -> Any:
+            used.add(name)
+            if "dataloader" in name:
+                return loaders()[name != "train_dataloader"]
+            return args[0] if "batch" in name else {"kept": 1} if name == "state_dict" else None
+
+        return note
+
+    names = [one.name for one in table.DATAMODULE if one.name != "from_datasets"]
+    kind = type("Data", (pl.LightningDataModule,), {name: noting(name) for name in names})
+
+    class Fails(Evaluated):
+        def on_train_end(self) -> None:
+            raise RuntimeError("mine")
+
+    if row.name == "from_datasets":
+        data = pl.LightningDataModule.from_datasets(loaders()[0].dataset, batch_size=4)
+        trainer(max_epochs=1).fit(Plain(), datamodule=data)
+        return
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer(max_epochs=1).fit(Fails(), datamodule=kind())
+    trainer(max_epochs=2).fit(Evaluated(), datamodule=kind(), ckpt_path="last")
+    runner = trainer()
+    runner.test(Evaluated(), datamodule=kind(), verbose=False)
+    runner.predict(Evaluated(), datamodule=kind())
+
+    assert row.name in used
+
+
+# Arguments of the trainer
+
+VALUES: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "precision": "bf16-mixed",
+    "callbacks": [pl.callbacks.LambdaCallback()],
+    "max_epochs": 1,
+    "min_epochs": 1,
+    "max_steps": 3,
+    "min_steps": 2,
+    "max_time": {"minutes": 1},
+    "fast_dev_run": 2,
+    "limit_train_batches": 2,
+    "limit_val_batches": 0.5,
+    "limit_test_batches": 1,
+    "limit_predict_batches": 1,
+    "check_val_every_n_epoch": 2,
+    "num_sanity_val_steps": 0,
+    "enable_checkpointing": True,
+    "enable_progress_bar": True,
+    "enable_model_summary": True,
+    "gradient_clip_val": 0.5,
+    "gradient_clip_algorithm": "value",
+    "deterministic": False,
+    "benchmark": False,
+    "inference_mode": False,
+    "detect_anomaly": True,
+    "overfit_batches": 2,
+    "logger": False,
+    "accumulate_grad_batches": 2,
+    "log_every_n_steps": 2,
+    "val_check_interval": 5,
+}
+
+
+@pytest.mark.parametrize("row", named(table.ARGUMENTS, "supported", "different"), ids=ids)
+def test_argument_is_taken(row: Row, tmp_path: Path) -> None:
+    arguments = {
+        "accelerator": "cpu", "max_epochs": 1, "enable_progress_bar": False, "enable_model_summary": False,
+        "logger": False, "default_root_dir": str(tmp_path),
+    }  # fmt: skip
+    if row.name != "default_root_dir":
+        arguments[row.name] = VALUES[row.name]
+    trainer = fp.Trainer(**arguments)
+
+    trainer.fit(Plain(), *loaders())
+
+    assert trainer.global_step > 0
+
+
+@pytest.mark.parametrize("row", named(table.ARGUMENTS, "refused"), ids=ids)
+def test_argument_is_refused_unless_it_says_what_holds_anyway(row: Row) -> None:
+    harmless, mend = table.REFUSED_ARGUMENTS[row.name]
+    fp.Trainer(max_epochs=1, accelerator="cpu", **{row.name: harmless})
+
+    with pytest.raises(
+        fp.ConfigError, match=re.escape(f"Trainer({row.name}='other') is Lightning's") + ".*" + re.escape(mend)
+    ):
+        fp.Trainer(max_epochs=1, accelerator="cpu", **{row.name: "other"})
+
+
+def test_a_misspelt_argument_is_named_with_the_nearest() -> None:
+    with pytest.raises(
+        fp.ConfigError, match=r"Trainer\(max_epoch=…\): there is no such argument\. Did you mean \"max_epochs\""
+    ):
+        fp.Trainer(max_epoch=3)  # pyright: ignore
+
+
+def test_a_duration_between_validations_is_refused() -> None:
+    with pytest.raises(fp.ConfigError, match="val_check_interval"):
+        fp.Trainer(max_epochs=1, accelerator="cpu", val_check_interval=timedelta(minutes=5))  # type: ignore[arg-type]
+
+
+# Callbacks and loggers: those that run are in test_lightning_callbacks.py, test_lightning_loggers.py and the equivalence
+
+
+REFUSED: dict[str, Any] = {
+    "BatchSizeFinder": lambda: pl.callbacks.BatchSizeFinder(),
+    "LearningRateFinder": lambda: pl.callbacks.LearningRateFinder(),
+    "StochasticWeightAveraging": lambda: pl.callbacks.StochasticWeightAveraging(0.1),
+    "GradientAccumulationScheduler": lambda: pl.callbacks.GradientAccumulationScheduler({0: 2}),
+    "DeviceStatsMonitor": lambda: pl.callbacks.DeviceStatsMonitor(),
+    "ThroughputMonitor": lambda: pl.callbacks.ThroughputMonitor(len),
+    "OnExceptionCheckpoint": lambda: pl.callbacks.OnExceptionCheckpoint("."),
+}
+
+
+@pytest.mark.parametrize("row", named(table.CALLBACKS, "refused"), ids=ids)
+def test_callback_is_refused(row: Row) -> None:
+    with pytest.raises(fp.ConfigError, match=re.escape(f"Lightning's {row.name} can't run here: {row.note}.")):
+        fp.Trainer(max_epochs=1, accelerator="cpu", callbacks=[REFUSED[row.name]()])
+
+
+@pytest.mark.parametrize("row", named(table.CALLBACKS, "supported", "translated"), ids=ids)
+def test_callback_is_tried_in_a_test(row: Row) -> None:
+    tried = "".join(path.read_text() for path in Path(__file__).parent.glob("test_lightning_[ce]*.py"))
+    tried += (Path(__file__).parents[1] / "models" / "zoo.py").read_text()
+
+    assert re.search(rf"\b{row.name}\b", tried)
+    assert (row.status == "translated") == (row.name in TRANSLATED)
+
+
+@pytest.mark.parametrize("row", table.LOGGERS, ids=ids)
+def test_logger_has_the_methods_that_ours_calls(row: Row) -> None:
+    kind = getattr(pl.loggers, row.name)
+
+    for name in ("log_hyperparams", "log_metrics", "log_graph", "save", "finalize"):
+        assert callable(getattr(kind, name, None)), name

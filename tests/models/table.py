@@ -1,0 +1,203 @@
+"""What of Lightning runs on Footplate, as data: docs/lightning.md is generated from it and each row of it is tested.
+
+    supported    it does what it does in Lightning
+    translated   ours takes its place and does the same
+    different    it works, with the difference that is said
+    refused      one clear error, with what to use instead
+
+After a change, `python -m models.table` (in tests/) writes the tables into docs/lightning.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from footplate.compat.lightning import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
+from footplate.compat.lightning_callbacks import REFUSED_CALLBACKS
+
+DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing of Lightning.
+
+    Attributes:
+        name: what Lightning calls it.
+        status: "supported", "translated", "different" or "refused".
+        note: what takes its place, how it differs, or what to use instead.
+    """
+
+    name: str
+    status: str = "supported"
+    note: str = ""
+
+
+def _supported(names: str) -> tuple[Row, ...]:
+    return tuple(Row(name) for name in names.split())
+
+
+def _refused(reasons: dict[str, str]) -> tuple[Row, ...]:
+    return tuple(Row(name, "refused", mend) for name, mend in reasons.items())
+
+
+_ORDER = "an epoch's schedulers step after it: it sees the rate of the epoch that ends"
+
+HOOKS = (
+    *_supported(
+        "prepare_data setup teardown configure_model configure_callbacks configure_optimizers train_dataloader "
+        "val_dataloader test_dataloader predict_dataloader on_fit_start on_fit_end on_train_start on_train_end "
+        "on_train_epoch_start on_train_batch_start on_train_batch_end on_validation_start on_validation_end "
+        "on_validation_epoch_start on_validation_epoch_end on_validation_batch_start on_validation_batch_end "
+        "on_validation_model_eval on_validation_model_train on_test_start on_test_end on_test_epoch_start "
+        "on_test_epoch_end on_test_batch_start on_test_batch_end on_test_model_eval on_test_model_train "
+        "on_predict_start on_predict_end on_predict_epoch_start on_predict_epoch_end on_predict_batch_start "
+        "on_predict_batch_end on_predict_model_eval on_before_zero_grad on_before_backward on_after_backward "
+        "on_before_optimizer_step on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer "
+        "on_load_checkpoint"
+    ),
+    Row("on_train_epoch_end", "different", _ORDER),
+    Row("on_save_checkpoint", "different", "what it adds must be plain values and tensors: loading never runs code"),
+    *_refused(REFUSED_HOOKS),
+)
+
+MODULE = (
+    *_supported(
+        "forward test_step predict_step log_dict optimizers lr_schedulers manual_backward toggle_optimizer "
+        "untoggle_optimizer toggled_optimizer clip_gradients backward configure_gradient_clipping lr_scheduler_step "
+        "optimizer_step optimizer_zero_grad freeze unfreeze print all_gather trainer current_epoch global_step "
+        "global_rank local_rank loggers on_gpu automatic_optimization strict_loading example_input_array "
+        "to_torchscript save_hyperparameters hparams"
+    ),
+    Row("training_step", "different", "a window whose batches were all skipped (`None`) is no step: nothing is counted, "
+        "no hook of the optimizer is called, no scheduler steps; `dataloader_iter` as an argument is refused"),
+    Row("validation_step", "different", "values logged with `on_step=True` aren't reported batch by batch, only reduced"),
+    Row("log", "different", "an epoch's mean is kept in float64 (Lightning: float32), so its last digits differ; a module "
+        "inside the module may log too"),
+    Row("logger", "different", "the logger that you gave; a Lightning logger answers for all that it can do"),
+    Row("load_from_checkpoint", "different", "Lightning's own, for Lightning's `.ckpt` files. For a Footplate checkpoint "
+        "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`"),
+    Row("fabric", "different", "always None"),
+    Row("device_mesh", "different", "always None"),
+    Row("to_onnx", "different", "Lightning's own; it needs the `onnx` packages. `footplate.export_model` writes `.pt2`"),
+    Row("to_tensorrt", "different", "Lightning's own; it needs `torch_tensorrt`"),
+)  # fmt: skip
+
+DATAMODULE = (
+    *_supported(
+        "prepare_data setup teardown train_dataloader val_dataloader test_dataloader predict_dataloader "
+        "on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer state_dict load_state_dict "
+        "on_exception from_datasets"
+    ),
+)
+
+ARGUMENTS = (
+    *_supported(
+        "accelerator devices precision callbacks fast_dev_run max_epochs min_epochs max_steps min_steps max_time "
+        "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches check_val_every_n_epoch "
+        "num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary "
+        "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches"
+    ),
+    Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
+        "(Lightning: by batches, from 0)"),
+    Row("accumulate_grad_batches", "different", "with a loader of unknown length, the last, partial window is stepped "
+        "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
+    Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
+    Row("val_check_interval", "different", "batches or a part of an epoch; a duration is refused"),
+    Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
+    *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
+)  # fmt: skip
+
+ATTRIBUTES = (
+    *_supported(
+        "lightning_module model optimizers lr_scheduler_configs is_global_zero global_rank local_rank node_rank "
+        "world_size num_nodes num_devices device_ids enable_validation early_stopping_callback early_stopping_callbacks "
+        "checkpoint_callback checkpoint_callbacks progress_bar_callback interrupted received_sigterm training validating "
+        "testing predicting evaluating sanity_checking state global_step current_epoch max_epochs max_steps "
+        "min_steps is_last_batch num_training_batches num_val_batches num_sanity_val_batches num_test_batches "
+        "num_predict_batches loggers callbacks "
+        "estimated_stepping_batches should_stop fast_dev_run accumulate_grad_batches gradient_clip_val log_every_n_steps "
+        "check_val_every_n_epoch limit_train_batches limit_val_batches limit_test_batches limit_predict_batches "
+        "overfit_batches num_sanity_val_steps datamodule barebones train_dataloader val_dataloaders test_dataloaders "
+        "predict_dataloaders fit validate test predict save_checkpoint print default_root_dir"
+    ),
+    Row("accelerator", "different", "a `footplate.Accelerator`: `name`, `stats(device)`"),
+    Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, `broadcast`, `barrier`"),
+    Row("precision", "different", "an object; `trainer.precision.name` is \"bf16-mixed\""),
+    Row("min_epochs", "different", "None where Lightning has 0"),
+    Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),
+    Row("logged_metrics", "different", "floats, as they were last sent to the loggers"),
+    Row("progress_bar_metrics", "different", "floats, as they were last read (every `log_every_n_steps`)"),
+    Row("log_dir", "different", "the run's directory"),
+    Row("logger", "different", "the first logger, or None"),
+    Row("val_check_interval", "different", "None where Lightning has 1.0"),
+    Row("gradient_clip_algorithm", "different", "\"norm\" where Lightning has None"),
+    *(Row(name, "refused", mend) for name, mend in REFUSED_ATTRIBUTES.items() if name != "predict_loop"),
+    Row("predict_loop", "different", "only with a `BasePredictionWriter`: `predictions`, `current_batch_indices`, "
+        "`epoch_batch_indices`"),
+)  # fmt: skip
+
+CALLBACKS = (
+    *_supported(
+        "Callback Checkpoint LambdaCallback BaseFinetuning BackboneFinetuning WeightAveraging EMAWeightAveraging "
+        "ModelPruning BasePredictionWriter SpikeDetection"
+    ),
+    Row("EarlyStopping", "translated", "footplate.EarlyStopping"),
+    Row("ModelCheckpoint", "translated", "footplate.ModelCheckpoint: a checkpoint is a directory; `best_model_score` is a "
+        "float"),
+    Row("LearningRateMonitor", "translated", "footplate.LearningRateMonitor"),
+    Row("Timer", "translated", "footplate.Timer"),
+    Row("ModelSummary", "translated", "footplate.ModelSummary"),
+    Row("RichModelSummary", "translated", "footplate.ModelSummary"),
+    Row("ProgressBar", "translated", "footplate.ProgressBar; a subclass of yours is refused"),
+    Row("TQDMProgressBar", "translated", "footplate.ProgressBar"),
+    Row("RichProgressBar", "translated", "footplate.ProgressBar"),
+    *_refused(REFUSED_CALLBACKS),
+)  # fmt: skip
+
+LOGGERS = (
+    *_supported("Logger CSVLogger"),
+    Row("TensorBoardLogger", "different", "`log_graph=True` logs the graph at the end of training"),
+    Row("MLFlowLogger", "different", "`log_model=` is refused: use footplate.MLflow"),
+    Row("WandbLogger", "different", "`log_model=` is refused"),
+    Row("CometLogger", "different", "taken by its interface alone: never tried against its service"),
+    Row("LitLogger", "different", "`log_model=` is refused; never tried against its service"),
+)
+
+TABLES = {
+    "Hooks of a LightningModule": HOOKS,
+    "Methods and attributes of a LightningModule": MODULE,
+    "A LightningDataModule": DATAMODULE,
+    "Arguments of the Trainer": ARGUMENTS,
+    "Attributes and methods of the Trainer": ATTRIBUTES,
+    "Callbacks": CALLBACKS,
+    "Loggers": LOGGERS,
+}
+
+
+def render(rows: tuple[Row, ...]) -> str:
+    """One table in Markdown: what is supported as one list, all else row by row."""
+    plain = ", ".join(f"`{row.name}`" for row in rows if row.status == "supported")
+    lines = (
+        ["| | | |", "| --- | --- | --- |", f"| {plain} | supported | |"]
+        if plain
+        else ["| | | |", "| --- | --- | --- |"]
+    )
+    for status in ("translated", "different", "refused"):
+        lines += [f"| `{row.name}` | {status} | {row.note} |" for row in rows if row.status == status]
+    return "\n".join(lines)
+
+
+def filled(text: str) -> str:
+    """A document with each of its tables, between `<!-- table: NAME -->` and `<!-- end -->`, made anew."""
+    for name, rows in TABLES.items():
+        mark = f"<!-- table: {name} -->"
+        pattern = re.compile(rf"({re.escape(mark)}\n).*?(<!-- end -->)", re.DOTALL)
+        text = pattern.sub(lambda found, rows=rows: f"{found.group(1)}\n{render(rows)}\n\n{found.group(2)}", text)
+    return text
+
+
+if __name__ == "__main__":
+    DOCS.write_text(filled(DOCS.read_text()))
