@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import errno
 import json
+import logging
 import os
 import shutil
 import threading
@@ -31,7 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from footplate.errors import CheckpointError, did_you_mean
+from footplate.errors import CheckpointError, ConfigError, did_you_mean
+
+log = logging.getLogger(__name__)
 
 STATE, META = "state.pt", "meta.json"
 SUFFIX = ".ckpt"
@@ -68,7 +71,7 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     except Exception as error:
         raise CheckpointError(
             f"{path} can't be read: it is damaged, or holds objects whose loading would run code, which is never done. "
-            f"({type(error).__name__}: {str(error).splitlines()[0]})"
+            f"({type(error).__name__}: {_first_line(error)})"
         ) from error
     if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f'{path} is no checkpoint: it has no "state_dict".')
@@ -111,8 +114,8 @@ def newest(directories: list[Path]) -> Path | None:
     """The complete checkpoint that was written last in some directories, or None."""
     found: list[tuple[float, Path]] = []
     for directory in directories:
-        for path in directory.glob(f"*{SUFFIX}"):
-            if not path.is_symlink() and is_complete(path):
+        for path in directory.rglob(f"*{SUFFIX}"):
+            if not path.is_symlink() and not path.name.startswith(_REPLACED) and is_complete(path):
                 found.append((read_meta(path)["created"], path))
     return max(found)[1] if found else None
 
@@ -141,7 +144,13 @@ def delete(path: Path) -> None:
 def point(link: Path, target: Path) -> None:
     """Make `link` (such as `last.ckpt`) stand for the checkpoint `target`, atomically."""
     temporary = link.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    temporary.symlink_to(os.path.relpath(target, link.parent))
+    try:
+        temporary.symlink_to(os.path.relpath(target, link.parent))
+    except OSError as error:
+        log.warning(
+            "%s can't be linked to %s here (%s); resuming finds it all the same.", link, target.name, error.strerror
+        )
+        return
     temporary.replace(link)
 
 
@@ -192,15 +201,16 @@ class CheckpointWriter:
                 then()
         except CheckpointError as error:
             self._error = error
-        except OSError as error:
-            self._error = _cannot_write(path, error)
+        except Exception as error:
+            self._error = CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}")
+            self._error.__cause__ = error
 
 
 class Snapshot:
     """A copy of a state in host memory, whose buffers are used again for the next one."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
     def take(self, state: Any) -> Any:
         """Copy every tensor to the host and every container; the result shares nothing with `state`.
@@ -209,20 +219,22 @@ class Snapshot:
             CheckpointError: a value that can't be kept, named by its path.
         """
         devices: set[torch.device] = set()
-        copied = self._copy(state, "", devices)
+        with torch.inference_mode(False):
+            copied = self._copy(state, (), devices)
         for device in devices:
             torch.accelerator.synchronize(device)
         return copied
 
-    def _copy(self, value: Any, path: str, devices: set[torch.device]) -> Any:
+    def _copy(self, value: Any, path: tuple[Any, ...], devices: set[torch.device]) -> Any:
         if isinstance(value, Tensor):
             return self._copy_tensor(value.detach(), path, devices)
         if type(value) in _PLAIN:
             return value
         if isinstance(value, Mapping):
-            return {self._key(key, path): self._copy(item, f"{path}.{key}", devices) for key, item in value.items()}
+            named = ((self._key(key, path), item) for key, item in value.items())
+            return {key: self._copy(item, (*path, (type(key), key)), devices) for key, item in named}
         if isinstance(value, (list, tuple)):
-            items = [self._copy(item, f"{path}[{index}]", devices) for index, item in enumerate(value)]
+            items = [self._copy(item, (*path, (list, index)), devices) for index, item in enumerate(value)]
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, (set, frozenset)):
             return {_SET: [self._copy(item, path, devices) for item in sorted(value, key=repr)]}
@@ -238,19 +250,22 @@ class Snapshot:
             kind = next(plain for plain in (str, int, float) if isinstance(value, plain))
             return kind(value)
         raise CheckpointError(
-            f"{path.lstrip('.')}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
+            f"{_name(path)}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
             "since loading it would run code. Return plain values and tensors from state_dict()."
         )
 
     @staticmethod
-    def _key(key: Any, path: str) -> Any:
-        if not isinstance(key, (str, int, float, bool, type(None))):
-            raise CheckpointError(
-                f"{path.lstrip('.')}: the key {key!r} can't be kept in a checkpoint; use text or numbers."
-            )
-        return key
+    def _key(key: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(key, enum.Enum):
+            key = key.value
+        for plain in (bool, int, float, str):
+            if isinstance(key, plain):
+                return plain(key)
+        if key is None:
+            return None
+        raise CheckpointError(f"{_name(path)}: the key {key!r} can't be kept in a checkpoint; use text or numbers.")
 
-    def _copy_tensor(self, tensor: Tensor, path: str, devices: set[torch.device]) -> Tensor:
+    def _copy_tensor(self, tensor: Tensor, path: tuple[Any, ...], devices: set[torch.device]) -> Tensor:
         buffer = self._buffers.get(path)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"
@@ -272,6 +287,9 @@ def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | N
     given = {**state.get("hyper_parameters", {}), **arguments}
     parameters = inspect.signature(cls.__init__).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in arguments:
+            if name not in parameters:
+                raise ConfigError(f"{cls.__name__} takes no {name}. {did_you_mean(name, list(parameters)[1:])}")
         given = {name: value for name, value in given.items() if name in parameters}
     needed = [
         name
@@ -305,7 +323,7 @@ def _write(state: Any, path: Path, meta: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         _replace(temporary, path)
         _sync_directory(path.parent)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise _cannot_write(path, error) from error
 
@@ -341,7 +359,7 @@ def _cannot_write(path: Path, error: Exception) -> CheckpointError:
             f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
             'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
         )
-    reason = os.strerror(code) if code else str(error).splitlines()[0]
+    reason = os.strerror(code) if code else _first_line(error)
     return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")
 
 
@@ -361,4 +379,15 @@ def _decode(value: Any) -> Any:
         return {key: _decode(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_decode(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_decode(item) for item in value)
     return value
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`callbacks.EarlyStopping[0]` of a path into a state."""
+    return "".join(f"[{key}]" if kind is list else f".{key}" for kind, key in path).lstrip(".")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -62,6 +62,8 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                     hook(output, batch, batch_idx, *positions)
                 if sink is not None:
                     sink(output, batch_idx, index)
+                if trainer.interrupted:
+                    trainer.end_on_signal()
             close = getattr(batches, "close", None)
             if close is not None:
                 close()

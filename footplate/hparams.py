@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from footplate.errors import ConfigError, did_you_mean
+
 
 class AttributeDict(dict[str, Any]):
     """A dictionary whose string keys are attributes too."""
@@ -70,6 +72,9 @@ class HyperParameters:
             ignore: a name or names to leave out: modules, loss functions and such.
             frame: the frame whose arguments to save; the caller's by default.
             logger: whether loggers record them.
+
+        Raises:
+            ConfigError: a name that `__init__` does not have.
         """
         given: dict[str, Any] = {}
         if len(args) == 1 and not isinstance(args[0], str):
@@ -77,6 +82,12 @@ class HyperParameters:
         else:
             caller = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
             given.update(_init_arguments(self, caller))
+            unknown = next((name for name in args if name not in given), None)
+            if unknown is not None:
+                raise ConfigError(
+                    f'save_hyperparameters("{unknown}"): {type(self).__name__}.__init__ has no such argument. '
+                    f"{did_you_mean(unknown, given)}"
+                )
             if args:
                 given = {name: given[name] for name in args}
         ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())

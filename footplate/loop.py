@@ -63,6 +63,7 @@ class TrainingLoop:
         seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
         self._begin_epoch()
 
+        complete = False
         ended = progress.batch_idx >= total or self.stops_here()
         batches = iter(()) if ended else iter(loader)
         for chunk in chunks(batches, step.chunk_size):
@@ -71,6 +72,7 @@ class TrainingLoop:
                 chunk = [transfer(batch, 0) for batch in chunk]
             metrics.batch = chunk[0]
             if self._batch_start and self._skips_epoch(chunk, first):
+                complete = True
                 break
             seed_step(progress.batches)
             steps_before = progress.global_step
@@ -84,9 +86,10 @@ class TrainingLoop:
         else:
             if not ended:
                 self._source_ran_out(total)
+                complete = True
         if hasattr(batches, "close"):
             batches.close()  # type: ignore[union-attr]
-        self._end_epoch()
+        self._end_epoch(complete or progress.batch_idx >= total)
 
     def between_steps(self, batch: Any, output: Any, batch_idx: int, steps_before: int) -> None:
         """What follows a batch; see the module's docstring for the order."""
@@ -97,9 +100,9 @@ class TrainingLoop:
             self._step_schedulers("step", plateau=False)
         self.logs_this_step = step // self._log_every != steps_before // self._log_every
         if output is not None:
-            reports.outputs.append(output)
+            reports.note_loss(output, steps_before + 1)
         if self.logs_this_step:
-            reports.check_finite(step, trainer.accumulate_grad_batches)
+            reports.check_finite()
         for hook in self._batch_end:
             hook(output, batch, batch_idx)
         if self.logs_this_step:
@@ -160,30 +163,36 @@ class TrainingLoop:
         self.loader.set_epoch(progress.epoch)
         if progress.batch_idx == 0:
             if progress.batches == 0:
-                trainer.module.train()
+                _warn_of_evaluation_mode(trainer.module)
             trainer.metrics.by_step = False
             trainer.hooks.call("on_train_epoch_start")
         elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
             self.validate()  # the run was cut off between a step and the validation after it
         trainer.metrics.by_step = True
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, complete: bool) -> None:
+        """The end of an epoch. One that was stopped before its last batch can be taken up again where it stopped."""
         trainer = self.trainer
         metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
         metrics.batch, metrics.by_step = None, False
-        reports.check_finite(progress.global_step, trainer.accumulate_grad_batches)
+        unfinished = None if complete else metrics.state_dict()
+        reports.check_finite()
         reports.publish(metrics.step_values(), log=False)
         reports.publish(metrics.epoch_values())
         for hook in hooks.get("on_train_epoch_end"):
             hook()
         reports.publish(metrics.epoch_values())
-        self._step_schedulers("epoch", plateau=False)
-        self._step_schedulers("epoch", plateau=True)
+        if complete:
+            self._step_schedulers("epoch", plateau=False)
+            self._step_schedulers("epoch", plateau=True)
         reports.send(progress.global_step, progress.epoch)
-        progress.epoch_ended = True
+        if unfinished is not None:
+            metrics.load_state_dict(unfinished)
+        progress.epoch_ended = complete
         for hook in hooks.savers("on_train_epoch_end"):
             hook()
-        progress.next_epoch()
+        if complete:
+            progress.next_epoch()
 
     def _source_ran_out(self, total: float) -> None:
         """The loader had fewer batches than was known: end the accumulation window, and validate if it is due."""
@@ -290,6 +299,18 @@ def save_before_end(trainer: Trainer) -> str:
             path = callback.save_now(trainer)
             return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
     return ""
+
+
+def _warn_of_evaluation_mode(module: torch.nn.Module) -> None:
+    """Layers keep the mode they come in, so that one can be kept out of training; say so, since it is easily missed."""
+    resting = sum(1 for part in module.modules() if not part.training)
+    if resting:
+        log.warning(
+            "%d layers of %s are in evaluation mode and stay in it (dropout and batch statistics are off there). "
+            "Call .train() on what is to be trained.",
+            resting,
+            type(module).__name__,
+        )
 
 
 def chunks(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -12,6 +12,7 @@ steps, so that they don't depend on when they were read: a resumed epoch ends wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,9 @@ class Entry:
                 self.weight = 1.0
             elif self.reduce_fx in ("min", "max"):
                 nearer = min if self.reduce_fx == "min" else max
-                self.total = nearer(self.total, value) if self.weight else value
+                kept = self.total if self.weight else value
+                self.total = value if math.isnan(value) or math.isnan(kept) else nearer(kept, value)
+                self.total = kept if math.isnan(kept) else self.total
                 self.weight = 1.0
             else:
                 self.values.append(value)
@@ -127,16 +130,16 @@ class MetricLog:
         batch_size: int | None = None,
     ) -> None:
         """See `footplate.Module.log`."""
+        if type(value) is dict:  # each of its items is logged by itself
+            for key, item in value.items():
+                self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
+                         add_dataloader_idx, batch_size)  # fmt: skip
+            return
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self._entries.get(name)
         if entry is None:
             entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
-            if entry is None:  # a dict: each of its items is logged by itself
-                for key, item in value.items():
-                    self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
-                             False, batch_size)  # fmt: skip
-                return
         if entry.metric is not None:
             return
         if isinstance(value, Tensor):
@@ -204,9 +207,7 @@ class MetricLog:
     def _register(
         self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
         reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
-    ) -> Entry | None:  # fmt: skip
-        if isinstance(value, dict):
-            return None
+    ) -> Entry:  # fmt: skip
         metric = value if _is_metric(value) else None
         if metric is None and not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
             raise ConfigError(

@@ -118,6 +118,8 @@ def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
         config = SchedulerConfig(**{"monitor": monitor, **given})
     else:
         config = SchedulerConfig(given, monitor=monitor)
+    if isinstance(config.frequency, bool) or not isinstance(config.frequency, int) or config.frequency < 1:
+        raise ConfigError(f"configure_optimizers(): lr_scheduler frequency={config.frequency!r}: expected 1 or more.")
     if config.interval not in ("step", "epoch"):
         raise ConfigError(
             f'configure_optimizers(): lr_scheduler interval="{config.interval}": expected "step" or "epoch".'
@@ -140,6 +142,11 @@ class StepOptimizer:
     def __init__(self, optimizer: Optimizer, step: Callable[[Optimizer, Callable[[], Any] | None], Any]) -> None:
         self.__dict__["_optimizer"] = optimizer
         self.__dict__["_step"] = step
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """It passes for the optimizer: schedulers and asserts ask."""
+        return type(self.optimizer)
 
     @property
     def optimizer(self) -> Optimizer:

@@ -64,7 +64,8 @@ class PredictionWriter:
             self._files, self._rows = self._files + 1, 0
         if batch.schema != self._writer.schema:
             raise DataError(
-                f"predict_step() changed its columns: {batch.schema.names}, before {self._writer.schema.names}."
+                f"predict_step() changed its columns: {_described(batch.schema)}; before: "
+                f"{_described(self._writer.schema)}."
             )
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
@@ -89,7 +90,9 @@ def to_record_batch(prediction: Any) -> pa.RecordBatch:
             array = value.detach().to("cpu")
             array = (array.float() if array.dtype.itemsize == 2 and array.is_floating_point() else array).numpy()
             arrays[str(name)] = _nested(array)
-        elif isinstance(value, (list, tuple, np.ndarray)):
+        elif isinstance(value, np.ndarray):
+            arrays[str(name)] = _nested(value)
+        elif isinstance(value, (list, tuple)):
             arrays[str(name)] = pa.array(value)
         else:
             raise DataError(
@@ -100,6 +103,10 @@ def to_record_batch(prediction: Any) -> pa.RecordBatch:
     if len(set(lengths.values())) > 1:
         raise DataError(f"predict_step() returned columns of different lengths: {lengths}.")
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _nested(array: np.ndarray) -> pa.Array:

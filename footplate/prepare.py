@@ -49,9 +49,14 @@ def choose_loggers(logger: Any) -> list[Any]:
 
 
 def choose_callbacks(
-    given: list[Any], max_time: Any, enable_checkpointing: bool, enable_progress_bar: bool, enable_model_summary: bool
+    given: list[Any],
+    max_time: Any,
+    enable_checkpointing: bool,
+    enable_progress_bar: bool,
+    enable_model_summary: bool,
+    fast_dev_run: bool,
 ) -> list[Any]:
-    """The callbacks of a trainer: those that were given, and the usual ones that were not.
+    """The callbacks of a trainer: those that were given, and the usual ones that were not; a fast_dev_run saves nothing.
 
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
@@ -62,10 +67,12 @@ def choose_callbacks(
             raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
     if max_time is not None:
         callbacks.append(Timer(max_time))
+    if fast_dev_run:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     if savers and not enable_checkpointing:
         raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
-    if not savers and enable_checkpointing:
+    if not savers and enable_checkpointing and not fast_dev_run:
         callbacks.append(ModelCheckpoint())
     if enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
         callbacks.append(ProgressBar())
@@ -129,7 +136,8 @@ def training_loader(trainer: Trainer, given: Any, limit: Any) -> tuple[Any, floa
     found = trainer.dataloaders["train"] = ask_loader(trainer, "train_dataloader", given)
     if found is None:
         raise ConfigError(
-            "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=…, or define train_dataloader()."
+            "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=… (on the command line: --data), "
+            "or define train_dataloader()."
         )
     overfit = trainer.overfit_batches
     loader = adapt(found, trainer.seed, shuffle=not overfit)
@@ -155,6 +163,8 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     loaders = as_list(found)
     limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
     for index, batches in enumerate(limits):
+        if batches == 0 and limit == 0:
+            raise ConfigError(f"limit_{name}_batches={limit} leaves nothing for trainer.{stage}().")
         if batches == 0:
             which = f" {index}" if len(loaders) > 1 else ""
             raise ConfigError(f"The {stage} loader{which} has no batches: is the data empty?")

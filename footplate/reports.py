@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from footplate.metrics import MetricLog, Values, to_floats
+from footplate.metrics import READ_AFTER, MetricLog, Values, to_floats
 from footplate.tracking.base import Logger
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ class Reports:
         callback: every metric by name, for callbacks and schedulers.
         logged: what loggers were told last, by name.
         progress: what the progress display shows.
-        outputs: what training steps returned since the losses were last read.
         not_finite: "the training loss" and the first step at which it was NaN or infinite; None as long as all is well.
     """
 
@@ -36,7 +36,7 @@ class Reports:
         self.not_finite: tuple[str, int] | None = None
         self._loggers = loggers
         self._row: dict[str, float] = {}
-        self.outputs: list[Any] = []
+        self._losses: list[tuple[torch.Tensor, int]] = []
 
     def publish(self, values: Values, log: bool = True) -> None:
         """Take in reduced metrics; `log=False` keeps them from the loggers."""
@@ -66,17 +66,23 @@ class Reports:
             logger.log_metrics(dict(self._row), step, epoch)
         self._row.clear()
 
-    def check_finite(self, global_step: int, batches_per_step: int) -> None:
+    def note_loss(self, output: Any, step: int) -> None:
+        """Keep the loss that a training step returned, until losses are read next."""
+        loss = output if type(output) is torch.Tensor else output.get("loss") if isinstance(output, Mapping) else None
+        if isinstance(loss, torch.Tensor) and loss.ndim == 0:
+            self._losses.append((loss, step))
+            if len(self._losses) >= READ_AFTER:
+                self.check_finite()
+
+    def check_finite(self) -> None:
         """Read the losses since the last look, and note the first that is no number."""
-        given = [output["loss"] if type(output) is dict else output for output in self.outputs]
-        losses = to_floats(given, "the training loss")
-        self.outputs.clear()
-        if self.not_finite is not None or all(map(math.isfinite, losses)):
-            return
-        after = len(losses) - 1 - next(i for i, value in enumerate(losses) if not math.isfinite(value))
-        step = max(1, global_step - after // batches_per_step)
-        self.not_finite = ("the training loss", step)
-        log.warning("The training loss became NaN or infinite, first at step %d.", step)
+        losses = to_floats([loss for loss, _ in self._losses], "the training loss")
+        steps = [step for _, step in self._losses]
+        self._losses.clear()
+        first = next((step for loss, step in zip(losses, steps, strict=True) if not math.isfinite(loss)), None)
+        if first is not None and self.not_finite is None:
+            self.not_finite = ("the training loss", first)
+            log.warning("The training loss became NaN or infinite, first at step %d.", first)
 
     def forget(self) -> None:
         """Forget all values: those of the sanity check are nobody's business."""

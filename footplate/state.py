@@ -18,6 +18,7 @@ from footplate.errors import CheckpointError
 from footplate.hparams import split_plain
 
 FORMAT = 1
+LIGHTNING = "2.6.6"  # whose names the state uses: with it, LightningModule.load_from_checkpoint reads a state.pt
 
 
 @dataclass
@@ -76,6 +77,7 @@ class RunState:
         hparams, dropped = split_plain(dict(getattr(self.module, "hparams", None) or {}))
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "version": footplate.__version__, "torch": torch.__version__},
+            "pytorch-lightning_version": LIGHTNING,
             "module": f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             "epoch": self.progress.epoch,
             "global_step": self.progress.global_step,
@@ -88,6 +90,7 @@ class RunState:
         state |= {
             "seed": self.seed,
             "progress": asdict(self.progress),
+            "optimizers": [type(optimizer).__qualname__ for optimizer in self.optimizers],
             "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "step": self.step.state_dict(),
@@ -120,6 +123,12 @@ class RunState:
             raise CheckpointError(
                 f"{source} holds weights but no training state, so training can't continue from it. "
                 f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."
+            )
+        here = [type(optimizer).__qualname__ for optimizer in self.optimizers]
+        if here != state["optimizers"]:
+            raise CheckpointError(
+                f"{source} was made with {', '.join(state['optimizers']) or 'no optimizer'}; configure_optimizers() now "
+                f"returns {', '.join(here) or 'none'}. Use the same to resume."
             )
         for name, parts, saved in (
             ("optimizer", self.optimizers, state["optimizer_states"]),

@@ -215,8 +215,8 @@ class Trainer:
 
         self.loggers = choose_loggers(False if self.fast_dev_run else logger)
         self._own_callbacks = choose_callbacks(
-            as_list(callbacks), max_time, enable_checkpointing and not self.fast_dev_run, enable_progress_bar,
-            enable_model_summary,
+            as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar,
+            enable_model_summary, bool(self.fast_dev_run),
         )  # fmt: skip
         self.callbacks = list(self._own_callbacks)
 
@@ -360,7 +360,8 @@ class Trainer:
     # How a run is put together
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
-        check_writable(self.run_dir)
+        if not self.fast_dev_run:
+            check_writable(self.run_dir)
         self._set_up("fit")
         found = find_checkpoint(self, ckpt_path)
         loaded = None if found is None else checkpoint.load(found)
@@ -403,7 +404,7 @@ class Trainer:
             loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, is_new=model is not None)
             self.reports.forget()
             values = evaluate(self, stage, loaders, limits)
-        results = by_loader(values.logger, len(loaders))
+        results = by_loader(values.callback, len(loaders))
         if verbose:
             for index, result in enumerate(results):
                 where = f" (loader {index})" if len(results) > 1 else ""
@@ -416,6 +417,8 @@ class Trainer:
         self.stage, self.module, self.datamodule = stage, model, datamodule
         attach(self, stage, model, datamodule)
         self.callbacks = self._all_callbacks()
+        for callback in self.callbacks:
+            callback.log, callback.log_dict = model.log, model.log_dict
         self.hooks = Hooks(self, model, datamodule, self.callbacks)
         status: Status = "failed"
         try:
@@ -578,9 +581,10 @@ class Trainer:
         """Save and end, between two steps, because a signal came."""
         received = self.signals.received
         assert received is not None
-        said = save_before_end(self)
-        self._writer.wait()
-        self.print(f"{received.name} after step {self.global_step}: {said}")
+        if self.training_in_progress:
+            said = save_before_end(self)
+            self._writer.wait()
+            self.print(f"{received.name} after step {self.global_step}: {said}")
         raise self.signals.end()
 
     # What the loop, the module and callbacks ask of it
@@ -678,7 +682,8 @@ class Trainer:
     @property
     def validates_once_per_epoch(self) -> bool:
         """Whether validation comes at the end of every epoch, and nowhere else."""
-        whole = self.val_check_interval is None or self.val_check_interval == 1.0
+        interval = self.val_check_interval
+        whole = interval is None or (isinstance(interval, float) and interval == 1.0)
         return whole and self.check_val_every_n_epoch == 1
 
     @property

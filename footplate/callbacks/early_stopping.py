@@ -55,9 +55,12 @@ class EarlyStopping(Callback):
         self.stopping_threshold = stopping_threshold
         self.divergence_threshold = divergence_threshold
         self.check_on_train_epoch_end = check_on_train_epoch_end
+        self._forget()
+
+    def _forget(self) -> None:
         self.wait_count = 0
         self.stopped_epoch = 0
-        self.best_score = math.inf if mode == "min" else -math.inf
+        self.best_score = math.inf if self.mode == "min" else -math.inf
         self.stopping_reason: str | None = None
 
     @property
@@ -77,11 +80,15 @@ class EarlyStopping(Callback):
         self.stopped_epoch = state_dict["stopped_epoch"]
         self.best_score = float(state_dict["best_score"])
 
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+        if stage == "fit":
+            self._forget()
+
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         """A run that had already stopped, and is continued with the same patience, is still stopped."""
         if self.check_on_train_epoch_end is None:
             self.check_on_train_epoch_end = trainer.validates_once_per_epoch
-        if self.wait_count >= self.patience:
+        if self.wait_count and self.wait_count >= self.patience:
             self._stop(trainer, f"{self.monitor} had not improved for {self.wait_count} checks before this run resumed")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:

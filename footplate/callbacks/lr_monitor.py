@@ -46,13 +46,12 @@ class LearningRateMonitor(Callback):
 
     def _log(self, trainer: Trainer) -> None:
         values: dict[str, float] = {}
-        names = [config.name for config in trainer.lr_scheduler_configs]
+        named = [(config.scheduler.optimizer, config.name) for config in trainer.lr_scheduler_configs if config.name]
         for index, optimizer in enumerate(trainer.optimizers):
             kind = type(optimizer).__name__
             same = [other for other in trainer.optimizers if type(other) is type(optimizer)]
             name = f"lr-{kind}" if len(same) == 1 else f"lr-{kind}-{index}"
-            if index < len(names) and names[index]:
-                name = str(names[index])
+            name = next((given for driven, given in named if driven is optimizer), name)
             for group_index, group in enumerate(optimizer.param_groups):
                 suffix = f"/pg{group_index + 1}" if len(optimizer.param_groups) > 1 else ""
                 values[f"{name}{suffix}"] = float(group["lr"])

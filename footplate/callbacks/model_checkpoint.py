@@ -93,12 +93,15 @@ class ModelCheckpoint(Callback):
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.enable_version_counter = enable_version_counter
 
+        self._forget()
+
+    def _forget(self) -> None:
         self.best_k_models: dict[str, float] = {}
         self.best_model_path = ""
         self.best_model_score: float | None = None
         self.last_model_path = ""
         self.current_score: float | None = None
-        self._saved_at = -1
+        self._saved_at = 0
         self._saved_when = 0.0
 
     @property
@@ -135,6 +138,8 @@ class ModelCheckpoint(Callback):
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         if self.dirpath is None:
             self.dirpath = trainer.run_dir / "checkpoints"
+        if stage == "fit":
+            self._forget()
         if stage == "fit" and trainer.world.rank == 0:
             try:
                 self.dirpath.mkdir(parents=True, exist_ok=True)
@@ -156,13 +161,12 @@ class ModelCheckpoint(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._by_step or trainer.global_step == self._saved_at:
             return
-        if self.every_n_train_steps:
-            if trainer.global_step % self.every_n_train_steps:
-                return
-        elif self.train_time_interval is not None:
-            if time.monotonic() - self._saved_when < self.train_time_interval.total_seconds():
-                return
-        self._save(trainer)
+        if self.train_time_interval is not None:
+            due = time.monotonic() - self._saved_when >= self.train_time_interval.total_seconds()
+        else:
+            due = trainer.global_step % self.every_n_train_steps == 0
+        if due:
+            self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
         if trainer.training_in_progress and not self._by_step and not self.save_on_train_epoch_end:
@@ -171,6 +175,11 @@ class ModelCheckpoint(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
         if not self._by_step and self.save_on_train_epoch_end:
             self._save_in_epoch(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+        """What came after the last save is kept too, so that a finished run can be taken further."""
+        if self.save_last:
+            self.save_now(trainer)
 
     def _save_in_epoch(self, trainer: Trainer) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
@@ -188,16 +197,10 @@ class ModelCheckpoint(Callback):
         if not kept and not self.save_last:
             return
         path = self._path(trainer, metrics)
-        before = dict(self.best_k_models)
-        previous_last = self.last_model_path
+        before = set(self._own_paths())
         if kept:
             self._remember(path, score)
-        self.last_model_path = str(path)
-        self._saved_at, self._saved_when = trainer.global_step, time.monotonic()
-        unkept = [old for old in before if old not in self.best_k_models]
-        if previous_last and previous_last not in self.best_k_models and previous_last != str(path):
-            unkept.append(previous_last)
-        self._write(trainer, path, kept, unkept, is_best=self.best_model_path == str(path))
+        self._write(trainer, path, before, is_best=self.best_model_path == str(path))
 
     def save_now(self, trainer: Trainer) -> Path | None:
         """Save the run as it stands, as the last: before an early end."""
@@ -206,8 +209,7 @@ class ModelCheckpoint(Callback):
         if trainer.global_step == self._saved_at and self.last_model_path and self._is_current(trainer):
             return Path(self.last_model_path)
         path = self._path(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
-        self.last_model_path, self._saved_at = str(path), trainer.global_step
-        self._write(trainer, path, True, [], is_best=False)
+        self._write(trainer, path, set(self._own_paths()), is_best=False)
         return path
 
     def _is_current(self, trainer: Trainer) -> bool:
@@ -215,8 +217,12 @@ class ModelCheckpoint(Callback):
         last = Path(self.last_model_path)
         return checkpoint.is_complete(last) and checkpoint.read_meta(last).get("batches") == trainer.progress.batches
 
-    def _write(self, trainer: Trainer, path: Path, kept: bool, unkept: list[str], is_best: bool) -> None:
+    def _write(self, trainer: Trainer, path: Path, before: set[str], is_best: bool) -> None:
+        """Write a checkpoint, as the last; once it is complete, delete those from before that are no longer kept."""
         assert self.dirpath is not None
+        self.last_model_path = str(path)
+        self._saved_at, self._saved_when = trainer.global_step, time.monotonic()
+        unkept = before - self._own_paths() - {""}
         last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
 
@@ -284,12 +290,12 @@ def format_name(template: str, values: Mapping[str, float], insert_names: bool =
         name, spec = match.group(1), match.group(2) or ""
         value = values.get(name, 0)
         text = format(value, spec[1:]) if spec else f"{value:g}" if isinstance(value, float) else str(value)
-        return f"{name}={text}" if insert_names else text
+        return f"{name}={text}".replace("/", "_") if insert_names else text
 
     filled = re.sub(r"\{([^{}:]+)(:[^{}]*)?\}", fill, template)
     if Path(filled).is_absolute() or ".." in Path(filled).parts:
         raise ConfigError(f'ModelCheckpoint(filename="{template}"): a name must stay inside dirpath.')
-    return filled.replace("/", "_") if "/" not in template else filled
+    return filled
 
 
 def _rank(score: float, mode: str) -> float:

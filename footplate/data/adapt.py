@@ -41,7 +41,7 @@ def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
             return StatefulLoader(loader) if own_state else ReplayedLoader(loader)
         return SeededDataLoader(loader, seed, shuffle)
     if hasattr(loader, "set_epoch") and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return loader
+        return loader if shuffle else SameEpoch(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return StatefulLoader(loader)
     if isinstance(loader, dict) or type(loader).__name__ == "CombinedLoader":
@@ -136,6 +136,31 @@ class StatefulLoader(Positioned):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.loader.load_state_dict(state["own"])
+
+
+class SameEpoch:
+    """A loader that shuffles by epoch, kept at its first."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Stay at the first epoch."""
+        self.loader.set_epoch(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's own."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The loader's own."""
+        self.loader.load_state_dict(state)
 
 
 class SeededDataLoader(Positioned):

@@ -25,7 +25,7 @@ class World:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> World:
-        """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` (torchrun's names); a world of one without them."""
+        """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun's names); without them, a world of one."""
         return cls(
             rank=int(environ.get("RANK", 0)),
             size=int(environ.get("WORLD_SIZE", 1)),

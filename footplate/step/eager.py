@@ -15,7 +15,7 @@ a closure. With `automatic_optimization = False`, `training_step` does all of it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -218,8 +218,8 @@ class EagerStep(Step):
             self._step(self._optimizer)
 
     def _loss_of(self, output: Any) -> Tensor | None:
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if loss is None and not isinstance(output, dict):
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if loss is None and not isinstance(output, Mapping):
             return None
         if not isinstance(loss, Tensor):
             raise ConfigError(

@@ -41,7 +41,7 @@ def detach(output: Any) -> Any:
     """What a step returned, without its graph."""
     if isinstance(output, Tensor):
         return output.detach() if output.requires_grad else output
-    if type(output) is dict:
+    if isinstance(output, Mapping):
         return {key: detach(value) for key, value in output.items()}
     return output
 
