@@ -1,0 +1,115 @@
+"""Hyper-parameters: what `__init__` was given, kept in a form that a checkpoint can hold."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import footplate as fp
+from footplate.hparams import split_plain
+
+
+class Base(fp.Module):
+    def __init__(self, lr: float = 0.1, *, classes: int = 10, **extra) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_all_arguments_are_kept_under_their_names():
+    module = Base(0.5, classes=3, depth=4)
+    assert module.hparams == {"lr": 0.5, "classes": 3, "depth": 4}
+    assert module.hparams.lr == module.hparams["lr"] == 0.5
+
+
+def test_a_subclass_wins_over_its_base():
+    class Child(Base):
+        def __init__(self, lr: float = 7.0, width: int = 2) -> None:
+            super().__init__(lr=lr * 2)
+
+    assert Child().hparams == {"lr": 7.0, "width": 2, "classes": 10}
+
+
+def test_some_are_chosen_or_left_out():
+    class Chosen(fp.Module):
+        def __init__(self, net: nn.Module, lr: float = 0.1, momentum: float = 0.9) -> None:
+            super().__init__()
+            self.save_hyperparameters("lr")
+
+    class Ignoring(fp.Module):
+        def __init__(self, net: nn.Module, lr: float = 0.1, momentum: float = 0.9) -> None:
+            super().__init__()
+            self.save_hyperparameters(ignore=["net", "momentum"])
+
+    assert Chosen(nn.Linear(1, 1)).hparams == Ignoring(nn.Linear(1, 1)).hparams == {"lr": 0.1}
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest():
+    class Misspelt(fp.Module):
+        def __init__(self, learning_rate: float = 0.1) -> None:
+            super().__init__()
+            self.save_hyperparameters("learningrate")
+
+    with pytest.raises(fp.ConfigError, match='Did you mean "learning_rate"'):
+        Misspelt()
+
+
+def test_a_dict_or_a_namespace_is_kept_as_a_whole():
+    class Config(fp.Module):
+        def __init__(self, config) -> None:
+            super().__init__()
+            self.save_hyperparameters(config)
+
+    assert Config({"lr": 1}).hparams == Config(argparse.Namespace(lr=1)).hparams == {"lr": 1}
+
+
+def test_they_can_be_changed_and_what_they_were_is_remembered():
+    module = Base(0.5)
+    module.hparams.lr = 0.7
+    assert module.hparams["lr"] == 0.7
+    assert module.hparams_initial.lr == 0.5
+
+
+def test_a_missing_one_is_named_with_those_there_are():
+    with pytest.raises(AttributeError, match=r"'momentum'; there are: lr, classes"):
+        _ = Base().hparams.momentum
+
+
+def test_they_survive_pickling():
+    assert pickle.loads(pickle.dumps(Base(0.5).hparams)).lr == 0.5
+
+
+def test_two_modules_do_not_share_them():
+    first, second = Base(1.0), Base(2.0)
+    assert (first.hparams.lr, second.hparams.lr) == (1.0, 2.0)
+
+
+def test_a_data_module_has_them_too():
+    class Data(fp.DataModule):
+        def __init__(self, rows: int) -> None:
+            self.save_hyperparameters()
+
+    assert Data(3).hparams == {"rows": 3}
+
+
+def test_those_that_no_checkpoint_can_hold_are_named():
+    class Colour(enum.Enum):
+        RED = "red"
+
+    kept, dropped = split_plain(
+        {
+            "lr": 0.1,
+            "path": Path("a") / "b",
+            "colour": Colour.RED,
+            "type": torch.float32,
+            "net": nn.Linear(1, 1),
+            "f": [print],
+        }
+    )
+    assert kept == {"lr": 0.1, "path": "a/b", "colour": "red", "type": torch.float32}
+    assert dropped == ["net", "f"]

@@ -1,0 +1,226 @@
+"""What `self.log` collects: nothing is read before it is asked for, and what is read is right however it was read."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import Classifier, loader
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import footplate as fp
+from footplate.metrics import READ_AFTER, MetricLog, to_floats
+
+values = st.floats(-1e6, 1e6, width=32)
+logged = st.lists(st.tuples(values, st.integers(1, 512)), min_size=1, max_size=40)
+NUMPY = {"sum": np.sum, "min": np.min, "max": np.max}
+
+
+def log_of(by_step: bool = False) -> MetricLog:
+    return MetricLog(nn.Module(), by_step=by_step)
+
+
+def collect(pairs, reads: set[int], **options) -> MetricLog:
+    """Log (value, weight) pairs by step and by epoch, reading after some of them."""
+    log = log_of()
+    for index, (value, weight) in enumerate(pairs):
+        log.log("x", torch.tensor(value), batch_size=weight, on_step=True, on_epoch=True, **options)
+        if index in reads:
+            assert log.step_values().logger == {"x_step": value}
+            log.state_dict()  # a checkpoint reads what waits
+    return log
+
+
+@given(logged, st.sets(st.integers(0, 39)))
+def test_the_weighted_mean_is_numpys_for_any_split_into_reads(pairs, reads):
+    found = collect(pairs, reads).epoch_values().logger["x_epoch"]
+    numbers, weights = zip(*pairs, strict=True)
+    assert found == pytest.approx(np.average(np.float64(numbers), weights=weights), rel=1e-12, abs=1e-9)
+
+
+@given(logged, st.sets(st.integers(0, 39)))
+def test_the_mean_does_not_depend_on_when_it_was_read_by_a_single_bit(pairs, reads):
+    assert collect(pairs, reads).epoch_values() == collect(pairs, set()).epoch_values()
+
+
+@given(logged, st.sets(st.integers(0, 39)), st.sampled_from(sorted(NUMPY)))
+def test_sums_and_extremes_are_numpys(pairs, reads, name):
+    found = collect(pairs, reads, reduce_fx=name).epoch_values().logger["x_epoch"]
+    assert found == pytest.approx(NUMPY[name]([value for value, _ in pairs]), rel=1e-9, abs=1e-6)
+
+
+@given(st.permutations([1.0, 2.0, math.nan, -1.0]), st.sampled_from(["mean", *sorted(NUMPY)]))
+def test_a_nan_is_never_lost_wherever_it_comes(numbers, name):
+    log = log_of()
+    for number in numbers:
+        log.log("x", number, reduce_fx=name)
+    assert math.isnan(log.epoch_values().logger["x"])
+
+
+def test_a_function_reduces_all_values_of_the_epoch():
+    log = log_of()
+    for number in (1.0, 5.0, 3.0):
+        log.log("x", number, reduce_fx=torch.median)
+    assert log.epoch_values().logger == {"x": 3.0}
+
+
+def test_torchs_own_reductions_are_known_by_their_function():
+    log = log_of()
+    for number in (1.0, 5.0):
+        log.log("x", number, reduce_fx=torch.max)
+    assert log.epoch_values().logger == {"x": 5.0}
+
+
+def test_the_weight_is_the_first_dimension_of_the_batch():
+    log = log_of()
+    for rows, value in ((3, 1.0), (1, 5.0)):
+        log.batch = {"image": torch.zeros(rows, 2), "label": torch.zeros(rows)}
+        log.log("x", value)
+    assert log.epoch_values().logger == {"x": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (torch.zeros(4, 2), 4),
+        ((torch.zeros(4), torch.zeros(9)), 4),
+        ({"text": ["a", "b"], "x": torch.zeros(2)}, 2),
+        (torch.tensor(1.0), 1),
+        (object(), 1),
+        ([], 1),
+    ],
+)
+def test_weights_of_batches_of_any_form(batch, rows):
+    log = log_of()
+    log.batch = batch
+    log.log("x", 1.0)
+    log.batch = torch.zeros(4)
+    log.log("x", 0.0)
+    assert log.epoch_values().logger["x"] == pytest.approx(rows / (rows + 4))
+
+
+def test_names_by_step_by_epoch_and_by_both():
+    log = log_of(by_step=True)
+    log.log("default", 1.0)
+    log.log("epoch", 2.0, on_step=False, on_epoch=True)
+    log.log("both", 3.0, on_step=True, on_epoch=True)
+    log.log("neither", 4.0, on_step=False, on_epoch=False)
+    step, epoch = log.step_values(), log.epoch_values()
+    assert step.logger == {"default": 1.0, "both_step": 3.0}
+    assert epoch.logger == {"epoch": 2.0, "both_epoch": 3.0}
+    assert step.callback["both"] == epoch.callback["both"] == 3.0
+
+
+def test_a_value_may_be_kept_from_the_loggers_and_shown_in_the_bar():
+    log = log_of()
+    log.log("x", 1.0, logger=False, prog_bar=True)
+    found = log.epoch_values()
+    assert found.logger == {}
+    assert found.callback == found.progress == {"x": 1.0}
+
+
+def test_an_epoch_begins_anew():
+    log = log_of()
+    log.log("x", 1.0)
+    log.epoch_values()
+    assert log.epoch_values().logger == {}
+    log.log("x", 3.0)
+    assert log.epoch_values().logger == {"x": 3.0}
+
+
+def test_a_tensor_that_is_changed_in_place_afterwards_was_logged_as_it_was():
+    log = log_of()
+    running = torch.zeros(())
+    for _ in range(3):
+        running += 1
+        log.log("x", running)
+    assert log.epoch_values().logger == {"x": 2.0}
+
+
+def test_a_logged_loss_does_not_keep_its_graph():
+    log = log_of()
+    weight = torch.ones(3, requires_grad=True)
+    log.log("x", (weight * 2).sum())
+    assert not log._entries["x"].latest.requires_grad
+
+
+def test_waiting_values_are_read_before_they_are_many():
+    log = log_of()
+    for _ in range(READ_AFTER + 1):
+        log.log("x", torch.tensor(1.0))
+    assert len(log._entries["x"].waiting) == 1
+    assert log.epoch_values().logger == {"x": 1.0}
+
+
+@pytest.mark.parametrize("cut", range(4))  # a function comes back with the first value that is logged again
+@pytest.mark.parametrize("reduce_fx", ["mean", "sum", "min", "max", torch.median])
+def test_a_restored_epoch_ends_with_the_very_same_value(cut, reduce_fx):
+    numbers = [0.1, 0.7, 0.3, 1e-9]
+
+    def run(log: MetricLog, some: list[float]) -> MetricLog:
+        for number in some:
+            log.log("x", torch.tensor(number), reduce_fx=reduce_fx, batch_size=3)
+        return log
+
+    restored = log_of()
+    restored.load_state_dict(run(log_of(), numbers[:cut]).state_dict())
+    assert run(restored, numbers[cut:]).epoch_values() == run(log_of(), numbers).epoch_values()
+
+
+def test_a_torchmetrics_object_is_reduced_by_itself_and_once_an_epoch():
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Counted(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+
+        def validation_step(self, batch, batch_idx):
+            self.accuracy.update(self(batch[0]), batch[1])
+            self.log("val_acc", self.accuracy)
+
+    model, data = Counted(), loader(40, shuffle=False)
+    found = fp.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False).validate(model, data)
+    with torch.no_grad():
+        right = [(model.eval()(x).argmax(1) == y).float().mean().item() for x, y in data]
+    assert found[0]["val_acc"] == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("text", "expected a number"),
+        (None, "expected a number"),
+        (torch.zeros(3), r"shape \(3,\) is not one number"),
+    ],
+)
+def test_what_is_no_number_is_refused_by_name(value, message):
+    with pytest.raises(fp.ConfigError, match=rf'self.log\("acc".*{message}'):
+        log_of().log("acc", value)
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(fp.ConfigError, match=r'reduce_fx="average".*mean, sum, min, max'):
+        log_of().log("acc", 1.0, reduce_fx="average")
+
+
+def test_numbers_of_all_kinds_become_floats_in_their_order():
+    mixed = [1, torch.tensor(2), torch.tensor([3.0]), np.float32(4), torch.tensor(5.0, dtype=torch.bfloat16), True]
+    assert to_floats(mixed) == [1.0, 2.0, 3.0, 4.0, 5.0, 1.0]
+
+
+def test_a_dict_is_logged_item_by_item():
+    log = log_of()
+    log.log("loss", {"box": 1.0, "class": torch.tensor(2.0)})
+    assert log.epoch_values().logger == {"loss.box": 1.0, "loss.class": 2.0}
+
+
+def test_a_dict_of_several_loaders_ends_with_the_loaders_index():
+    log = log_of()
+    log.dataloader_idx = 1
+    log.log("loss", {"box": 1.0})
+    assert log.epoch_values().logger == {"loss.box/dataloader_idx_1": 1.0}

@@ -1,0 +1,175 @@
+"""What `configure_optimizers` may return, and what it may not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Classifier, loader
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+import footplate as fp
+from footplate.optim import configure, wants_closure
+
+
+class Returns(Classifier):
+    """Returns what a function makes of two optimizers."""
+
+    def __init__(self, form) -> None:
+        super().__init__()
+        self.form = form
+
+    def configure_optimizers(self):
+        first = torch.optim.SGD(self.net[0].parameters(), lr=0.1)
+        second = torch.optim.Adam(self.net[3].parameters(), lr=0.2)
+        return self.form(first, second)
+
+
+FORMS = {
+    "nothing": (lambda a, b: None, 0, []),
+    "one optimizer": (lambda a, b: a, 1, []),
+    "a list": (lambda a, b: [a, b], 2, []),
+    "a tuple": (lambda a, b: (a, b), 2, []),
+    "two lists": (lambda a, b: ([a, b], [StepLR(a, 1)]), 2, [("epoch", 1, None)]),
+    "two lists, the second empty": (lambda a, b: ([a], []), 1, []),
+    "a list and one scheduler": (lambda a, b: ([a], StepLR(a, 1)), 1, [("epoch", 1, None)]),
+    "a dict": (lambda a, b: {"optimizer": a}, 1, []),
+    "a dict with a scheduler": (lambda a, b: {"optimizer": a, "lr_scheduler": StepLR(a, 1)}, 1, [("epoch", 1, None)]),
+    "a dict with settings": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": {"scheduler": StepLR(a, 1), "interval": "step", "frequency": 3}},
+        1,
+        [("step", 3, None)],
+    ),
+    "a monitor beside the optimizer": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": ReduceLROnPlateau(a), "monitor": "val_loss"},
+        1,
+        [("epoch", 1, "val_loss")],
+    ),
+    "a monitor beside the scheduler": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": {"scheduler": ReduceLROnPlateau(a), "monitor": "val_loss"}},
+        1,
+        [("epoch", 1, "val_loss")],
+    ),
+    "two dicts": (
+        lambda a, b: ({"optimizer": a, "lr_scheduler": StepLR(a, 1)}, {"optimizer": b}),
+        2,
+        [("epoch", 1, None)],
+    ),
+    "lists with settings": (
+        lambda a, b: ([a], [{"scheduler": StepLR(a, 1), "interval": "step", "name": "rate"}]),
+        1,
+        [("step", 1, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_documented_form_is_understood(name):
+    form, count, schedulers = FORMS[name]
+    optimizers, configs = configure(Returns(form))
+    assert len(optimizers) == count
+    assert all(isinstance(one, torch.optim.Optimizer) for one in optimizers)
+    assert [(config.interval, config.frequency, config.monitor) for config in configs] == schedulers
+
+
+WRONG = {
+    "an optimizer and a scheduler": (lambda a, b: (a, StepLR(a, 1)), "two lists"),
+    "a number": (lambda a, b: 3, "returned int"),
+    "a misspelt key": (lambda a, b: {"optimiser": a}, 'Did you mean "optimizer"'),
+    "no optimizer": (lambda a, b: {"lr_scheduler": StepLR(a, 1)}, "needs an optimizer"),
+    "a misspelt setting": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": {"scheduler": StepLR(a, 1), "intervall": "step"}},
+        'Did you mean "interval"',
+    ),
+    "settings without scheduler": (lambda a, b: {"optimizer": a, "lr_scheduler": {"interval": "step"}}, '"scheduler"'),
+    "an unknown interval": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": {"scheduler": StepLR(a, 1), "interval": "batch"}},
+        'expected "step" or "epoch"',
+    ),
+    "a frequency of nothing": (
+        lambda a, b: {"optimizer": a, "lr_scheduler": {"scheduler": StepLR(a, 1), "frequency": 0}},
+        "frequency",
+    ),
+    "a plateau of nothing": (lambda a, b: {"optimizer": a, "lr_scheduler": ReduceLROnPlateau(a)}, "monitor"),
+    "a scheduler of another optimizer": (lambda a, b: ([a], [StepLR(b, 1)]), "was not returned"),
+    "the older frequencies": (lambda a, b: [{"optimizer": a, "frequency": 1}], "automatic_optimization"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_any_other_form_is_refused_with_what_to_write(name):
+    form, message = WRONG[name]
+    with pytest.raises(fp.ConfigError, match=message):
+        configure(Returns(form))
+
+
+def rates(trainer, form, **kwargs) -> list[float]:
+    """The first optimizer's learning rate at each batch of two epochs of 12."""
+    seen: list[float] = []
+
+    class Watch(fp.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append(round(trainer.optimizers[0].param_groups[0]["lr"], 6))
+
+    trainer(callbacks=[Watch()], **kwargs).fit(Returns(form), loader(), loader(20))
+    return seen
+
+
+def test_a_scheduler_steps_after_each_epoch_unless_told_otherwise(trainer):
+    seen = rates(trainer, lambda a, b: ([a], [StepLR(a, 1, gamma=0.5)]), max_epochs=3)
+    assert seen == [0.1] * 12 + [0.05] * 12 + [0.025] * 12
+
+
+def test_a_scheduler_may_step_after_every_so_many_optimizer_steps(trainer):
+    settings = {"interval": "step", "frequency": 4}
+    seen = rates(
+        trainer,
+        lambda a, b: ([a], [{"scheduler": StepLR(a, 1, gamma=0.5), **settings}]),
+        max_epochs=1,
+        accumulate_grad_batches=2,
+    )
+    assert seen == [0.1] * 8 + [0.05] * 4
+
+
+def test_a_plateau_scheduler_is_given_the_monitored_metric(trainer):
+    def plateau(a, b):
+        scheduler = ReduceLROnPlateau(a, patience=0, threshold=0.99, factor=0.5)
+        return {"optimizer": a, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+    assert rates(trainer, plateau, max_epochs=3)[::12] == [0.1, 0.1, 0.05]
+
+
+def test_a_misspelt_monitor_of_a_scheduler_is_named_with_the_nearest_metric(trainer):
+    def plateau(a, b):
+        return {"optimizer": a, "lr_scheduler": ReduceLROnPlateau(a), "monitor": "val_los"}
+
+    with pytest.raises(fp.ConfigError, match=r'"val_los".*Did you mean "val_loss"'):
+        rates(trainer, plateau)
+
+
+def test_several_optimizers_need_manual_optimisation(trainer):
+    with pytest.raises(fp.ConfigError, match="automatic_optimization = False"):
+        trainer().fit(Returns(lambda a, b: [a, b]), loader())
+
+
+def test_only_optimizers_that_must_be_given_a_closure_want_one():
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    assert wants_closure(torch.optim.LBFGS(parameters))
+    assert not wants_closure(torch.optim.AdamW(parameters))
+
+
+def test_lbfgs_trains(trainer):
+    class Newton(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
+
+    model = Newton()
+    losses: list[float] = []
+
+    class Watch(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            losses.append(float(outputs))
+
+    made = trainer(max_epochs=1, callbacks=[Watch()])
+    made.fit(model, loader(shuffle=False))
+    assert made.global_step == 12
+    assert losses[-1] < losses[0]
