@@ -123,8 +123,6 @@ def attach_module(module: Any, trainer: Trainer) -> None:
                 part.__dict__[name] = types.MethodType(getattr(TrainerBound, name), part)
             part.__dict__["_call_batch_hook"] = types.MethodType(_call_batch_hook, part)
             part.trainer = trainer
-    for callback in trainer._own_callbacks:  # Lightning lets a callback log as its module does
-        callback.log, callback.log_dict = module.log, module.log_dict
 
 
 def _refuse(module: Any) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.loggers.logger import DummyLogger
+from models.optimising import Backbone
 from models.recording import quiet
-from models.zoo import Backbone, Evaluated, Plain, loaders, two_val_loaders
+from models.zoo import Evaluated, Plain, loaders, two_val_loaders
 
 import footplate as fp
 from footplate.compat.lightning import translate_callbacks
@@ -235,3 +236,14 @@ def test_state_of_ones_own_callback_is_saved_and_resumed(trainer: Any) -> None:
     trainer(max_epochs=2, callbacks=[second]).fit(Plain(), *loaders(), ckpt_path="last")
 
     assert (first.batches, second.batches) == (10, 20)
+
+
+def test_ones_own_checkpoint_callback_saves_when_it_likes(trainer: Any, tmp_path: Path) -> None:
+    class Saves(theirs.Checkpoint):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"mine-{trainer.current_epoch}.ckpt")
+
+    trainer(max_epochs=2, callbacks=[Saves()], enable_checkpointing=False).fit(Plain(), *loaders())
+
+    assert sorted(path.name for path in tmp_path.glob("mine-*")) == ["mine-0.ckpt", "mine-1.ckpt"]
+    trainer(max_epochs=3).fit(Plain(), *loaders(), ckpt_path=tmp_path / "mine-1.ckpt")

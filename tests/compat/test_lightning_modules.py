@@ -19,8 +19,10 @@ from lightning.pytorch.demos.boring_classes import (
     ManualOptimBoringModel,
 )
 from lightning.pytorch.demos.lstm import LightningLSTM
+from lightning.pytorch.utilities import CombinedLoader
 from models.finetunes import BertClassifier, ImagesDataModule, LitClassificationModel, sentences
-from models.zoo import Gan, Plain, loaders
+from models.optimising import Gan
+from models.zoo import Plain, loaders
 from torch import nn
 
 import footplate as fp
@@ -170,11 +172,14 @@ def test_a_module_inside_a_module_may_log(trainer: Any) -> None:
 def test_checkpoints_are_read_back_into_the_users_class(trainer: Any) -> None:
     module, runner = LitClassificationModel(class_count=3, learning_rate=0.5), trainer(max_epochs=1)
     runner.fit(module, datamodule=ImagesDataModule())
+    path = Path(runner.checkpoint_callback.best_model_path)
 
-    loaded = load_from_checkpoint(LitClassificationModel, runner.checkpoint_callback.best_model_path)
-
-    assert loaded.hparams.learning_rate == 0.5
-    assert changed(weights(module), loaded) == set()
+    for loaded in (
+        load_from_checkpoint(LitClassificationModel, path),
+        LitClassificationModel.load_from_checkpoint(path / "state.pt"),  # Lightning's own
+    ):
+        assert loaded.hparams.learning_rate == 0.5
+        assert changed(weights(module), loaded) == set()
 
 
 def test_a_trained_module_is_copied_pickled_and_exported_as_before(trainer: Any) -> None:
@@ -247,3 +252,18 @@ def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(traine
 def test_a_plain_torch_module_is_told_what_it_lacks(trainer: Any) -> None:
     with pytest.raises(fp.ConfigError, match=r"plain torch\.nn\.Module: nothing says how to train it"):
         trainer().fit(nn.Linear(2, 2), loaders()[0])
+
+
+@pytest.mark.parametrize(
+    "combine", [lambda loader: {"a": loader, "b": loader}, lambda loader: CombinedLoader([loader])]
+)
+def test_several_training_loaders_are_refused(trainer: Any, combine: Any) -> None:
+    with pytest.raises(fp.ConfigError, match="several loaders: return one"):
+        trainer().fit(Plain(), combine(loaders()[0]))
+
+
+def test_fit_again_begins_a_new_run(trainer: Any) -> None:
+    runner, module = trainer(max_epochs=1), Plain()
+    for _ in range(2):
+        runner.fit(module, *loaders())
+        assert (runner.current_epoch, runner.global_step) == (1, 10)

@@ -17,25 +17,18 @@ import pytest
 import torch
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from models import table
-from models.recording import Record, make_trainer, quiet, watched
-from models.table import Row
+from models.optimising import Backbone, Unfreeze
+from models.recording import Record, make_trainer, quiet
+from models.table import Row, ids, named
 from models.zoo import ByEpoch, Evaluated, Plain, loaders
 
 import footplate as fp
-from footplate.compat.lightning_callbacks import TRANSLATED
+from footplate.compat.lightning_callbacks import TRANSLATED, translate_callbacks
 from footplate.hooks import overrides
-
-
-def named(rows: tuple[Row, ...], *statuses: str) -> list[Row]:
-    return [row for row in rows if row.status in statuses]
 
 
 def public(*kinds: type) -> set[str]:
     return {name for kind in kinds for name in vars(kind) if not name.startswith("_") and name.islower()}
-
-
-def ids(row: Row) -> str:
-    return row.name
 
 
 # The page and the data
@@ -68,80 +61,6 @@ def test_the_data_names_all_that_lightning_has() -> None:
         assert all(row.note or row.status == "supported" for row in rows), name
 
 
-# Hooks
-
-
-@pytest.fixture(scope="module")
-def called(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The hooks of a module that were called in a fit that is resumed once, a validation, a test and a prediction."""
-    directory = tmp_path_factory.mktemp("called")
-    record = Record()
-
-    class All(Evaluated):
-        def prepare_data(self) -> None:
-            record.hooks.add("prepare_data")
-
-        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-            record.hooks.add("transfer_batch_to_device")
-            return batch
-
-        def train_dataloader(self) -> Any:
-            return loaders()[0]
-
-        def val_dataloader(self) -> Any:
-            return loaders()[1]
-
-        test_dataloader = predict_dataloader = val_dataloader
-
-        def setup(self, stage: str) -> None:
-            record.hooks.add("setup")
-
-        def teardown(self, stage: str) -> None:
-            record.hooks.add("teardown")
-
-        def configure_model(self) -> None:
-            record.hooks.add("configure_model")
-
-        def configure_callbacks(self) -> list[Any]:
-            return []
-
-    for epochs in (1, 2):
-        module = watched(All(), record)
-        trainer = make_trainer("footplate", record, directory, max_epochs=epochs, enable_checkpointing=True)
-        trainer.fit(module, ckpt_path="last")
-    for stage in (trainer.validate, trainer.test):
-        stage(module, verbose=False)
-    trainer.predict(module)
-    return record.hooks | {event.name for event in record.events if event.who == "module"}
-
-
-@pytest.mark.parametrize("row", named(table.HOOKS, "supported", "different"), ids=ids)
-def test_hook_is_called(row: Row, called: set[str]) -> None:
-    assert row.name in called
-
-
-@pytest.mark.parametrize("row", named(table.HOOKS, "refused"), ids=ids)
-def test_hook_is_refused_before_training(row: Row, trainer: Any) -> None:
-    module = type("Mine", (Plain,), {row.name: lambda self, *args: None})()
-
-    with pytest.raises(fp.ConfigError, match=rf"^Mine\.{row.name}\(\) is not supported: {re.escape(row.note)}\.$"):
-        trainer().fit(module, *loaders())
-
-
-@pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
-def test_step_that_asks_for_more_than_a_batch_is_refused_before_training(argument: str, trainer: Any) -> None:
-    class Mine(Plain):
-        def on_fit_start(self) -> None:
-            raise AssertionError("training has begun")
-
-    scope: dict[str, Any] = {}
-    exec(f"def training_step(self, batch, batch_idx, {argument}): ...", scope)
-    Mine.training_step = scope["training_step"]
-
-    with pytest.raises(fp.ConfigError, match=argument):
-        trainer().fit(Mine(), *loaders())
-
-
 # What a module has
 
 
@@ -164,7 +83,7 @@ PROBES: dict[str, Any] = {
     "validation_step": lambda module: overrides(module, "validation_step"),
     "test_step": lambda module: overrides(module, "test_step"),
     "predict_step": lambda module: module.predict_step([torch.ones(2, 8)], 0).shape,
-    "log": lambda module: module.log("probe", 1.0),
+    "log": lambda module: module.log("probe", 1.0, True),
     "log_dict": lambda module: module.log_dict({"probe_a": 1.0, "probe_b": torch.tensor(2.0)}, True),
     "optimizers": lambda module: isinstance(module.optimizers(), torch.optim.Optimizer),
     "lr_schedulers": lambda module: module.lr_schedulers().get_last_lr(),
@@ -217,7 +136,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             if self.global_step == 13:
-                values.update({f"module.{name}": probe(self) for name, probe in PROBES.items()})
+                values.update({f"module.{name}": _try(probe, self) for name, probe in PROBES.items()})
                 for row in table.ATTRIBUTES:
                     values[f"trainer.{row.name}"] = _read(self.trainer, row.name)
 
@@ -228,6 +147,13 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         with quiet():
             trainer.fit(Probed(), *loaders())
     return found
+
+
+def _try(probe: Any, module: Any) -> Any:
+    try:
+        return probe(module)
+    except Exception as error:
+        return error
 
 
 def _read(trainer: Any, name: str) -> Any:
@@ -310,44 +236,6 @@ def test_stage_is_told_in_lightnings_words(trainer: Any) -> None:
     ]
 
 
-# Data modules
-
-
-@pytest.mark.parametrize("row", table.DATAMODULE, ids=ids)
-def test_data_module_is_used(row: Row, trainer: Any) -> None:
-    """The hook is called in a fit that fails at its end, in the fit that resumes it, and in a test and a prediction."""
-    used: set[str] = set()
-
-    def noting(name: str) -> Any:
-        def note(self: Any, *args: Any) -> Any:
-            used.add(name)
-            if "dataloader" in name:
-                return loaders()[name != "train_dataloader"]
-            return args[0] if "batch" in name else {"kept": 1} if name == "state_dict" else None
-
-        return note
-
-    names = [one.name for one in table.DATAMODULE if one.name != "from_datasets"]
-    kind = type("Data", (pl.LightningDataModule,), {name: noting(name) for name in names})
-
-    class Fails(Evaluated):
-        def on_train_end(self) -> None:
-            raise RuntimeError("mine")
-
-    if row.name == "from_datasets":
-        data = pl.LightningDataModule.from_datasets(loaders()[0].dataset, batch_size=4)
-        trainer(max_epochs=1).fit(Plain(), datamodule=data)
-        return
-    with pytest.raises(RuntimeError, match="mine"):
-        trainer(max_epochs=1).fit(Fails(), datamodule=kind())
-    trainer(max_epochs=2).fit(Evaluated(), datamodule=kind(), ckpt_path="last")
-    runner = trainer()
-    runner.test(Evaluated(), datamodule=kind(), verbose=False)
-    runner.predict(Evaluated(), datamodule=kind())
-
-    assert row.name in used
-
-
 # Arguments of the trainer
 
 VALUES: dict[str, Any] = {
@@ -422,7 +310,7 @@ def test_a_duration_between_validations_is_refused() -> None:
         fp.Trainer(max_epochs=1, accelerator="cpu", val_check_interval=timedelta(minutes=5))  # type: ignore[arg-type]
 
 
-# Callbacks and loggers: those that run are in test_lightning_callbacks.py, test_lightning_loggers.py and the equivalence
+# Callbacks and loggers: what they do is in test_lightning_callbacks.py and test_lightning_loggers.py
 
 
 REFUSED: dict[str, Any] = {
@@ -442,13 +330,38 @@ def test_callback_is_refused(row: Row) -> None:
         fp.Trainer(max_epochs=1, accelerator="cpu", callbacks=[REFUSED[row.name]()])
 
 
-@pytest.mark.parametrize("row", named(table.CALLBACKS, "supported", "translated"), ids=ids)
-def test_callback_is_tried_in_a_test(row: Row) -> None:
-    tried = "".join(path.read_text() for path in Path(__file__).parent.glob("test_lightning_[ce]*.py"))
-    tried += (Path(__file__).parents[1] / "models" / "zoo.py").read_text()
+SUPPORTED: dict[str, Any] = {
+    "Callback": lambda: pl.Callback(),
+    "Checkpoint": lambda: pl.callbacks.Checkpoint(),
+    "LambdaCallback": lambda: pl.callbacks.LambdaCallback(),
+    "BaseFinetuning": lambda: Unfreeze(),
+    "BackboneFinetuning": lambda: pl.callbacks.BackboneFinetuning(1),
+    "WeightAveraging": lambda: pl.callbacks.WeightAveraging(),
+    "EMAWeightAveraging": lambda: pl.callbacks.EMAWeightAveraging(),
+    "ModelPruning": lambda: pl.callbacks.ModelPruning("l1_unstructured"),
+    "BasePredictionWriter": lambda: pl.callbacks.BasePredictionWriter(),
+    "SpikeDetection": lambda: pl.callbacks.SpikeDetection(),
+}
 
-    assert re.search(rf"\b{row.name}\b", tried)
-    assert (row.status == "translated") == (row.name in TRANSLATED)
+
+@pytest.mark.parametrize("row", named(table.CALLBACKS, "supported"), ids=ids)
+def test_callback_runs_as_it_is(row: Row, trainer: Any) -> None:
+    callback = SUPPORTED[row.name]()
+    runner = trainer(callbacks=[callback])
+
+    runner.fit(Backbone(), *loaders())
+
+    assert callback in runner.callbacks
+    assert runner.global_step == 20
+
+
+@pytest.mark.parametrize("row", named(table.CALLBACKS, "translated"), ids=ids)
+def test_callback_is_translated_into_the_one_that_is_named(row: Row) -> None:
+    kind, _ = TRANSLATED[row.name]
+    callback = getattr(pl.callbacks, row.name)(*(["val_loss"] if row.name == "EarlyStopping" else []))
+
+    assert type(translate_callbacks([callback])[0]) is kind
+    assert row.note.startswith(f"footplate.{kind.__name__}")
 
 
 @pytest.mark.parametrize("row", table.LOGGERS, ids=ids)

@@ -78,7 +78,7 @@ MODULE = (
         "inside the module may log too"),
     Row("logger", "different", "the logger that you gave; a Lightning logger answers for all that it can do"),
     Row("load_from_checkpoint", "different", "Lightning's own, for Lightning's `.ckpt` files. For a Footplate checkpoint "
-        "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`"),
+        "give it the `state.pt` inside, or use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`"),
     Row("fabric", "different", "always None"),
     Row("device_mesh", "different", "always None"),
     Row("to_onnx", "different", "Lightning's own; it needs the `onnx` packages. `footplate.export_model` writes `.pt2`"),
@@ -115,7 +115,7 @@ ATTRIBUTES = (
         "lightning_module model optimizers lr_scheduler_configs is_global_zero global_rank local_rank node_rank "
         "world_size num_nodes num_devices device_ids enable_validation early_stopping_callback early_stopping_callbacks "
         "checkpoint_callback checkpoint_callbacks progress_bar_callback interrupted received_sigterm training validating "
-        "testing predicting evaluating sanity_checking state global_step current_epoch max_epochs max_steps "
+        "testing predicting evaluating sanity_checking state global_step max_epochs max_steps "
         "min_steps is_last_batch num_training_batches num_val_batches num_sanity_val_batches num_test_batches "
         "num_predict_batches loggers callbacks "
         "estimated_stepping_batches should_stop fast_dev_run accumulate_grad_batches gradient_clip_val log_every_n_steps "
@@ -130,6 +130,7 @@ ATTRIBUTES = (
     Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),
     Row("logged_metrics", "different", "floats, as they were last sent to the loggers"),
     Row("progress_bar_metrics", "different", "floats, as they were last read (every `log_every_n_steps`)"),
+    Row("current_epoch", "different", "after a run that was stopped inside an epoch, that epoch (Lightning: the next)"),
     Row("log_dir", "different", "the run's directory"),
     Row("logger", "different", "the first logger, or None"),
     Row("val_check_interval", "different", "None where Lightning has 1.0"),
@@ -161,7 +162,7 @@ LOGGERS = (
     *_supported("Logger CSVLogger"),
     Row("TensorBoardLogger", "different", "`log_graph=True` logs the graph at the end of training"),
     Row("MLFlowLogger", "different", "`log_model=` is refused: use footplate.MLflow"),
-    Row("WandbLogger", "different", "`log_model=` is refused"),
+    Row("WandbLogger", "different", "`log_model=` is refused; never tried against its service"),
     Row("CometLogger", "different", "taken by its interface alone: never tried against its service"),
     Row("LitLogger", "different", "`log_model=` is refused; never tried against its service"),
 )
@@ -177,17 +178,25 @@ TABLES = {
 }
 
 
+def named(rows: tuple[Row, ...], *statuses: str) -> list[Row]:
+    """The rows of some statuses."""
+    return [row for row in rows if row.status in statuses]
+
+
+def ids(row: Row) -> str:
+    """What a test of a row is called."""
+    return row.name
+
+
 def render(rows: tuple[Row, ...]) -> str:
-    """One table in Markdown: what is supported as one list, all else row by row."""
-    plain = ", ".join(f"`{row.name}`" for row in rows if row.status == "supported")
-    lines = (
-        ["| | | |", "| --- | --- | --- |", f"| {plain} | supported | |"]
-        if plain
-        else ["| | | |", "| --- | --- | --- |"]
-    )
-    for status in ("translated", "different", "refused"):
-        lines += [f"| `{row.name}` | {status} | {row.note} |" for row in rows if row.status == status]
-    return "\n".join(lines)
+    """What is supported as one list, and all else as a table in Markdown."""
+    plain = ", ".join(f"`{row.name}`" for row in named(rows, "supported"))
+    parts = [f"**Supported:** {plain}."] if plain else []
+    others = [row for status in ("translated", "different", "refused") for row in named(rows, status)]
+    if others:
+        lines = [f"| `{row.name}` | {row.status} | {row.note} |" for row in others]
+        parts.append("\n".join(["| otherwise | | |", "| --- | --- | --- |", *lines]))
+    return "\n\n".join(parts)
 
 
 def filled(text: str) -> str:
