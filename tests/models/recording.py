@@ -8,6 +8,7 @@ one of each engine, are then compared field by field.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ def _noting(kind: type, name: str, record: Record) -> Callable[..., Any]:
         return inherited(self, *args, **kwargs)
 
     if name in STEPS:
-        noted.__signature__ = __import__("inspect").signature(inherited)  # type: ignore[attr-defined]
+        noted.__signature__ = inspect.signature(inherited)  # type: ignore[attr-defined]
     return noted
 
 
