@@ -1,0 +1,141 @@
+"""The pages: what they show runs, their links lead somewhere, and their lists are those of the code.
+
+A Python block after a line `<!-- test -->` is run; the blocks of one page share their names and run in order.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import footplate as fp
+from footplate.cli.commands import COMMANDS
+from footplate.module import ModuleHooks
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text()
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("footplate/**/*.md")]
+}
+TESTED = re.compile(r"^<!-- test -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def first_column(text: str, heading: str) -> list[str]:
+    """What stands in backticks at the beginning of the table rows under a heading."""
+    section = re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if TESTED.search(text)])
+def test_what_a_page_shows_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in TESTED.findall(PAGES[name]):
+        exec(compile(block, name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    for target in LINK.findall(FENCED.sub("", PAGES[name])):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert found.exists(), f"{name}: {target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(found.read_text()), f"{name}: {target} has no such heading"
+
+
+def test_the_readme_shows_the_quickstart():
+    assert (ROOT / "examples/quickstart.py").read_text() in PAGES["README.md"]
+
+
+def test_the_readme_lists_every_command():
+    shown = re.findall(r"`footplate (\w+)", PAGES["README.md"].split("## Commands", 1)[1])
+    assert set(COMMANDS) == set(shown)
+
+
+def test_every_make_target_that_is_named_exists():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target for text in PAGES.values() for target in re.findall(r"^make (\w+)|`make (\w+)`", text, re.MULTILINE)
+    }
+    assert {one or other for one, other in named} <= targets
+
+
+def test_training_lists_every_argument_of_the_trainer_in_order():
+    arguments = list(inspect.signature(fp.Trainer).parameters.values())
+    named = [one.name for one in arguments if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    assert first_column(PAGES["docs/training.md"], "Every argument") == named
+
+
+def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
+    called: list[str] = []
+
+    class Recorded(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch[0]).sum()
+
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def record(hook: str) -> None:
+        before = getattr(Recorded, hook)
+
+        def recorded(self, *args):
+            called.append(hook)
+            return before(self, *args)
+
+        setattr(Recorded, hook, recorded)
+
+    hooks = {name for name in vars(ModuleHooks) if not name.startswith("_") and "checkpoint" not in name}
+    for hook in hooks | {"training_step", "validation_step", "configure_optimizers"}:
+        record(hook)
+    loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
+    trainer = fp.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Recorded(), loader, loader)
+
+    shown = PAGES["docs/training.md"].split("<!-- hooks -->\n```\n", 1)[1].split("```", 1)[0]
+    words = re.findall(r"\w+", re.sub(r"\(.*?\)", "", shown))
+    assert [word for word in words if "_" in word or word in hooks] == called
+
+
+def test_dependencies_lists_every_requirement_and_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [re.split(r"[\[>=<~ ]", one, maxsplit=1)[0] for one in project["dependencies"]]
+    page = PAGES["docs/dependencies.md"]
+    assert first_column(page, "Core") == required
+    assert first_column(page, "Extras") == list(project["optional-dependencies"])
+
+
+def test_architecture_names_every_module_and_folder():
+    house = PAGES["docs/architecture.md"].split("```\n", 1)[1].split("```", 1)[0]
+    shown = set(re.findall(r"^  (\S+)  ", house, re.MULTILINE))
+    package = [path for path in (ROOT / "footplate").iterdir() if not path.name.startswith((".", "__pycache__"))]
+    there = {f"{path.name}/" if path.is_dir() else path.name for path in package if path.name != "py.typed"}
+    assert shown == there

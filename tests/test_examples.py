@@ -1,0 +1,62 @@
+"""The examples: each runs as a script, from anywhere, and says what its text promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Declares what torchvision's import misses on CPU torch (see tests/models), then runs the script.
+RUN = "import sys, runpy; sys.path.insert(0, sys.argv[1]); import models; runpy.run_path(sys.argv[2], run_name='__main__')"
+
+
+def run_example(name: str, directory: Path) -> str:
+    """Run an example in a directory of its own, on one core; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, ROOT / "tests", ROOT / "examples" / name],
+        cwd=directory,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_quickstart_learns(tmp_path):
+    found = re.search(r"loss (\S+) after 320 steps", run_example("quickstart.py", tmp_path))
+    assert float(found.group(1)) < 0.4  # 0.69 before
+
+
+@pytest.mark.slow
+def test_lakehouse_images_goes_from_one_version_of_a_table_to_a_table_of_predictions(tmp_path):
+    printed = run_example("lakehouse_images.py", tmp_path)
+    assert "version=0" in printed
+    assert "num_rows=3000" in printed
+    assert "with 2000 rows" in printed
+    assert list((tmp_path / "runs/lakehouse/predictions").glob("*.parquet"))
+
+
+@pytest.mark.slow
+def test_resume_ends_with_the_weights_of_a_run_that_was_never_interrupted(tmp_path):
+    printed = run_example("resume.py", tmp_path)
+    assert "interrupted: the power is gone" in printed
+    assert "bit for bit the same: True" in printed
+
+
+@pytest.mark.slow
+def test_a_module_and_a_callback_of_lightning_train_as_they_are(tmp_path):
+    before, after = re.findall(r"loss (\S+)", run_example("third_party_lightning.py", tmp_path))
+    assert float(after) < 0.7 * float(before)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_short(path):
+    assert len(path.read_text().splitlines()) < 60
