@@ -19,7 +19,7 @@ class Classifier(fp.Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-points = torch.rand(4096, 2) - 0.5  # in which quadrant pair does a point lie?
+points = torch.rand(4096, 2) - 0.5  # to learn: have both coordinates the same sign?
 dataset = TensorDataset(points, (points.prod(dim=1) > 0).long())
 net = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
 
