@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_a_seed_is_one_that_every_generator_takes(numbers):
 
 def test_neighbouring_numbers_give_seeds_that_differ_in_about_half_of_their_bits():
     seeds = [rng.mix(1, epoch) for epoch in range(2000)]
-    changed = [bin(a ^ b).count("1") for a, b in zip(seeds, seeds[1:], strict=False)]
+    changed = [bin(a ^ b).count("1") for a, b in itertools.pairwise(seeds)]
     assert len(set(seeds)) == 2000
     assert 30 < sum(changed) / len(changed) < 33
 

@@ -1,0 +1,303 @@
+"""`ModelCheckpoint`: when it saves, what it calls the files, and which it keeps."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from conftest import Classifier, loader
+from hypothesis import given
+from hypothesis import strategies as st
+
+import footplate as fp
+from footplate import checkpoint
+from footplate.callbacks.model_checkpoint import format_name
+
+
+class Scripted(Classifier):
+    """Its `score` in each validation is the next of a list."""
+
+    def __init__(self, scores: list[float]) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.log("score", self.scores[self.current_epoch])
+
+
+def kept(directory: Path) -> list[str]:
+    """The names of the checkpoints in a directory, without links."""
+    return sorted(path.name.removesuffix(".ckpt") for path in directory.iterdir() if not path.is_symlink())
+
+
+def link(directory: Path, name: str) -> str:
+    return (directory / f"{name}.ckpt").resolve().name.removesuffix(".ckpt")
+
+
+@pytest.fixture
+def scripted(trainer, tmp_path):
+    """Runs a script of scores under a saver; returns the saver."""
+
+    def run(scores: list[float], saver: fp.ModelCheckpoint) -> fp.ModelCheckpoint:
+        made = trainer(max_epochs=len(scores), callbacks=[saver], num_sanity_val_steps=1)
+        made.fit(Scripted(scores), loader(20), loader(20))
+        return saver
+
+    return run
+
+
+def test_without_a_monitor_the_latest_is_kept(trainer):
+    made = trainer(max_epochs=3)
+    made.fit(Classifier(), loader(), loader(20))
+    saver = made.checkpoint_callback
+    assert kept(saver.dirpath) == ["epoch=2-step=36"]
+    assert link(saver.dirpath, "last") == "epoch=2-step=36"
+    assert saver.best_model_path == saver.last_model_path
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores", "best", "top"),
+    [
+        ("min", [3.0, 1.0, 2.0, 4.0], 1, {1, 2}),
+        ("max", [3.0, 1.0, 2.0, 4.0], 3, {0, 3}),
+        ("min", [1.0, 1.0, 1.0], 0, {0, 1}),
+        ("max", [2.0, 2.0, 3.0, 3.0], 2, {2, 3}),
+        ("min", [math.nan, 2.0, math.nan, 1.0], 3, {1, 3}),
+        ("max", [math.nan, math.nan, 1.0], 2, {0, 2}),
+        ("min", [math.inf, 2.0, -math.inf], 2, {1, 2}),
+    ],
+)
+def test_the_best_are_kept_through_ties_and_nans(mode, scores, best, top, scripted):
+    saver = scripted(
+        scores, fp.ModelCheckpoint(monitor="score", mode=mode, save_top_k=2, filename="{epoch}", save_last=False)
+    )
+    assert kept(saver.dirpath) == [f"epoch={epoch}" for epoch in sorted(top)]
+    assert Path(saver.best_model_path).name == f"epoch={best}.ckpt"
+    assert saver.best_model_score == scores[best]
+    assert link(saver.dirpath, "best") == f"epoch={best}"
+
+
+def test_the_last_is_kept_though_it_is_not_among_the_best(scripted):
+    saver = scripted([1.0, 2.0, 3.0], fp.ModelCheckpoint(monitor="score", filename="{epoch}"))
+    assert kept(saver.dirpath) == ["epoch=0", "epoch=2"]
+    assert (link(saver.dirpath, "best"), link(saver.dirpath, "last")) == ("epoch=0", "epoch=2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"save_top_k": -1}, ["epoch=0", "epoch=1", "epoch=2"]),
+        ({"save_top_k": 0}, ["epoch=2"]),
+        ({"save_top_k": 0, "save_last": False}, []),
+        ({"every_n_epochs": 2, "save_top_k": -1, "save_last": False}, ["epoch=1"]),
+    ],
+)
+def test_how_many_are_kept(settings, names, scripted):
+    saver = scripted([3.0, 1.0, 2.0], fp.ModelCheckpoint(filename="{epoch}", **settings))
+    assert kept(saver.dirpath) == names
+
+
+def test_saves_follow_validation_when_there_is_one_and_the_epoch_when_there_is_none(trainer, tmp_path):
+    for name, data, steps in (("with", loader(20), [6, 12]), ("without", None, [12])):
+        saver = fp.ModelCheckpoint(save_top_k=-1)
+        trainer(max_epochs=1, val_check_interval=0.5, callbacks=[saver], default_root_dir=tmp_path / name).fit(
+            Classifier(), loader(), data
+        )
+        expected = [f"epoch=0-step={step}" for step in steps] if data else ["epoch=0-step=12"]
+        assert kept(saver.dirpath) == sorted(expected)
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, [5, 10, 15, 20]), (2, [5, 10]), (4, [5])])
+def test_every_n_train_steps_counts_optimizer_steps_and_saves_each_once(accumulate, steps, trainer):
+    saver = fp.ModelCheckpoint(every_n_train_steps=5, save_top_k=-1, filename="{step}", save_last=False)
+    trainer(accumulate_grad_batches=accumulate, callbacks=[saver]).fit(Classifier(), loader())
+    assert kept(saver.dirpath) == sorted(f"step={step}" for step in steps)
+
+
+def test_what_was_trained_after_the_last_save_is_saved_at_the_end(trainer):
+    saver = fp.ModelCheckpoint(every_n_train_steps=5, filename="{step}")
+    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    assert kept(saver.dirpath) == ["step=12"]
+
+
+def test_a_time_interval(trainer):
+    saver = fp.ModelCheckpoint(train_time_interval=timedelta(microseconds=1), save_top_k=-1, filename="{step}")
+    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    assert len(kept(saver.dirpath)) == 12
+
+
+def test_names_hold_metrics_in_the_format_that_was_asked_for(scripted):
+    saver = scripted([0.12345], fp.ModelCheckpoint(monitor="score", filename="{epoch:03d}-{score:.2f}-{step}"))
+    assert kept(saver.dirpath) == ["epoch=000-score=0.12-step=2"]
+    plain = scripted(
+        [0.12345], fp.ModelCheckpoint(monitor="score", filename="m-{epoch}-{score:.3f}", auto_insert_metric_name=False)
+    )
+    assert "m-0-0.123" in kept(plain.dirpath)
+
+
+@given(
+    st.dictionaries(st.text("abcdefgh_/", min_size=1, max_size=8), st.floats(allow_nan=True), min_size=1, max_size=3),
+    st.sampled_from(["", ":.3f", ":.2e"]),
+    st.booleans(),
+)
+def test_a_metrics_name_or_value_never_makes_a_directory(metrics, spec, insert):
+    template = "-".join(f"{{{name}{spec}}}" for name in metrics)
+    filled = format_name(template, metrics, insert)
+    assert "/" not in filled
+    assert filled.count("=") == (len(metrics) if insert else 0)
+    if spec:
+        assert all(format(value, spec[1:]) in filled for value in metrics.values())
+
+
+@pytest.mark.parametrize("template", ["../{epoch}", "/tmp/{epoch}"])
+def test_a_name_stays_inside_its_directory(template):
+    with pytest.raises(fp.ConfigError, match="inside dirpath"):
+        format_name(template, {"epoch": 1})
+
+
+@pytest.mark.parametrize("filename", ["{epoch}-{val/loss:.2f}", "best/{epoch}"])
+def test_a_name_with_a_slash_can_be_resumed_from(filename, trainer):
+    class Slashed(Classifier):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", 0.5)
+
+    trainer(max_epochs=1, callbacks=[fp.ModelCheckpoint(filename=filename)]).fit(Slashed(), loader(), loader(20))
+    resumed = trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(filename=filename)])
+    epochs = []
+    resumed.callbacks.clear()
+    module = Slashed()
+    module.on_train_epoch_start = lambda: epochs.append(module.current_epoch)
+    resumed.fit(module, loader(), loader(20), ckpt_path="last")
+    assert epochs == [1]
+
+
+def test_an_earlier_runs_files_are_not_overwritten(trainer):
+    for _ in range(3):
+        saver = fp.ModelCheckpoint(filename="model")
+        trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
+    assert kept(saver.dirpath) == ["model", "model-v1", "model-v2"]
+    assert link(saver.dirpath, "last") == "model-v2"
+
+
+def test_without_a_version_counter_they_are(trainer):
+    for _ in range(2):
+        saver = fp.ModelCheckpoint(filename="model", enable_version_counter=False)
+        trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
+    assert kept(saver.dirpath) == ["model"]
+
+
+def test_at_every_moment_there_is_a_complete_one_once_there_was_one(scripted, monkeypatch):
+    """Seen at each deletion and at each rename: the one that is being replaced is never the only one."""
+    seen: list[int] = []
+    delete = checkpoint.delete
+
+    def watched(path: Path) -> None:
+        seen.append(sum(checkpoint.is_complete(one) for one in path.parent.iterdir() if not one.is_symlink()))
+        delete(path)
+
+    monkeypatch.setattr(checkpoint, "delete", watched)
+    scripted([3.0, 2.0, 1.0, 5.0, 0.5], fp.ModelCheckpoint(monitor="score"))
+    assert len(seen) >= 4
+    assert min(seen) >= 2
+
+
+def test_a_failed_save_deletes_nothing(trainer, monkeypatch):
+    saver = fp.ModelCheckpoint(filename="{epoch}")
+    write = checkpoint._write
+
+    def fails_later(state, path, meta):
+        if meta["epoch"] == 1:
+            raise OSError(28, "No space left on device")
+        write(state, path, meta)
+
+    monkeypatch.setattr(checkpoint, "_write", fails_later)
+    with pytest.raises(fp.CheckpointError):
+        trainer(max_epochs=4, callbacks=[saver]).fit(Classifier(), loader(20))
+    assert checkpoint.newest([saver.dirpath]).name == "epoch=0.ckpt"
+
+
+class Terminated(fp.Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_terminated_and_resumed_again_and_again_only_the_best_and_the_last_are_left(trainer):
+    def saver() -> fp.ModelCheckpoint:
+        return fp.ModelCheckpoint(monitor="val_loss", mode="max")
+
+    for step in (15, 30, 44):
+        with pytest.raises(SystemExit):
+            trainer(max_epochs=9, callbacks=[Terminated(step), saver()]).fit(
+                Classifier(), loader(), loader(20), ckpt_path="last"
+            )
+    directory = trainer().run_dir / "checkpoints"
+    assert kept(directory) == ["epoch=0-step=12", "epoch=3-step=44"]
+
+
+def test_what_is_known_of_the_best_survives_a_resume(trainer):
+    def run(scores, ckpt_path):
+        saver = fp.ModelCheckpoint(monitor="score", filename="{epoch}", save_top_k=1)
+        trainer(max_epochs=len(scores), callbacks=[saver]).fit(
+            Scripted(scores), loader(20), loader(20), ckpt_path=ckpt_path
+        )
+        return saver
+
+    run([3.0, 1.0], None)
+    saver = run([3.0, 1.0, 2.0, 4.0], "last")
+    assert kept(saver.dirpath) == ["epoch=1", "epoch=3"]
+    assert saver.best_model_score == 1.0
+
+
+def test_a_second_fit_ranks_afresh(trainer):
+    saver = fp.ModelCheckpoint(monitor="score", filename="{epoch}")
+    made = trainer(max_epochs=1, callbacks=[saver])
+    made.fit(Scripted([0.1]), loader(20), loader(20))
+    made.fit(Scripted([0.7]), loader(20), loader(20))
+    assert saver.best_model_score == 0.7
+
+
+def test_several_savers_have_rhythms_of_their_own(trainer, tmp_path):
+    by_step = fp.ModelCheckpoint(tmp_path / "steps", every_n_train_steps=6, save_top_k=-1)
+    by_loss = fp.ModelCheckpoint(tmp_path / "best", monitor="val_loss")
+    trainer(callbacks=[by_step, by_loss]).fit(Classifier(), loader(), loader(20))
+    assert len(kept(tmp_path / "steps")) == 4
+    assert 1 <= len(kept(tmp_path / "best")) <= 2
+
+
+def test_weights_only_leaves_out_what_resuming_needs(trainer):
+    saver = fp.ModelCheckpoint(save_weights_only=True)
+    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(width=5), loader())
+    assert Classifier.load_from_checkpoint(saver.last_model_path).hparams.width == 5
+    with pytest.raises(fp.CheckpointError, match="holds weights but no training state"):
+        trainer().fit(Classifier(width=5), loader(), ckpt_path=saver.last_model_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"save_top_k": -2}, "save_top_k=-2"),
+        ({"save_top_k": 3}, "needs monitor="),
+        ({"mode": "best"}, 'expected "min" or "max"'),
+        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
+        ({"every_n_epochs": 1, "every_n_train_steps": 5}, "give one of"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings, message):
+    with pytest.raises(fp.ConfigError, match=message):
+        fp.ModelCheckpoint(**settings)
+
+
+def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(trainer):
+    made = trainer(callbacks=[fp.ModelCheckpoint(monitor="val_los")])
+    with pytest.raises(fp.ConfigError, match=r'ModelCheckpoint monitors "val_los".*Did you mean "val_loss"'):
+        made.fit(Classifier(), loader(), loader(20))
+    assert made.global_step == 1
