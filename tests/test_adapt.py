@@ -1,0 +1,229 @@
+"""Loaders of every kind: resumed at any position, the rest of the epoch is what it would have been."""
+
+from __future__ import annotations
+
+import warnings
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import footplate as fp
+from footplate.data.adapt import ReplayedLoader, SeededDataLoader, StatefulLoader, adapt
+
+
+class Noisy(Dataset):
+    """Its items are drawn from torch's global generator."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + torch.rand(())
+
+
+class Many(Noisy):
+    """Reads a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [index + torch.rand(()) for index in indices]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(20.0))
+
+
+class Positioned:
+    """A loader that knows where it is, as torchdata's does."""
+
+    def __init__(self, batches: int = 10) -> None:
+        self.batches, self.at = batches, 0
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self):
+        for index in range(self.at, self.batches):
+            self.at = index + 1
+            yield torch.tensor([float(index)])
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def weighted(rows: int) -> DataLoader:
+    return DataLoader(Noisy(rows), 3, sampler=WeightedRandomSampler(torch.arange(1.0, rows + 1), rows))
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(Noisy(20), 3, shuffle=True),
+    "in order, last dropped": lambda: DataLoader(Noisy(20), 3, drop_last=True),
+    "a generator of its own": lambda: DataLoader(Noisy(20), 3, shuffle=True, generator=torch.Generator()),
+    "many at once": lambda: DataLoader(Many(20), 3, shuffle=True),
+    "weighted": lambda: weighted(20),
+    "a subset": lambda: DataLoader(Noisy(20), 3, sampler=SubsetRandomSampler(range(5, 17))),
+    "a batch sampler": lambda: DataLoader(Noisy(20), batch_sampler=BatchSampler(RandomSampler(range(20)), 3, True)),
+    "unbatched": lambda: DataLoader(Noisy(8), batch_size=None, shuffle=True),
+    "a list of batches": lambda: [torch.tensor([float(i)]) for i in range(8)],
+    "a list of batches, in order": lambda: DataLoader(Noisy(20), 3, sampler=SequentialSampler(range(20))),
+    "an iterable set": lambda: DataLoader(Stream(), 3),
+    "one that knows where it is": Positioned,
+}
+
+
+def epochs(loader, count: int = 2) -> list[list[list[float]]]:
+    """The batches of some epochs."""
+    found = []
+    for epoch in range(count):
+        loader.set_epoch(epoch)
+        found.append([batch.reshape(-1).tolist() for batch in loader])
+    return found
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_resumed_at_every_position_the_rest_is_as_it_would_have_been(name):
+    whole = epochs(adapt(LOADERS[name](), seed=3))
+    for epoch, batches in enumerate(whole):
+        for position in range(len(batches) + 1):
+            first = adapt(LOADERS[name](), seed=3)
+            for done in range(epoch):
+                first.set_epoch(done)
+                assert len(list(first)) == len(whole[done])
+            first.set_epoch(epoch)
+            iterator = iter(first)
+            for _ in range(position):
+                next(iterator)
+            state = first.state_dict()
+
+            torch.rand(7)  # whatever else was drawn has no influence
+            second = adapt(LOADERS[name](), seed=3)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                second.load_state_dict(state)
+                second.set_epoch(epoch)
+                rest = [batch.reshape(-1).tolist() for batch in second]
+                assert rest == batches[position:], (epoch, position)
+                if epoch == 0:
+                    second.set_epoch(1)
+                    assert [batch.reshape(-1).tolist() for batch in second] == whole[1]
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.booleans(), st.booleans(), st.integers(0, 2**63 - 1), st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_shuffled_loader_resumes_anywhere(rows, batch_size, shuffle, drop_last, seed, data):
+    def make():
+        return adapt(DataLoader(Noisy(rows), batch_size, shuffle=shuffle, drop_last=drop_last), seed)
+
+    (whole,) = epochs(make(), 1)
+    position = data.draw(st.integers(0, len(whole)))
+    resumed = make()
+    resumed.load_state_dict({"epoch": 0, "batch": position})
+    assert epochs(resumed, 1)[0] == whole[position:]
+
+
+def test_the_order_differs_by_epoch_and_by_seed_and_holds_each_row_once():
+    first, second = epochs(adapt(DataLoader(Noisy(50), 5, shuffle=True), seed=1))
+    other = epochs(adapt(DataLoader(Noisy(50), 5, shuffle=True), seed=2))[0]
+    rows = [[int(x) for batch in epoch for x in batch] for epoch in (first, second, other)]
+    assert rows[0] != rows[1] != rows[2] != rows[0]
+    assert all(sorted(one) == list(range(50)) for one in rows)
+
+
+def test_reading_leaves_the_global_generators_order_to_the_step():
+    """Drawing the epoch's order changes nothing that a user's own draws depend on."""
+    loader = adapt(DataLoader(list(range(20)), 5, shuffle=True), seed=1)
+    torch.manual_seed(9)
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    loader.set_epoch(0)
+    loader._draw_order()
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_augmentation_does_not_depend_on_the_number_of_workers(workers):
+    alone = epochs(adapt(DataLoader(Noisy(12), 3, shuffle=True), seed=4), 1)
+    shared = epochs(adapt(DataLoader(Noisy(12), 3, shuffle=True, num_workers=workers), seed=4), 1)
+    assert shared == alone
+
+
+def test_unshuffled_the_first_batches_are_the_same_in_every_epoch():
+    first, second = epochs(adapt(DataLoader(list(range(20)), 5, shuffle=True), seed=1, shuffle=False))
+    assert first == second == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+
+
+@pytest.fixture
+def table(tmp_path) -> fp.Table:
+    (tmp_path / "table").mkdir()
+    pq.write_table(pa.table({"x": list(range(40))}), tmp_path / "table" / "a.parquet")
+    return fp.Table(str(tmp_path / "table"))
+
+
+def test_our_own_loader_is_taken_as_it_is(table):
+    loader = fp.Loader(table, batch_size=4)
+    assert adapt(loader, seed=1) is loader
+
+
+def test_our_own_loader_is_held_still_too(table):
+    loader = adapt(fp.Loader(table, batch_size=4, shuffle=True), seed=1, shuffle=False)
+    seen = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        seen.append([batch["x"].tolist() for batch in loader])
+    assert seen[0] == seen[1]
+
+
+def test_a_sampler_or_set_that_wants_to_know_the_epoch_is_told():
+    class Told(RandomSampler):
+        epochs: list[int] = []  # noqa: RUF012
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    epochs(adapt(DataLoader(Noisy(6), 3, sampler=Told(range(6))), seed=1))
+    assert Told.epochs == [0, 1]
+
+
+def test_a_stream_is_read_again_with_a_warning_that_says_what_that_means():
+    loader = adapt(DataLoader(Stream(), 4), seed=1)
+    loader.load_state_dict({"epoch": 0, "batch": 3})
+    with pytest.warns(UserWarning, match="first 3 batches are read again to resume"):
+        assert [batch.tolist() for batch in loader] == [[12.0, 13.0, 14.0, 15.0], [16.0, 17.0, 18.0, 19.0]]
+
+
+def test_each_kind_gets_its_own():
+    assert isinstance(adapt(DataLoader(Noisy(3)), 1), SeededDataLoader)
+    assert isinstance(adapt(DataLoader(Stream()), 1), ReplayedLoader)
+    assert isinstance(adapt([1, 2], 1), ReplayedLoader)
+    assert isinstance(adapt(Positioned(), 1), StatefulLoader)
+    assert len(adapt(Positioned(7), 1)) == 7
+    assert adapt(DataLoader(Noisy(3)), 1).dataset.rows == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [({"a": [1], "b": [2]}, "several loaders"), (3, "returned int, which can't be iterated")]
+)
+def test_what_is_no_loader_is_refused(given, message):
+    with pytest.raises(fp.ConfigError, match=message):
+        adapt(given, 1)
