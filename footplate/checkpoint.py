@@ -20,6 +20,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -40,8 +41,8 @@ STATE, META = "state.pt", "meta.json"
 SUFFIX = ".ckpt"
 LAST = f"last{SUFFIX}"
 _TEMPORARY, _REPLACED = ".tmp-", ".old-"
-_NUMPY, _SET = "__numpy__", "__set__"
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_NUMPY, _SET, _BYTES = "__numpy__", "__set__", "__bytes__"
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
 def save(state: dict[str, Any], path: Path, meta: dict[str, Any]) -> None:
@@ -69,10 +70,9 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     try:
         state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
-        raise CheckpointError(
-            f"{path} can't be read: it is damaged, or holds objects whose loading would run code, which is never done. "
-            f"({type(error).__name__}: {_first_line(error)})"
-        ) from error
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it holds {foreign.group(1)}, and to load that would run code" if foreign else "it is damaged"
+        raise CheckpointError(f"{path} can't be read: {why}. Nothing of it was loaded.{_neighbours(path)}") from error
     if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f'{path} is no checkpoint: it has no "state_dict".')
     return _decode(state)
@@ -86,8 +86,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     try:
         meta = json.loads((path / META).read_text())
-        sizes = meta["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        sizes = {str(name): int(nbytes) for name, nbytes in meta["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"{path} is not a complete checkpoint: it has no readable {META}.{_neighbours(path)}"
         ) from None
@@ -137,8 +137,12 @@ def sweep(directory: Path) -> None:
 
 def delete(path: Path) -> None:
     """Delete a checkpoint: its marker first, so that it is never half there."""
-    (path / META).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    try:
+        for name in (META, STATE):
+            (path / name).unlink(missing_ok=True)
+        path.rmdir()
+    except OSError:  # it holds more than is ours, or is gone
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def point(link: Path, target: Path) -> None:
@@ -238,6 +242,8 @@ class Snapshot:
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, (set, frozenset)):
             return {_SET: [self._copy(item, path, devices) for item in sorted(value, key=repr)]}
+        if isinstance(value, bytes):
+            return {_BYTES: torch.tensor(list(value), dtype=torch.uint8)}
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             return {_NUMPY: torch.from_numpy(value.copy())}
         if isinstance(value, np.generic):
@@ -318,7 +324,7 @@ def _write(state: Any, path: Path, meta: dict[str, Any]) -> None:
             os.fsync(file.fileno())
         sizes = {STATE: (temporary / STATE).stat().st_size}
         with (temporary / META).open("w") as file:
-            json.dump({**meta, "created": time.time(), "files": sizes}, file, indent=1)
+            file.write(json.dumps({**meta, "created": time.time(), "files": sizes}))
             file.flush()
             os.fsync(file.fileno())
         _replace(temporary, path)
@@ -349,7 +355,8 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _cannot_write(path: Path, error: Exception) -> CheckpointError:
-    code = getattr(error, "errno", None)
+    cause = error.__cause__ or error.__context__  # torch.save wraps what the file system said
+    code = getattr(error, "errno", None) or getattr(cause, "errno", None)
     free = ""
     existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if existing is not None:
@@ -374,6 +381,8 @@ def _decode(value: Any) -> Any:
     if isinstance(value, dict):
         if value.keys() == {_NUMPY}:
             return value[_NUMPY].numpy()
+        if value.keys() == {_BYTES}:
+            return bytes(value[_BYTES].tolist())
         if value.keys() == {_SET}:
             return set(value[_SET])
         return {key: _decode(item) for key, item in value.items()}

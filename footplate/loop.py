@@ -10,9 +10,10 @@ order in which a run can be resumed: first what changes the state, then what rep
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,15 +69,15 @@ class TrainingLoop:
         batches = iter(()) if ended else iter(loader)
         for chunk in chunks(batches, step.chunk_size):
             first = progress.batch_idx
+            seed_step(progress.batches)
             if transfer is not None:
                 chunk = [transfer(batch, 0) for batch in chunk]
             metrics.batch = chunk[0]
             if self._batch_start and self._skips_epoch(chunk, first):
                 complete = True
                 break
-            seed_step(progress.batches)
             steps_before = progress.global_step
-            outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch).outputs
+            outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch)
             for batch, output in zip(chunk, outputs, strict=True):
                 progress.batch_idx += 1
                 progress.batches += 1
@@ -220,7 +221,7 @@ class TrainingLoop:
         for hook in self._save_after_batch:
             hook(None, None, self._progress.batch_idx - 1)
 
-    def _skips_epoch(self, chunk: list[Any], first: int) -> bool:
+    def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:
         """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
         answers = [hook(batch, first + i) for i, batch in enumerate(chunk) for hook in self._batch_start]
         return -1 in answers
@@ -293,9 +294,9 @@ class TrainingLoop:
 
 
 def save_before_end(trainer: Trainer) -> str:
-    """Save the run as it stands, if it keeps checkpoints at all; returns what to tell the user."""
+    """Save the run as it stands, if it keeps its last checkpoint at all; returns what to tell the user."""
     for callback in trainer.callbacks:
-        if isinstance(callback, ModelCheckpoint):
+        if isinstance(callback, ModelCheckpoint) and callback.save_last:
             path = callback.save_now(trainer)
             return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
     return ""
@@ -313,17 +314,8 @@ def _warn_of_evaluation_mode(module: torch.nn.Module) -> None:
         )
 
 
-def chunks(batches: Iterator[Any], size: int) -> Iterator[list[Any]]:
+def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
     """Batches, so many at a time; the last chunk may be shorter."""
     if size == 1:
-        for batch in batches:
-            yield [batch]
-        return
-    chunk: list[Any] = []
-    for batch in batches:
-        chunk.append(batch)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+        return zip(batches, strict=False)  # tuples of one, made in C
+    return iter(lambda: tuple(itertools.islice(batches, size)), ())

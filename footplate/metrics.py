@@ -309,7 +309,10 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
     for indices in groups.values():
         tensors = [values[index] for index in indices]
         try:
-            numbers = torch.stack([tensor if tensor.ndim == 0 else tensor.reshape(()) for tensor in tensors]).tolist()
+            if tensors[0].device.type == "cpu":
+                numbers = [tensor.item() for tensor in tensors]
+            else:
+                numbers = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
         except RuntimeError:
             raise ConfigError(
                 f'self.log("{name}", …): every value must be one number, got a tensor of several.'

@@ -289,10 +289,10 @@ class TrainerBound:
             add_dataloader_idx, batch_size,
         )  # fmt: skip
 
-    def log_dict(self, dictionary: Mapping[str, Any], **kwargs: Any) -> None:
-        """`log` for every item; takes the same keywords. A torchmetrics `MetricCollection` is a mapping too."""
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """`log` for every item; takes the same arguments after it. A torchmetrics `MetricCollection` is a mapping too."""
         for name, value in dictionary.items():
-            self.log(name, value, **kwargs)
+            self.log(name, value, *args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them, for manual optimisation; each `.step()` counts as a global step."""

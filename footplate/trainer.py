@@ -67,7 +67,7 @@ class Trainer:
 
     Args:
         accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", a name that an installed package adds, or an `Accelerator`.
-        devices: "auto", a count, a list of indices, or text such as "0,2".
+        devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2".
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true".
         logger: a logger or several; True (default) for `CSV`; False for none.
         callbacks: a callback or several.
@@ -159,7 +159,7 @@ class Trainer:
         self.precision = Precision.parse(given_precision or "32-true")
         self.accelerator = get_accelerator(accelerator)
         self.accelerator.check_precision(self.precision.name)
-        self.device_ids = self.accelerator.parse_devices(devices)
+        self.device_ids = self.accelerator.parse_devices(devices)[: 1 if devices == "auto" else None]
         self.world = World.from_environ()
         if len(self.device_ids) > 1 or self.world.size > 1:
             raise ConfigError(
@@ -389,6 +389,7 @@ class Trainer:
         self.hooks.call("on_train_start")
         while not loop.finished():
             loop.epoch()
+        save_before_end(self)  # before a callback puts averaged weights, say, in place
         self.hooks.call("on_train_end")
         self.training_in_progress = False
         self._writer.wait()

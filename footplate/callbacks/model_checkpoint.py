@@ -102,6 +102,7 @@ class ModelCheckpoint(Callback):
         self.last_model_path = ""
         self.current_score: float | None = None
         self._saved_at = 0
+        self._saved_batches = -1
         self._saved_when = 0.0
 
     @property
@@ -122,6 +123,7 @@ class ModelCheckpoint(Callback):
             "last_model_path": self.last_model_path,
             "current_score": self.current_score,
             "saved_at": self._saved_at,
+            "saved_batches": self._saved_batches,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,6 +136,7 @@ class ModelCheckpoint(Callback):
         self.last_model_path = state_dict["last_model_path"]
         self.current_score = state_dict["current_score"]
         self._saved_at = state_dict["saved_at"]
+        self._saved_batches = state_dict["saved_batches"]
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         if self.dirpath is None:
@@ -176,11 +179,6 @@ class ModelCheckpoint(Callback):
         if not self._by_step and self.save_on_train_epoch_end:
             self._save_in_epoch(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
-        """What came after the last save is kept too, so that a finished run can be taken further."""
-        if self.save_last:
-            self.save_now(trainer)
-
     def _save_in_epoch(self, trainer: Trainer) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if due and trainer.global_step != self._saved_at:
@@ -203,25 +201,21 @@ class ModelCheckpoint(Callback):
         self._write(trainer, path, before, is_best=self.best_model_path == str(path))
 
     def save_now(self, trainer: Trainer) -> Path | None:
-        """Save the run as it stands, as the last: before an early end."""
+        """Save the run as it stands, as the last, unless it has been: before an early end, and at the end."""
         if trainer.fast_dev_run or self.save_weights_only:
             return None
-        if trainer.global_step == self._saved_at and self.last_model_path and self._is_current(trainer):
+        if trainer.progress.batches == self._saved_batches:
             return Path(self.last_model_path)
         path = self._path(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
         self._write(trainer, path, set(self._own_paths()), is_best=False)
         return path
-
-    def _is_current(self, trainer: Trainer) -> bool:
-        """Whether the last checkpoint was written at this very batch (several batches can share a global step)."""
-        last = Path(self.last_model_path)
-        return checkpoint.is_complete(last) and checkpoint.read_meta(last).get("batches") == trainer.progress.batches
 
     def _write(self, trainer: Trainer, path: Path, before: set[str], is_best: bool) -> None:
         """Write a checkpoint, as the last; once it is complete, delete those from before that are no longer kept."""
         assert self.dirpath is not None
         self.last_model_path = str(path)
         self._saved_at, self._saved_when = trainer.global_step, time.monotonic()
+        self._saved_batches = trainer.progress.batches
         unkept = before - self._own_paths() - {""}
         last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())

@@ -50,6 +50,9 @@ class ProgressBar(Callback):
         """Whether a line can be redrawn."""
         return self.stream.isatty() if self._terminal is None else self._terminal
 
+    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+        self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
+
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
 

@@ -44,7 +44,8 @@ def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
         return loader if shuffle else SameEpoch(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return StatefulLoader(loader)
-    if isinstance(loader, dict) or type(loader).__name__ == "CombinedLoader":
+    of_loaders = isinstance(loader, (list, tuple)) and any(isinstance(item, DataLoader) for item in loader)
+    if of_loaders or isinstance(loader, dict) or type(loader).__name__ == "CombinedLoader":
         raise ConfigError(
             "train_dataloader() returned several loaders: return one, whose batches hold all that a step needs."
         )

@@ -8,7 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 # What `pip install footplate` needs, with the oldest version that works; as in pyproject.toml.
-REQUIRED = {"torch": "2.11", "numpy": "1.26", "pyarrow": "16", "deltalake": "1.0"}
+REQUIRED = {
+    "torch": "2.11",
+    "numpy": "1.26",
+    "pyarrow": "16",
+    "deltalake": "1.0",
+    "rich": "13",
+    "psutil": "5.9",
+    "jsonargparse": "4.53",
+}
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ EXTRAS = (
     Extra("tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard"),
     Extra("plot", "matplotlib", "matplotlib", "drawing curves"),
     Extra("lightning", "lightning", "lightning", "running Lightning's modules and callbacks"),
+    Extra("petastorm", "pandas", "pandas", "code written for Petastorm"),
 )
 
 

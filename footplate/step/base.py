@@ -8,7 +8,7 @@ its hardware, and returns values that may still be in the making on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,17 +52,6 @@ class StepSpec:
     schedulers: list[SchedulerConfig] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class StepOutput:
-    """What came of some batches.
-
-    Attributes:
-        outputs: for each batch, what `training_step` returned, detached; None where it skipped the batch.
-    """
-
-    outputs: list[Any]
-
-
 class Step(ABC):
     """One kind of program.
 
@@ -76,7 +65,7 @@ class Step(ABC):
         self.spec = spec
 
     @abstractmethod
-    def train(self, batches: list[Any], batch_idx: int, last: bool, epoch: int) -> StepOutput:
+    def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> list[Any]:
         """Train on some batches.
 
         Args:
@@ -84,6 +73,9 @@ class Step(ABC):
             batch_idx: the index of the first of them in the epoch.
             last: whether the last of them is known to be the last of the epoch, which ends an accumulation window.
             epoch: the epoch in progress.
+
+        Returns:
+            For each batch, what `training_step` returned, detached; None where it skipped the batch.
         """
 
     @abstractmethod

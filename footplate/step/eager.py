@@ -15,7 +15,7 @@ a closure. With `automatic_optimization = False`, `training_step` does all of it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.optim import StepOptimizer, wants_closure
-from footplate.step.base import Step, StepOutput, StepSpec
+from footplate.step.base import Step, StepSpec
 from footplate.step.transfer import detach
 
 
@@ -82,16 +82,16 @@ class EagerStep(Step):
                 f"{'call self.clip_gradients(...)' if spec.gradient_clip_val else 'accumulate'} in training_step."
             )
 
-    def train(self, batches: list[Any], batch_idx: int, last: bool, epoch: int) -> StepOutput:
+    def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> list[Any]:
         if self._nothing_between:
-            return StepOutput([self._train_plainly(batch, index) for index, batch in enumerate(batches, batch_idx)])
+            return [self._train_plainly(batch, index) for index, batch in enumerate(batches, batch_idx)]
         outputs = []
         for index, batch in enumerate(batches, batch_idx):
             ends_window = (index + 1) % self.spec.accumulate_grad_batches == 0 or (
                 last and index == batch_idx + len(batches) - 1
             )
             outputs.append(self._train_batch(batch, index, ends_window, epoch))
-        return StepOutput(outputs)
+        return outputs
 
     def _train_plainly(self, batch: Any, batch_idx: int) -> Any:
         """`_train_batch` where nothing comes between its parts."""
