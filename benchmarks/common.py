@@ -1,0 +1,135 @@
+"""What the benchmarks of time share: arguments, paired interleaved rounds, medians with their spread, tables, JSON.
+
+A ratio is never the quotient of two averages. In every round each entrant has its turn, in an order that is turned round
+from one round to the next; each round gives one quotient; the ratio is the median of these. Whatever else the machine
+does falls on all entrants alike, and the quartiles beside a ratio say how well that worked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Figures = dict[str, float]
+Rounds = dict[str, list[Figures]]  # entrant → its figures, round by round
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """`--json` and `--quick`, which every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="few short rounds: shows that it works, no more")
+    return parser.parse_args()
+
+
+def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
+    """Measure every entrant once in each round, in turned order in every other one."""
+    found: Rounds = {entrant: [] for entrant in entrants}
+    for number in range(rounds):
+        for entrant in entrants if number % 2 == 0 else reversed(entrants):
+            found[entrant].append(measure(entrant))
+    return found
+
+
+def median(runs: list[Figures], figure: str) -> float:
+    """The median of one figure over the rounds."""
+    return statistics.median(run[figure] for run in runs)
+
+
+def ratio(found: Rounds, over: str, under: str, figure: str) -> Figures:
+    """The median of the rounds' own quotients of a figure, with their quartiles and number."""
+    pairs = [a[figure] / b[figure] for a, b in zip(found[over], found[under], strict=True)]
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    return {"median": middle, "q1": low, "q3": high, "rounds": len(pairs)}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on, with the load at this moment; no names and no paths."""
+    from footplate.hardware.machine import examine_machine
+
+    found = examine_machine()
+    return {
+        "cpu": found.cpu,
+        "cores": found.cores,
+        "usable_cores": found.usable_cores,
+        "memory_gb": round(found.memory_bytes / 2**30, 1),
+        "system": found.system,
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def report(
+    benchmark: str,
+    title: str,
+    columns: dict[str, str],
+    rows: list[dict[str, Any]],
+    ratios: dict[str, Figures],
+    figures: dict[str, Any],
+    machine: dict[str, Any],
+    packages: Iterable[str],
+    path: Path | None,
+) -> None:
+    """Print the tables for people, and write the JSON if a file is given.
+
+    Args:
+        benchmark: its file's name.
+        title: stands above the table.
+        columns: for each figure of a row that the table shows, its heading.
+        rows: one for each entrant; the figure `name` is its name.
+        ratios: by name, as `ratio` returns them; their medians become the JSON's `ratios`.
+        figures: what else the JSON's `figures` hold, beside the spread of the ratios.
+        machine: from `machine()`, called before the first round.
+        packages: the distributions whose versions matter.
+        path: the JSON's file.
+    """
+    machine = {**machine, "load_after": os.getloadavg()[0]}
+    console = Console(width=110, highlight=False)
+    table = Table("", *columns.values(), title=title, title_justify="left", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(row["name"], *(_number(row.get(figure)) for figure in columns))
+    console.print(table, "")
+    for name, spread in ratios.items():
+        console.print(f"{name:30} {spread['median']:6.3f}   (quartiles {spread['q1']:.3f} … {spread['q3']:.3f})")
+    if path is None:
+        return
+    result = {
+        "benchmark": benchmark,
+        "ratios": {name: spread["median"] for name, spread in ratios.items()},
+        "figures": {**ratios, **figures},
+        "rows": rows,
+        "machine": machine,
+        "versions": {name: version(name) for name in packages},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def let_torchvision_be_imported() -> None:
+    """Declare the operators at which torchvision's import stops where its compiled part can't be loaded.
+
+    So it is beside a torch for the CPU; Lightning imports torchvision wherever it is installed.
+    """
+    import torch
+
+    if not hasattr(torch.ops.torchvision, "nms"):
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -1,0 +1,221 @@
+"""What a training loop costs per step, beside the training itself.
+
+    python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
+
+A tiny MLP (32-64-10), AdamW, batches of 32 that are ready, one torch thread. Every loop trains in a process of its own,
+on a terminal of its own, and is stopped and let go by its batch iterator, the one place that all of them pass: so the
+loops take turns, a thousand steps each, and only steady steps are timed, no start and no end.
+
+The ratios are of CPU time of the training process, all its threads included: from the beginning of one turn to the
+beginning of the next, so that what a thread writes in the background is in it, whenever it is written. Beside them stand
+the wall time of the turns, and the CPU time of child processes (Footplate's MLflow courier; its idle polling while the
+others have their turns is in it, so that is an upper bound).
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import pty
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import Figures, arguments, interleave, machine, median, ratio, report
+from step_variants import CHECKPOINT_EVERY, VARIANTS
+
+STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
+ROUNDS = 30
+WARM_UP_S = 10.0  # until MLflow has been imported and has made its database, in whatever process does that
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The time that a process has used since it began, in seconds."""
+
+    wall: float
+    cpu: float
+    children: float
+
+    @classmethod
+    def read(cls) -> Clocks:
+        children = 0.0
+        for child in psutil.Process().children(recursive=True):
+            times = child.cpu_times()
+            children += times.user + times.system
+        return cls(time.perf_counter(), time.process_time(), children)
+
+
+class Turns:
+    """Batches that are ready, handed out turn by turn: each turn waits for a word, and tells the time before and after."""
+
+    def __init__(self, connection: Connection, turns: list[int]) -> None:
+        import torch
+
+        self._connection = connection
+        self._turns = turns
+        numbers = torch.Generator().manual_seed(0)
+        self._ready = [
+            (torch.randn(32, 32, generator=numbers), torch.randint(0, 10, (32,), generator=numbers)) for _ in range(64)
+        ]
+
+    def __len__(self) -> int:
+        return sum(self._turns) + 1
+
+    def __iter__(self) -> Iterator[Any]:
+        endless = itertools.cycle(self._ready)
+        for steps in self._turns:
+            self._connection.recv()
+            self._connection.send(Clocks.read())
+            yield from itertools.islice(endless, steps)
+            self._connection.send(Clocks.read())
+        self._connection.recv()
+        self._connection.send(Clocks.read())
+        yield next(endless)  # a trainer that knows the length does not ask again after the last
+
+
+def train(name: str, connection: Connection, turns: list[int], terminal: str) -> None:
+    """What each process does: train on a terminal."""
+    screen = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    os.dup2(screen, 1)
+    os.dup2(screen, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    directory = Path(tempfile.mkdtemp(prefix="footplate-bench-"))
+    try:
+        VARIANTS[name](Turns(connection, turns), directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Runner:
+    """One training process, seen from outside.
+
+    Args:
+        name: which of `VARIANTS`.
+        turns: the steps of each of its turns.
+    """
+
+    def __init__(self, name: str, turns: list[int]) -> None:
+        self.name = name
+        self._said = b""
+        self._screen, terminal = pty.openpty()
+        threading.Thread(target=self._watch, daemon=True).start()
+        self._connection, other = multiprocessing.Pipe()
+        spawn = multiprocessing.get_context("spawn")
+        self._process = spawn.Process(target=train, args=(name, other, turns, os.ttyname(terminal)), daemon=True)
+        self._process.start()
+        other.close()
+
+    def begin_turn(self) -> Clocks:
+        self._connection.send("go")
+        return self._receive()
+
+    def end_turn(self) -> Clocks:
+        return self._receive()
+
+    def join(self) -> None:
+        self._process.join(120)
+
+    def _receive(self) -> Clocks:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            self._process.join()
+            raise SystemExit(f"{self.name} failed:\n{self._said.decode(errors='replace')}") from None
+
+    def _watch(self) -> None:
+        while True:
+            self._said = (self._said + os.read(self._screen, 1 << 16))[-4000:]
+
+
+def measure(names: list[str], rounds: int, steps: int, warm_up_s: float) -> dict[str, list[Figures]]:
+    """Let the loops train in turns; microseconds per step of each turn."""
+    # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
+    turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
+    runners: dict[str, Runner] = {}
+    for name in names:
+        runners[name] = Runner(name, turns)
+        runners[name].begin_turn()
+        runners[name].end_turn()
+    time.sleep(warm_up_s)
+
+    begun: dict[str, list[Clocks]] = {name: [] for name in names}
+
+    def turn(name: str) -> Figures:
+        begun[name].append(runners[name].begin_turn())
+        return {"wall_us": (runners[name].end_turn().wall - begun[name][-1].wall) / steps * 1e6}
+
+    found = interleave(names, turn, rounds)
+    for name, runner in runners.items():
+        begun[name].append(runner.begin_turn())
+        for figures, (here, there) in zip(found[name], itertools.pairwise(begun[name]), strict=True):
+            figures["cpu_us"] = (there.cpu - here.cpu) / steps * 1e6
+            figures["children_cpu_us"] = (there.children - here.children) / steps * 1e6
+    for runner in runners.values():
+        runner.join()
+    return found
+
+
+def main() -> None:
+    options = arguments("What a training loop costs per step")
+    os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
+    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
+    here = machine()
+    found = measure(list(VARIANTS), 2 if options.quick else ROUNDS, STEPS, 0.0 if options.quick else WARM_UP_S)
+
+    ratios = {
+        "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us"),
+        "footplate_bare_vs_raw": ratio(found, "footplate bare", "raw loop", "cpu_us"),
+        "lightning_vs_footplate": ratio(found, "lightning", "footplate", "cpu_us"),
+        "lightning_vs_raw": ratio(found, "lightning", "raw loop", "cpu_us"),
+        "lightning_bare_vs_raw": ratio(found, "lightning bare", "raw loop", "cpu_us"),
+        "fabric_vs_raw": ratio(found, "fabric", "raw loop", "cpu_us"),
+        "accelerate_vs_raw": ratio(found, "accelerate", "raw loop", "cpu_us"),
+    }
+    rows = []
+    for name, runs in found.items():
+        spread = ratio(found, name, "raw loop", "cpu_us")
+        rows.append(
+            {
+                "name": name,
+                "cpu_us": median(runs, "cpu_us"),
+                "least_cpu_us": min(run["cpu_us"] for run in runs),
+                "vs_raw": spread["median"],
+                "wall_us": median(runs, "wall_us"),
+                "wall_vs_raw": ratio(found, name, "raw loop", "wall_us")["median"],
+                "children_cpu_us": median(runs, "children_cpu_us"),
+                "rounds": runs,
+            }
+        )
+    columns = {
+        "cpu_us": "CPU µs/step",
+        "least_cpu_us": "least",
+        "vs_raw": "× raw",
+        "wall_us": "wall µs/step",
+        "wall_vs_raw": "× raw",
+        "children_cpu_us": "CPU of children",
+    }
+    wall = {
+        "wall_footplate_vs_raw": ratio(found, "footplate", "raw loop", "wall_us"),
+        "wall_lightning_vs_footplate": ratio(found, "lightning", "footplate", "wall_us"),
+    }
+    packages = ("torch", "footplate", "lightning", "accelerate", "mlflow", "rich")
+    clock = {"clock": "CPU time of the training process, all threads"}
+    report(
+        "step_overhead", f"Tiny MLP, {STEPS} steps a turn, medians of {len(found['footplate'])} rounds", columns, rows,
+        ratios, {**wall, **clock}, here, packages, options.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
