@@ -14,13 +14,14 @@ from typing import IO, TYPE_CHECKING, Any
 from footplate.callbacks.base import Callback
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from footplate.module import Module
     from footplate.trainer import Trainer
 
 REDRAW_S = 0.1
 LINE_S = 10.0
 SHARE = 0.01  # of the time that may go into drawing
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class ProgressBar(Callback):
@@ -35,7 +36,7 @@ class ProgressBar(Callback):
         self._stream = stream
         self._terminal = terminal
         self._due = 0.0
-        self._drawn = ""
+        self._live: Progress | None = None
         self._total: float = 0
         self._began = 0.0
         self._began_at = 0
@@ -62,11 +63,9 @@ class ProgressBar(Callback):
             self._draw(now, self._epoch(trainer), batch_idx + 1, trainer.progress_bar_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
-        done = trainer.progress.batch_idx
-        text = self._text(time.monotonic(), self._epoch(trainer), done, trainer.progress_bar_metrics)
-        self._erase()
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        self._close()
+        metrics, done = trainer.progress_bar_metrics, trainer.progress.batch_idx
+        self.print(self._line(time.monotonic(), self._epoch(trainer), done, metrics))
 
     def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._begin(sum(trainer.num_val_batches), 0)
@@ -77,7 +76,7 @@ class ProgressBar(Callback):
         self._evaluated("sanity check" if trainer.sanity_checking else "validation", batch_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
-        self._erase()
+        self._close()
         if trainer.training_in_progress:
             self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
 
@@ -90,7 +89,7 @@ class ProgressBar(Callback):
         self._evaluated("test", batch_idx)
 
     def on_test_end(self, trainer: Trainer, pl_module: Module) -> None:
-        self._erase()
+        self._close()
 
     def on_predict_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._begin(sum(trainer.num_predict_batches), 0)
@@ -101,25 +100,24 @@ class ProgressBar(Callback):
         self._evaluated("prediction", batch_idx)
 
     def on_predict_end(self, trainer: Trainer, pl_module: Module) -> None:
-        self._erase()
+        self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
-        if self._drawn:
-            self.stream.write("\n")
-            self._drawn = ""
+        self._close()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print above the bar; rich renderables are rendered."""
-        self._erase()
-        if any(hasattr(item, "__rich_console__") for item in args):
+        if self._live is not None:
+            self._live.console.print(*args, markup=False, highlight=False, soft_wrap=True, **kwargs)
+        elif any(hasattr(item, "__rich_console__") for item in args):
             from rich.console import Console
 
             Console(file=self.stream).print(*args, **kwargs)
         else:
             print(*args, **{"file": self.stream, **kwargs})
-        self._due = 0.0 if self.terminal else self._due
 
     def _begin(self, total: float, done: int) -> None:
+        self._close()
         now = time.monotonic()
         self._total, self._began, self._began_at = total, now, done
         self._due = now + (0.0 if self.terminal else LINE_S)
@@ -134,41 +132,48 @@ class ProgressBar(Callback):
         return f"epoch {trainer.current_epoch + 1}{of}"
 
     def _draw(self, now: float, name: str, done: int, metrics: dict[str, float]) -> None:
-        text = self._text(now, name, done, metrics)
         if self.terminal:
-            self.stream.write(f"\r\x1b[2K{text}")
-            self._drawn = text
+            live = self._live or self._open(name)
+            rate, shown = self._rate(now, done), text_of(metrics)
+            live.update(live.task_ids[0], description=name, completed=done, rate=rate, metrics=shown, refresh=True)
         else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+            self.stream.write(self._line(now, name, done, metrics) + "\n")
+            self.stream.flush()
         after = time.monotonic()
         self._due = after + max(REDRAW_S if self.terminal else LINE_S, (after - now) / SHARE)
 
-    def _erase(self) -> None:
-        if self._drawn:
-            self.stream.write("\r\x1b[2K")
-            self._drawn = ""
+    def _open(self, name: str) -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def _text(self, now: float, name: str, done: int, metrics: dict[str, float]) -> str:
-        rate = (done - self._began_at) / max(1e-9, now - self._began)
+        columns = ("{task.description}", BarColumn(20), MofNCompleteColumn(), "{task.fields[rate]}")
+        rest = (TimeRemainingColumn(), TextColumn("{task.fields[metrics]}", style="cyan"))
+        console = Console(file=self.stream, force_terminal=True)
+        self._live = Progress(*columns, *rest, console=console, auto_refresh=False, transient=True)
+        total = None if self._total in (0, float("inf")) else self._total
+        self._live.add_task(name, total=total, completed=self._began_at, rate="", metrics="")
+        self._live.start()
+        return self._live
+
+    def _close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _rate(self, now: float, done: int) -> str:
+        return f"{(done - self._began_at) / max(1e-9, now - self._began):,.1f}/s" if done > self._began_at else ""
+
+    def _line(self, now: float, name: str, done: int, metrics: dict[str, float]) -> str:
         known = self._total not in (0, float("inf"))
-        parts = [name]
-        if known:
-            parts.append(f"{bar(done / self._total)} {done}/{self._total:.0f}")
-        else:
-            parts.append(f"{done} batches")
-        if rate > 0 and done > self._began_at:
-            left = f", {clock((self._total - done) / rate)} left" if known and done < self._total else ""
-            parts.append(f"{rate:,.1f}/s{left}")
-        parts += [f"{key} {value:.4g}" for key, value in metrics.items()]
-        return "  ".join(parts)
+        parts = [name, f"{done}/{self._total:.0f}" if known else f"{done} batches", self._rate(now, done)]
+        if known and self._began_at < done < self._total:
+            parts.append(f"{clock((now - self._began) * (self._total - done) / (done - self._began_at))} left")
+        return "  ".join(part for part in (*parts, text_of(metrics)) if part)
 
 
-def bar(fraction: float, width: int = 20) -> str:
-    """A bar of block characters, to an eighth of one."""
-    eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+def text_of(metrics: dict[str, float]) -> str:
+    """`train_loss 0.31  val_acc 0.89`."""
+    return "  ".join(f"{key} {value:.4g}" for key, value in metrics.items())
 
 
 def clock(seconds: float) -> str:
