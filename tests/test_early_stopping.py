@@ -91,6 +91,16 @@ def test_it_may_watch_training_alone(trainer):
     assert made.current_epoch == 2
 
 
+def test_it_sees_what_the_module_logs_at_the_end_of_the_epoch(trainer):
+    class Logs(Classifier):
+        def on_train_epoch_end(self) -> None:
+            self.log("f1", 1.0 - self.current_epoch / 10)
+
+    made = trainer(max_epochs=9, callbacks=[fp.EarlyStopping("f1", mode="max", patience=2)])
+    made.fit(Logs(), loader())
+    assert made.current_epoch == 3
+
+
 def test_min_epochs_and_min_steps_are_waited_for(trainer):
     for settings, steps in (({"min_epochs": 4}, 48), ({"min_steps": 30}, 30)):
         made = trainer(max_epochs=9, callbacks=[fp.EarlyStopping("val_loss", patience=1, min_delta=100.0)], **settings)

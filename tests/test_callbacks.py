@@ -1,0 +1,195 @@
+"""Callbacks: how they are gathered and in which order they act; the learning-rate monitor, the timer, the summary."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+from conftest import Classifier, loader
+
+import footplate as fp
+from footplate.callbacks.summary import layers, totals
+from footplate.callbacks.timer import parse_duration
+
+
+class Named(fp.Callback):
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.events.append(self.name)
+
+
+class Saver(Named):
+    saves_checkpoints = True
+
+
+def test_they_act_in_the_order_given_and_those_that_save_come_last(trainer):
+    events: list[str] = []
+    callbacks = [Saver("saver", events), Named("first", events), Named("second", events)]
+    trainer(max_epochs=1, callbacks=callbacks).fit(Classifier(), loader())
+    assert events == ["first", "second", "saver"]
+
+
+def test_a_module_brings_callbacks_of_its_own_which_replace_those_of_the_same_type(trainer):
+    events: list[str] = []
+
+    class Brings(Classifier):
+        def configure_callbacks(self):
+            return [Saver("the module's", events)]
+
+    made = trainer(max_epochs=1, callbacks=[Saver("the trainer's", events), Named("other", events)])
+    for _ in range(2):
+        made.fit(Brings(), loader())
+    assert events == ["other", "the module's"] * 2
+    made.fit(Classifier(), loader())
+    assert events[4:] == ["other", "the trainer's"]
+
+
+def test_one_callback_needs_no_list(trainer):
+    events: list[str] = []
+    trainer(max_epochs=1, callbacks=Named("alone", events)).fit(Classifier(), loader())
+    assert events == ["alone"]
+
+
+@pytest.mark.parametrize("given", [fp.EarlyStopping, "early_stopping", 3])
+def test_what_is_no_callback_is_refused(given, trainer):
+    with pytest.raises(fp.ConfigError):
+        trainer(callbacks=[given])
+
+
+def test_callbacks_find_themselves_on_the_trainer(trainer):
+    stopping, saver = fp.EarlyStopping("val_loss"), fp.ModelCheckpoint()
+    made = trainer(callbacks=[stopping, saver])
+    assert made.early_stopping_callback is stopping
+    assert made.checkpoint_callback is saver
+    assert trainer(enable_checkpointing=False).checkpoint_callback is None
+
+
+def test_a_callback_may_log(trainer):
+    class Logs(fp.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.log("extra", 5.0)
+
+    made = trainer(max_epochs=1, callbacks=[Logs(), fp.EarlyStopping("extra")])
+    made.fit(Classifier(), loader())
+    assert made.callback_metrics["extra"] == 5.0
+
+
+# LearningRateMonitor
+
+
+class Rows(fp.Logger):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log_metrics(self, metrics, step, epoch):
+        self.rows.append({"step": step, **metrics})
+
+
+class Decaying(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), "interval": "step"}]
+
+
+@pytest.mark.parametrize(("interval", "steps"), [("step", [4, 8, 12]), ("epoch", [12]), (None, [4, 8, 12, 12])])
+def test_learning_rates_are_logged_by_step_or_epoch(interval, steps, trainer):
+    rows = Rows()
+    monitor = fp.LearningRateMonitor(interval)
+    trainer(max_epochs=1, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
+    found = [(row["step"], row["lr-SGD"]) for row in rows.rows if "lr-SGD" in row]
+    assert [step for step, _ in found] == steps
+    assert all(lr == pytest.approx(0.1 * 0.5**step) for step, lr in found)
+
+
+def test_momentum_and_weight_decay_too(trainer):
+    monitor = fp.LearningRateMonitor(log_momentum=True, log_weight_decay=True)
+    trainer(max_epochs=1, callbacks=[monitor]).fit(Decaying(), loader())
+    assert monitor.lrs["lr-SGD-momentum"] == [0.9]
+    assert monitor.lrs["lr-SGD-weight_decay"] == [0.01]
+
+
+def test_groups_and_several_optimizers_have_names_of_their_own(trainer):
+    class Several(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            for optimizer in self.optimizers():
+                optimizer.step()
+
+        def configure_optimizers(self):
+            groups = [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(self.net[0].parameters())]
+            first = torch.optim.SGD(groups)
+            second = torch.optim.Adam([self.net[3].weight], lr=0.3)
+            third = torch.optim.Adam([self.net[3].bias], lr=0.4)
+            return [first, second, third], [{"scheduler": torch.optim.lr_scheduler.StepLR(third, 9), "name": "bias"}]
+
+    monitor = fp.LearningRateMonitor()
+    trainer(max_epochs=1, callbacks=[monitor]).fit(Several(), loader())
+    assert monitor.lrs == {"lr-SGD/pg1": [0.1], "lr-SGD/pg2": [0.2], "lr-Adam-1": [0.3], "bias": [0.4]}
+
+
+def test_an_unknown_interval_is_refused():
+    with pytest.raises(fp.ConfigError, match='expected "step" or "epoch"'):
+        fp.LearningRateMonitor("batch")
+
+
+# Timer
+
+
+def test_a_timer_without_a_limit_only_measures(trainer):
+    timer = fp.Timer()
+    made = trainer(callbacks=[timer], max_epochs=1)
+    made.fit(Classifier(), loader(), loader(20))
+    assert timer.time_remaining() is None
+    assert timer.time_elapsed("train") > timer.time_elapsed("validate") > 0.0
+    assert timer.time_elapsed("test") == 0.0
+    made.test(Classifier(), loader(20), verbose=False)
+    assert timer.time_elapsed("test") > 0.0
+
+
+def test_a_timer_remembers_earlier_attempts():
+    first = fp.Timer("00:00:01:00")
+    first._elapsed_s["train"] = 45.0
+    second = fp.Timer("00:00:01:00")
+    second.load_state_dict(first.state_dict())
+    assert second.time_remaining() == 15.0
+
+
+def test_a_timer_may_check_at_the_end_of_epochs_only(trainer):
+    made = trainer(callbacks=[fp.Timer({"microseconds": 1}, interval="epoch", verbose=False)], max_epochs=5)
+    with pytest.raises(fp.ConfigError, match='expected "step" or "epoch"'):
+        fp.Timer(interval="minute")
+    made.fit(Classifier(), loader())
+    assert made.current_epoch <= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("01:00:00:01", timedelta(days=1, seconds=1)),
+        ({"hours": 2}, timedelta(hours=2)),
+        (timedelta(minutes=3), timedelta(minutes=3)),
+    ],
+)
+def test_durations(given, expected):
+    assert parse_duration(given) == expected
+
+
+# ModelSummary
+
+
+def test_the_summary_counts_each_layer_and_what_is_frozen():
+    model = Classifier()
+    model.net[0].requires_grad_(False)
+    assert layers(model, 1) == [("net", "Sequential", 195)]
+    assert [name for name, _, _ in layers(model, -1)] == ["net", "net.0", "net.1", "net.2", "net.3"]
+    assert layers(model, 0) == []
+    assert totals(model) == (195, 51, 780)
+
+
+def test_a_lazy_layer_is_counted_as_nothing_yet():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2))
+    assert totals(model) == (8, 8, 32)

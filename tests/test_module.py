@@ -1,0 +1,378 @@
+"""What users write: modules, manual optimisation, data modules."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Classifier, dataset, loader
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import footplate as fp
+
+
+def weights(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def test_plain_torch_works_through_a_module_of_two_lines(trainer):
+    class Two(fp.Module):
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    net = nn.Linear(8, 3)
+    before = weights(net).clone()
+    trainer(max_epochs=1).fit(Two(net), loader())
+    assert not torch.equal(weights(net), before)
+
+
+def test_a_plain_loop_learns_the_very_same(trainer):
+    """Three epochs of SGD by hand and by the trainer end with the same bits."""
+
+    class Hand(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[2] = nn.Identity()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    torch.manual_seed(0)
+    ours = Hand()
+    raw = copy.deepcopy(ours)
+    batches = list(loader(shuffle=False))
+    trainer(max_epochs=3).fit(ours, batches)
+    optimizer = raw.configure_optimizers()
+    for _ in range(3):
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(raw(x), y).backward()
+            optimizer.step()
+    assert torch.equal(weights(ours), weights(raw))
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_a_step_returns_the_loss_or_a_dict_that_holds_it(form, trainer):
+    seen = []
+
+    class Returns(Classifier):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss if form == "tensor" else {"loss": loss, "extra": loss * 2}
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            seen.append(outputs)
+
+    trainer(max_epochs=1).fit(Returns(), loader())
+    tensors = [seen[0]] if form == "tensor" else list(seen[0].values())
+    assert len(seen) == 12
+    assert not any(tensor.requires_grad for tensor in tensors)
+
+
+def test_none_skips_a_batch(trainer):
+    class Skips(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) if batch_idx % 3 else None
+
+    made = trainer(max_epochs=1)
+    made.fit(Skips(), loader())
+    assert made.global_step == 8
+
+
+@pytest.mark.parametrize("returned", [3.0, "loss", {"los": torch.zeros(())}, [torch.zeros(())]])
+def test_anything_else_is_refused_with_what_was_expected(returned, trainer):
+    class Wrong(Classifier):
+        def training_step(self, batch, batch_idx):
+            return returned
+
+    with pytest.raises(fp.ConfigError, match=r"training_step\(\) returned .*expected the loss"):
+        trainer().fit(Wrong(), loader())
+
+
+def test_what_a_step_returns_is_let_go(trainer):
+    """Logits that are returned for hooks must not pile up until metrics are next read."""
+    import weakref
+
+    kept: list[weakref.ref] = []
+    alive: list[int] = []
+
+    class Returns(Classifier):
+        def training_step(self, batch, batch_idx):
+            alive.append(sum(one() is not None for one in kept))
+            logits = self(batch[0])
+            kept.append(weakref.ref(logits))
+            return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits}
+
+    trainer(max_epochs=1, log_every_n_steps=1000).fit(Returns(), loader())
+    assert max(alive) <= 1
+
+
+class Manual(Classifier):
+    """Two optimizers, stepped by hand; returns what it likes."""
+
+    returned: object = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer, scheduler in zip(self.optimizers(), self.lr_schedulers(), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+            self.clip_gradients(optimizer, gradient_clip_val=0.5)
+            optimizer.step()
+            scheduler.step()
+        return self.returned
+
+    def configure_optimizers(self):
+        optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.net[0], self.net[3])]
+        return optimizers, [torch.optim.lr_scheduler.StepLR(one, 1, 0.9) for one in optimizers]
+
+
+@pytest.mark.parametrize("returned", [None, {"d_loss": torch.zeros(())}, torch.zeros(3), "anything"])
+def test_manual_optimisation_steps_count_and_what_is_returned_is_free(returned, trainer):
+    model = Manual()
+    model.returned = returned
+    made = trainer(max_epochs=1)
+    made.fit(model, loader())
+    assert made.global_step == 24
+    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**12)
+
+
+def test_a_toggled_optimizer_alone_gets_gradients(trainer):
+    seen = []
+
+    class Toggles(Manual):
+        def training_step(self, batch, batch_idx):
+            first, _ = self.optimizers()
+            with self.toggled_optimizer(first):
+                seen.append([p.requires_grad for p in self.parameters()])
+            seen.append([p.requires_grad for p in self.parameters()])
+
+    model = Toggles()
+    model.net[3].bias.requires_grad = False
+    trainer(max_epochs=1, limit_train_batches=1).fit(model, loader())
+    assert seen == [[True, True, False, False], [True, True, True, False]]
+
+
+def test_manual_methods_are_refused_where_optimisation_is_automatic(trainer):
+    class Confused(Classifier):
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(super().training_step(batch, batch_idx))
+
+    with pytest.raises(fp.ConfigError, match="automatic_optimization = False"):
+        trainer().fit(Confused(), loader())
+
+
+@pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}])
+def test_settings_of_automatic_optimisation_are_refused_with_manual(setting, trainer):
+    with pytest.raises(fp.ConfigError, match=rf"{next(iter(setting))}=.*no meaning with manual optimisation"):
+        trainer(**setting).fit(Manual(), loader())
+
+
+def test_users_may_take_over_each_part_of_the_step(trainer):
+    called = []
+
+    class Own(Classifier):
+        def backward(self, loss):
+            called.append("backward")
+            loss.backward()
+
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            called.append("zero_grad")
+            optimizer.zero_grad()
+
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            called.append(f"clip {gradient_clip_val} {gradient_clip_algorithm}")
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            called.append("step")
+            optimizer.step(closure=optimizer_closure)
+
+    made = trainer(max_epochs=1, limit_train_batches=1, gradient_clip_val=0.5)
+    made.fit(Own(), loader())
+    assert called == ["step", "zero_grad", "backward", "clip 0.5 norm"]
+    assert made.global_step == 1
+
+
+def test_an_own_optimizer_step_must_run_its_closure(trainer):
+    class Forgets(Classifier):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step()
+
+    with pytest.raises(fp.ConfigError, match="never ran its optimizer_closure"):
+        trainer().fit(Forgets(), loader())
+
+
+def test_batches_pass_through_the_transfer_hooks(trainer):
+    class Moves(Classifier):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return {"x": batch[0], "y": batch[1]}
+
+        def transfer_batch_to_device(self, batch, device, dataloader_idx):
+            return {**batch, "device": device}
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            assert batch["device"].type == "cpu"
+            return batch["x"], batch["y"]
+
+    made = trainer(max_epochs=1)
+    made.fit(Moves(), loader(), loader(20))
+    assert made.global_step == 12
+
+
+def test_a_module_knows_its_place_and_its_trainer(trainer):
+    seen = []
+
+    class Looks(Classifier):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            seen.append((self.current_epoch, self.global_step, self.global_rank, self.trainer.max_epochs))
+
+    model = Looks()
+    assert (model.current_epoch, model.global_step) == (0, 0)
+    with pytest.raises(fp.ConfigError, match="not attached to a Trainer"):
+        _ = model.trainer
+    trainer(max_epochs=2).fit(model, loader())
+    assert (seen[0], seen[-1]) == ((0, 1, 0, 2), (1, 24, 0, 2))
+
+
+def test_logging_without_a_trainer_is_a_warning_and_no_error():
+    class Alone(Classifier):
+        pass
+
+    with pytest.warns(UserWarning, match=r"Alone\.log\(\) has no effect"):
+        Alone().log("x", 1.0)
+
+
+def test_a_trained_module_can_be_pickled_and_copied(trainer):
+    model = Classifier()
+    trainer(max_epochs=1).fit(model, loader())
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(weights(other), weights(model))
+        assert other._trainer is None
+
+
+def test_freezing_and_device_and_dtype():
+    model = Classifier().double()
+    assert (model.device.type, model.dtype) == ("cpu", torch.float64)
+    assert not any(p.requires_grad for p in model.freeze().parameters())
+    assert not model.training
+    assert all(p.requires_grad for p in model.unfreeze().parameters())
+    assert model.training
+
+
+def test_configure_model_builds_layers_before_the_optimizer_sees_them(trainer):
+    class Late(Classifier):
+        def configure_model(self):
+            if not hasattr(self, "late"):
+                self.late = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.late(super().forward(x))
+
+    model = Late()
+    made = trainer(max_epochs=1)
+    made.fit(model, loader())
+    assert any(p is model.late.weight for group in made.optimizers[0].param_groups for p in group["params"])
+    assert len(made.validate(model, loader(20), verbose=False)) == 1
+
+
+# Data modules
+
+
+class Stages(fp.DataModule):
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def prepare_data(self):
+        self.called.append("prepare_data")
+
+    def setup(self, stage):
+        self.called.append(f"setup {stage}")
+
+    def teardown(self, stage):
+        self.called.append(f"teardown {stage}")
+
+    def train_dataloader(self):
+        self.called.append("train")
+        return loader()
+
+    def val_dataloader(self):
+        self.called.append("val")
+        return loader(20)
+
+    def test_dataloader(self):
+        self.called.append("test")
+        return loader(30)
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_a_data_module_is_asked_in_order(keyword, trainer):
+    data, made = Stages(), trainer(max_epochs=2)
+    if keyword:
+        made.fit(Classifier(), datamodule=data)
+    else:
+        made.fit(Classifier(), data)
+    assert data.called == ["prepare_data", "setup fit", "train", "val", "teardown fit"]
+    assert data.trainer is made
+    made.test(Classifier(), data, verbose=False)
+    assert data.called[5:] == ["prepare_data", "setup test", "test", "teardown test"]
+
+
+def test_a_module_may_have_loaders_of_its_own(trainer):
+    class Whole(Classifier):
+        def train_dataloader(self):
+            return loader(30)
+
+    made = trainer(max_epochs=1)
+    made.fit(Whole())
+    assert made.global_step == 3
+
+
+def test_two_sources_at_once_are_refused(trainer):
+    with pytest.raises(fp.ConfigError, match="give one"):
+        trainer().fit(Classifier(), Stages(), datamodule=Stages())
+
+
+def test_a_data_module_of_plain_sets(trainer):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(dataset(25))
+
+    data = fp.DataModule.from_datasets(dataset(), [dataset(20), dataset(30)], batch_size=10, drop_last=True)
+    train, validation = data.train_dataloader(), data.val_dataloader()
+    assert isinstance(train, DataLoader)
+    assert (len(train), [len(one) for one in validation]) == (12, [2, 3])
+    order = torch.cat([y for _, y in validation[1]])
+    assert torch.equal(order, dataset(30).tensors[1])
+
+    class Several(Classifier):
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            super().validation_step(batch, batch_idx)
+
+    made = trainer(max_epochs=1)
+    made.fit(Several(), data)
+    assert made.global_step == 12
+    made.fit(Classifier(), fp.DataModule.from_datasets(Stream(), batch_size=10))
+    assert made.global_step == 3
+
+
+def test_a_set_that_was_not_given_has_no_loader(trainer):
+    data = fp.DataModule.from_datasets(
+        TensorDataset(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)), batch_size=2
+    )
+    with pytest.raises(fp.ConfigError, match=r"trainer\.test\(\) has no data"):
+        trainer().test(Classifier(), data)
