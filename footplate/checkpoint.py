@@ -84,30 +84,15 @@ def read_meta(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is incomplete.
     """
-    try:
-        meta = json.loads((path / META).read_text())
-        sizes = {str(name): int(nbytes) for name, nbytes in meta["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{path} is not a complete checkpoint: it has no readable {META}.{_neighbours(path)}"
-        ) from None
-    for name, nbytes in sizes.items():
-        file = path / name
-        found = file.stat().st_size if file.is_file() else 0
-        if found != nbytes:
-            raise CheckpointError(
-                f"{path} is damaged: {name} has {found} bytes instead of {nbytes}.{_neighbours(path)}"
-            )
+    meta, fault = _examine(path)
+    if fault:
+        raise CheckpointError(f"{fault}{_neighbours(path)}")
     return meta
 
 
 def is_complete(path: Path) -> bool:
     """Whether a checkpoint can be loaded."""
-    try:
-        read_meta(path)
-    except CheckpointError:
-        return False
-    return True
+    return not _examine(path)[1]
 
 
 def newest(directories: list[Path]) -> Path | None:
@@ -368,6 +353,21 @@ def _cannot_write(path: Path, error: Exception) -> CheckpointError:
         )
     reason = os.strerror(code) if code else _first_line(error)
     return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")
+
+
+def _examine(path: Path) -> tuple[dict[str, Any], str]:
+    """What a checkpoint says of itself, and what is wrong with it; nothing, if it is complete."""
+    try:
+        meta = json.loads((path / META).read_text())
+        sizes = {str(name): int(nbytes) for name, nbytes in meta["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
+    for name, nbytes in sizes.items():
+        file = path / name
+        found = file.stat().st_size if file.is_file() else 0
+        if found != nbytes:
+            return meta, f"{path} is damaged: {name} has {found} bytes instead of {nbytes}."
+    return meta, ""
 
 
 def _neighbours(path: Path) -> str:

@@ -42,6 +42,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     name = HOOKS[stage]
     module, hooks, step = trainer.module, trainer.hooks, trainer.step
     log = MetricLog(module, by_step=False)
+    transfer = trainer.transfer()
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
     with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode):
         hooks.call(f"on_{name}_start")
@@ -53,7 +54,8 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             batches = iter(loader)
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
-                batch = trainer.to_device(batch, index)
+                if transfer is not None:
+                    batch = transfer(batch, index)
                 log.batch = batch
                 for hook in batch_start:
                     hook(batch, batch_idx, *positions)

@@ -3,10 +3,10 @@
 Modules and callbacks have some seventy hooks; a program overrides three. `Hooks` looks each one up when training
 begins and keeps, for every hook name, the functions that really do something, in the order in which they are called:
 
-    callbacks in their order  →  the data module  →  the module  →  callbacks that save
+    callbacks in their order  →  the data module  →  the module  →  late callbacks
 
-A hook that nobody overrides is an empty tuple, so that asking costs nothing in the loop. Callbacks that save
-(`ModelCheckpoint`) come last, on their own, so that what they write holds all that the others did.
+A hook that nobody overrides is an empty tuple, so that asking costs nothing in the loop. Late callbacks (`turn` above 0)
+are on their own: `EarlyStopping` acts on what the others log, `ModelCheckpoint` saves what all of them did.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ class Hooks:
 
     def __init__(self, trainer: Trainer, module: Any, datamodule: Any, callbacks: Iterable[Any]) -> None:
         self._owners: list[tuple[Any, tuple[Any, ...]]] = [
-            (callback, (trainer, module)) for callback in callbacks if not saves(callback)
+            (callback, (trainer, module)) for callback in callbacks if not turn(callback)
         ]
         if datamodule is not None:
             self._owners.append((datamodule, ()))
         self._owners.append((module, ()))
-        self._savers = [(callback, (trainer, module)) for callback in callbacks if saves(callback)]
+        self._late = [(callback, (trainer, module)) for callback in callbacks if turn(callback)]
         self._found: dict[str, tuple[Hook, ...]] = {}
 
     def get(self, name: str) -> tuple[Hook, ...]:
-        """Every overridden `name`, but for those of callbacks that save."""
+        """Every overridden `name`, but for those of late callbacks."""
         return self._cached(name, name, self._owners)
 
-    def savers(self, name: str) -> tuple[Hook, ...]:
-        """The overridden `name` of callbacks that save."""
-        return self._cached(f"saver:{name}", name, self._savers)
+    def late(self, name: str) -> tuple[Hook, ...]:
+        """The overridden `name` of late callbacks."""
+        return self._cached(f"late:{name}", name, self._late)
 
     def call(self, name: str, *args: Any) -> None:
-        """Call every overridden `name`, those of callbacks that save last."""
+        """Call every overridden `name`, those of late callbacks last."""
         for hook in self.get(name):
             hook(*args)
-        for hook in self.savers(name):
+        for hook in self.late(name):
             hook(*args)
 
     def _cached(self, key: str, name: str, owners: list[tuple[Any, tuple[Any, ...]]]) -> tuple[Hook, ...]:
@@ -69,9 +69,9 @@ class Hooks:
         return found
 
 
-def saves(callback: Any) -> bool:
-    """Whether a callback writes checkpoints, and so comes last."""
-    return bool(getattr(callback, "saves_checkpoints", False))
+def turn(callback: Any) -> int:
+    """When a callback is called; see `Callback`."""
+    return getattr(callback, "turn", 0)
 
 
 def overrides(owner: Any, name: str) -> bool:

@@ -54,7 +54,7 @@ class TrainingLoop:
         self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
         self._batch_start = trainer.hooks.get("on_train_batch_start")
         self._batch_end = trainer.hooks.get("on_train_batch_end")
-        self._save_after_batch = trainer.hooks.savers("on_train_batch_end")
+        self._late_batch_end = trainer.hooks.late("on_train_batch_end")
 
     def epoch(self) -> None:
         """Train for one epoch, or for the rest of one that was resumed."""
@@ -111,7 +111,7 @@ class TrainingLoop:
             reports.send(step, progress.epoch)
         if not self._checked:
             self._check_monitors()
-        for hook in self._save_after_batch:
+        for hook in self._late_batch_end:
             hook(output, batch, batch_idx)
         if self.val_loaders and self._validation_due(batch_idx + 1):
             self.validate()
@@ -155,7 +155,7 @@ class TrainingLoop:
         trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, trainer.num_val_batches))
         trainer.reports.send(trainer.progress.global_step, trainer.progress.epoch)
         trainer.progress.validated_at = trainer.progress.batches
-        for hook in trainer.hooks.savers("on_validation_end"):
+        for hook in trainer.hooks.late("on_validation_end"):
             hook()
 
     def _begin_epoch(self) -> None:
@@ -190,7 +190,7 @@ class TrainingLoop:
         if unfinished is not None:
             metrics.load_state_dict(unfinished)
         progress.epoch_ended = complete
-        for hook in hooks.savers("on_train_epoch_end"):
+        for hook in hooks.late("on_train_epoch_end"):
             hook()
         if complete:
             progress.next_epoch()
@@ -218,7 +218,7 @@ class TrainingLoop:
         if step // self._log_every != steps_before // self._log_every:
             self._reports.step(self.trainer.metrics)
             self._reports.send(step, self._progress.epoch)
-        for hook in self._save_after_batch:
+        for hook in self._late_batch_end:
             hook(None, None, self._progress.batch_idx - 1)
 
     def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:

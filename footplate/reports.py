@@ -75,17 +75,13 @@ class Reports:
                 self.check_finite()
 
     def check_finite(self) -> None:
-        """Read the last loss; if it is no number, look for the first that was none.
-
-        One that has passed again by then (a step that loss scaling skipped) is nobody's worry.
-        """
+        """Read the losses since the last look, and note the first that is no number."""
         losses, self._losses = self._losses, []
-        if self.not_finite is not None or not losses or math.isfinite(losses[-1][0].item()):
-            return
-        values = to_floats([loss for loss, _ in losses])
-        first = next(step for value, (_, step) in zip(values, losses, strict=True) if not math.isfinite(value))
-        self.not_finite = ("the training loss", first)
-        log.warning("The training loss became NaN or infinite, first at step %d.", first)
+        values = to_floats(loss for loss, _ in losses)
+        first = next((step for value, (_, step) in zip(values, losses, strict=True) if not math.isfinite(value)), None)
+        if first is not None and self.not_finite is None:
+            self.not_finite = ("the training loss", first)
+            log.warning("The training loss became NaN or infinite, first at step %d.", first)
 
     def forget(self) -> None:
         """Forget all values: those of the sanity check are nobody's business."""

@@ -29,7 +29,7 @@ from footplate.evaluation import by_loader, evaluate
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
-from footplate.hooks import Hooks, overrides, saves
+from footplate.hooks import Hooks, overrides, turn
 from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
 from footplate.module import Module
@@ -190,10 +190,13 @@ class Trainer:
         self.gradient_clip_algorithm = gradient_clip_algorithm or "norm"
         if self.gradient_clip_algorithm not in ("norm", "value"):
             raise ConfigError(f'gradient_clip_algorithm="{gradient_clip_algorithm}": expected "norm" or "value".')
-        if gradient_clip_val is not None and (isinstance(gradient_clip_val, bool) or gradient_clip_val < 0):
+        is_number = isinstance(gradient_clip_val, (int, float)) and not isinstance(gradient_clip_val, bool)
+        if gradient_clip_val is not None and not (is_number and gradient_clip_val >= 0):
             raise ConfigError(f"gradient_clip_val={gradient_clip_val!r}: expected a number of at least 0.")
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
+        if not isinstance(compile, (bool, dict)):
+            raise ConfigError(f"compile={compile!r}: expected True, False or a dict of torch.compile's options.")
         self.compile = {} if compile is True else compile if isinstance(compile, dict) else None
         self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
         self.run_dir = Path(default_root_dir or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
@@ -207,6 +210,8 @@ class Trainer:
                 "Nothing limits this run: max_epochs=1000 is assumed. Say max_epochs=-1 for no limit.", stacklevel=2
             )
             self.max_epochs = 1000
+        if deterministic not in (None, True, False, "warn"):
+            raise ConfigError(f'deterministic={deterministic!r}: expected True, False or "warn".')
         if deterministic is not None:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
@@ -443,15 +448,15 @@ class Trainer:
             self.hooks.call("teardown", stage)
 
     def _all_callbacks(self) -> list[Any]:
-        """The trainer's callbacks and the module's, which replace those of the same type; those that save come last."""
+        """The trainer's callbacks and the module's, which replace those of the same type; late ones come last."""
         callbacks = list(self._own_callbacks)
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
-        return sorted(callbacks, key=saves)
+        return sorted(callbacks, key=turn)
 
     def _set_up(self, stage: Stage) -> None:
         self.hooks.call("prepare_data")
-        for hook in (*self.hooks.savers("setup"), *self.hooks.get("setup")):
+        for hook in (*self.hooks.late("setup"), *self.hooks.get("setup")):
             hook(stage)
         self.module.configure_model()
 

@@ -1,4 +1,4 @@
-"""Shared by all tests: small data, small modules, and trainers that keep quiet."""
+"""Shared by all tests: one thread, the operators that torchvision misses, and trainers that keep quiet."""
 
 from __future__ import annotations
 
@@ -9,51 +9,11 @@ from typing import Any
 import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
-
-
-class Classifier(fp.Module):
-    """A small classifier with dropout; logs `train_loss` and `val_loss`."""
-
-    def __init__(self, lr: float = 1e-2, width: int = 16, classes: int = 3) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = F.cross_entropy(self(batch[0]), batch[1])
-        self.log("train_loss", loss, on_step=True, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
-
-
-def dataset(rows: int = 120) -> TensorDataset:
-    """`rows` pairs of 8 numbers and a class that depends on them."""
-    x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
-
-
-def loader(rows: int = 120, batch_size: int = 10, shuffle: bool = True, **kwargs: Any) -> DataLoader:
-    """A torch DataLoader of `dataset(rows)`."""
-    return DataLoader(dataset(rows), batch_size, shuffle, **kwargs)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 
 import footplate as fp
 from footplate.callbacks.summary import layers, totals
@@ -22,7 +22,7 @@ class Named(fp.Callback):
 
 
 class Saver(Named):
-    saves_checkpoints = True
+    turn = 2
 
 
 def test_they_act_in_the_order_given_and_those_that_save_come_last(trainer):

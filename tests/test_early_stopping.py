@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 
 import footplate as fp
 
@@ -85,8 +85,10 @@ def test_it_checks_after_each_validation_inside_an_epoch(interval, stopped_after
     assert checks == 2
 
 
-def test_it_may_watch_training_alone(trainer):
-    made = trainer(max_epochs=50, callbacks=[fp.EarlyStopping("train_loss", patience=1, min_delta=100.0)])
+@pytest.mark.parametrize("rhythm", [{}, {"val_check_interval": 0.5}, {"check_val_every_n_epoch": 2}])
+def test_it_may_watch_training_alone(rhythm, trainer):
+    callback = fp.EarlyStopping("train_loss", patience=1, min_delta=100.0)
+    made = trainer(max_epochs=50, callbacks=[callback], **rhythm)
     made.fit(Classifier(), loader())
     assert made.current_epoch == 2
 

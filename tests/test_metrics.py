@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import Classifier, loader
 from hypothesis import given
 from hypothesis import strategies as st
+from models.small import Classifier, loader
 from torch import nn
 
 import footplate as fp
@@ -172,7 +172,7 @@ def test_a_restored_epoch_ends_with_the_very_same_value(cut, reduce_fx):
 
 
 def test_a_torchmetrics_object_is_reduced_by_itself_and_once_an_epoch():
-    torchmetrics = pytest.importorskip("torchmetrics")
+    import torchmetrics
 
     class Counted(Classifier):
         def __init__(self) -> None:

@@ -9,9 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from conftest import Classifier, loader
 from hypothesis import given
 from hypothesis import strategies as st
+from models.small import Classifier, loader
 
 import footplate as fp
 from footplate import checkpoint

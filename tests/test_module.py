@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Classifier, dataset, loader
+from models.small import Classifier, dataset, loader
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import footplate as fp
@@ -162,6 +162,7 @@ def test_lbfgs_trains(trainer):
         def configure_optimizers(self):
             return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
 
+    torch.manual_seed(0)
     model = Newton()
     losses: list[float] = []
 
@@ -172,4 +173,4 @@ def test_lbfgs_trains(trainer):
     made = trainer(max_epochs=1, callbacks=[Watch()])
     made.fit(model, loader(shuffle=False))
     assert made.global_step == 12
-    assert losses[-1] < losses[0]
+    assert sum(losses[6:]) < sum(losses[:6])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 
 import footplate as fp
 from footplate import checkpoint

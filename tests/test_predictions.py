@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import Classifier, dataset, loader
+from models.small import Classifier, dataset, loader
 
 import footplate as fp
 from footplate.predictions import PredictionWriter, to_record_batch

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 
 import footplate as fp
 from footplate.callbacks.progress import clock

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Classifier, dataset, loader
+from models.small import Classifier, dataset, loader
 from torch.utils.data import DataLoader, Dataset
 
 import footplate as fp
@@ -170,7 +170,7 @@ def test_a_run_that_was_cut_off_is_bit_for_bit_the_run_that_was_not(name, traine
 SCRIPT = """
     import sys, torch
     sys.path.insert(0, {tests!r})
-    from conftest import Classifier, loader
+    from models.small import Classifier, loader
     import footplate as fp
 
     class Slow(fp.Callback):

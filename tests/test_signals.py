@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from conftest import Classifier, loader
+from models.small import Classifier, loader
 
 import footplate as fp
 from footplate import checkpoint

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Classifier, dataset, loader
 from hypothesis import given
 from hypothesis import strategies as st
+from models.small import Classifier, dataset, loader
 from torch.utils.data import DataLoader
 
 import footplate as fp

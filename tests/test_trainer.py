@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Classifier, dataset, loader
+from models.small import Classifier, dataset, loader
 from torch.utils.data import DataLoader, IterableDataset
 
 import footplate as fp

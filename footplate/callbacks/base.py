@@ -20,10 +20,11 @@ class Callback:
     """Base class: every hook does nothing.
 
     Class attributes:
-        saves_checkpoints: it writes checkpoints, so it is called after all others.
+        turn: when it is called among callbacks. 0: in the order given, before the module's own hooks. 1: after them, since
+            it acts on what they log. 2: last, since it saves what all of them did.
     """
 
-    saves_checkpoints: bool = False
+    turn: int = 0
 
     @property
     def state_key(self) -> str:

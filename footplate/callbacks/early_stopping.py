@@ -31,6 +31,8 @@ class EarlyStopping(Callback):
         log_rank_zero_only: accepted for Lightning's sake.
     """
 
+    turn = 1
+
     def __init__(
         self,
         monitor: str,
@@ -87,7 +89,7 @@ class EarlyStopping(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         """A run that had already stopped, and is continued with the same patience, is still stopped."""
         if self.check_on_train_epoch_end is None:
-            self.check_on_train_epoch_end = trainer.validates_once_per_epoch
+            self.check_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
         if self.wait_count and self.wait_count >= self.patience:
             self._stop(trainer, f"{self.monitor} had not improved for {self.wait_count} checks before this run resumed")
 

@@ -44,7 +44,7 @@ class ModelCheckpoint(Callback):
         enable_version_counter: don't overwrite a file of an earlier run: add `-v1`, `-v2`, …
     """
 
-    saves_checkpoints = True
+    turn = 2
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class ModelCheckpoint(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._saved_when = time.monotonic()
         if self.save_on_train_epoch_end is None:
-            self.save_on_train_epoch_end = trainer.validates_once_per_epoch and not trainer.has_validation
+            self.save_on_train_epoch_end = not trainer.has_validation
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._by_step or trainer.global_step == self._saved_at:
@@ -207,7 +207,10 @@ class ModelCheckpoint(Callback):
         if trainer.progress.batches == self._saved_batches:
             return Path(self.last_model_path)
         path = self._path(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
-        self._write(trainer, path, set(self._own_paths()), is_best=False)
+        before = set(self._own_paths())
+        if self.monitor is None and self.save_top_k != 0:
+            self._remember(path, None)
+        self._write(trainer, path, before, is_best=False)
         return path
 
     def _write(self, trainer: Trainer, path: Path, before: set[str], is_best: bool) -> None:

@@ -40,6 +40,7 @@ class ProgressBar(Callback):
         self._total: float = 0
         self._began = 0.0
         self._began_at = 0
+        self._epoch_began = (0.0, 0)  # when the epoch began, in seconds before its validation, and at which batch
 
     @property
     def stream(self) -> IO[str]:
@@ -68,6 +69,7 @@ class ProgressBar(Callback):
         self.print(self._line(time.monotonic(), self._epoch(trainer), done, metrics))
 
     def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+        self._epoch_began = (self._began - time.monotonic(), self._began_at)
         self._begin(sum(trainer.num_val_batches), 0)
 
     def on_validation_batch_end(
@@ -77,8 +79,10 @@ class ProgressBar(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
         self._close()
-        if trainer.training_in_progress:
-            self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
+        if trainer.training_in_progress:  # go on with the epoch, as if validation had taken no time
+            before, began_at = self._epoch_began
+            self._begin(trainer.num_training_batches, began_at)
+            self._began += before
 
     def on_test_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._begin(sum(trainer.num_test_batches), 0)

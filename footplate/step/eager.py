@@ -304,4 +304,14 @@ def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
     """
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     for part in children or [module]:
-        part.compile(**options)
+        _compile(part, options)
+
+
+def _compile(part: torch.nn.Module, options: dict[str, Any]) -> None:
+    """`part.compile(**options)`, also where the class is one of torch's own, whose frames the compiler passes over."""
+    call = part._call_impl
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    part._compiled_call_impl = torch.compile(forward, **options)

@@ -1,0 +1,146 @@
+"""The loop: what happens between two steps, in which order, and at the ends of epochs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models.small import Classifier, loader
+
+import footplate as fp
+from footplate.evaluation import by_loader
+from footplate.loop import chunks
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_chunks_hold_every_batch_once_in_order_and_only_the_last_is_shorter(batches, size):
+    found = list(chunks(iter(range(batches)), size))
+    assert list(itertools.chain(*found)) == list(range(batches))
+    assert all(len(chunk) == size for chunk in found[:-1])
+    assert not found or 1 <= len(found[-1]) <= size
+
+
+def test_chunks_ask_for_no_batch_ahead_of_time():
+    asked = []
+    source = (asked.append(index) or index for index in range(10))
+    iterator = chunks(source, 2)
+    next(iterator)
+    assert asked == [0, 1]
+
+
+class Short:
+    """Says twelve, gives nine."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self):
+        return itertools.islice(iter(loader()), 9)
+
+
+def test_a_loader_that_gives_less_than_it_says_is_named_and_the_window_is_ended(trainer, caplog):
+    made = trainer(max_epochs=2, accumulate_grad_batches=4)
+    with caplog.at_level(logging.WARNING):
+        made.fit(Classifier(), Short())
+    assert made.global_step == 6
+    assert "ended after 9 of 12 batches" in caplog.text
+
+
+class Order(fp.Callback):
+    """Notes what happened between the steps of a run."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.events.append(f"callback, lr {trainer.optimizers[0].param_groups[0]['lr']:.2f}")
+
+    def on_validation_start(self, trainer, pl_module):
+        self.events.append("validation")
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.events.append("save")
+
+
+class Notes(fp.Logger):
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def log_metrics(self, metrics, step, epoch):
+        self.events.append("log " + " ".join(sorted(metrics)))
+
+
+class Decays(Classifier):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("second", loss * 2)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def test_between_steps_schedulers_then_callbacks_then_loggers_then_savers_then_validation(trainer):
+    events: list[str] = []
+    saver = fp.ModelCheckpoint(every_n_train_steps=1, save_last=False)
+    trainer(
+        max_epochs=1, limit_train_batches=2, val_check_interval=1, log_every_n_steps=1, num_sanity_val_steps=0,
+        callbacks=[Order(events), saver], logger=Notes(events),
+    ).fit(Decays(), loader(), loader(10))  # fmt: skip
+    assert events[:5] == ["callback, lr 0.50", "log second train_loss_step", "save", "validation", "log val_loss"]
+    assert events[5] == "callback, lr 0.25"
+    assert events[-1] == "log train_loss_epoch"
+
+
+def test_results_are_sorted_to_their_loaders():
+    found = by_loader({"a/dataloader_idx_0": 1.0, "a/dataloader_idx_1": 2.0, "all": 3.0}, 2)
+    assert found == [{"a/dataloader_idx_0": 1.0, "all": 3.0}, {"a/dataloader_idx_1": 2.0, "all": 3.0}]
+
+
+def test_an_epochs_order_of_batches_is_that_of_the_loader(trainer):
+    seen = []
+
+    class Looks(Classifier):
+        def training_step(self, batch, batch_idx):
+            seen.append((batch_idx, batch[1].tolist()))
+            return super().training_step(batch, batch_idx)
+
+    batches = list(loader(40))
+    trainer(max_epochs=1).fit(Looks(), batches)
+    assert seen == [(index, y.tolist()) for index, (_, y) in enumerate(batches)]
+
+
+def test_training_goes_on_in_training_mode_after_each_validation(trainer):
+    modes = set()
+
+    class Looks(Classifier):
+        def training_step(self, batch, batch_idx):
+            modes.add((self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+            return super().training_step(batch, batch_idx)
+
+    trainer(max_epochs=1, val_check_interval=3).fit(Looks(), loader(), loader(20))
+    assert modes == {(True, True, False)}
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumulate, trainer):
+    def run(**settings) -> list[str]:
+        losses = []
+
+        class Looks(fp.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                losses.append(float(outputs).hex())
+
+        torch.manual_seed(0)
+        trainer(accumulate_grad_batches=accumulate, callbacks=[Looks()], **settings).fit(
+            Classifier(), loader(), loader(20)
+        )
+        return losses
+
+    assert run(log_every_n_steps=1, val_check_interval=2) == run(log_every_n_steps=50, num_sanity_val_steps=0)
