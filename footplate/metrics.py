@@ -308,17 +308,16 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
             result[index] = float(value)
     for indices in groups.values():
         tensors = [values[index] for index in indices]
+        if any(tensor.ndim for tensor in tensors):
+            tensors = [tensor.reshape(()) if tensor.numel() == 1 else tensor for tensor in tensors]
         try:
-            if tensors[0].device.type == "cpu":
-                numbers = [tensor.item() for tensor in tensors]
-            else:
-                numbers = torch.stack([tensor.reshape(()) for tensor in tensors]).tolist()
-        except RuntimeError:
+            numbers = [float(number) for number in torch.stack(tensors).tolist()]
+        except (RuntimeError, TypeError):
             raise ConfigError(
                 f'self.log("{name}", …): every value must be one number, got a tensor of several.'
             ) from None
         for index, number in zip(indices, numbers, strict=True):
-            result[index] = float(number)
+            result[index] = number
     return result
 
 
