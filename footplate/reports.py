@@ -91,3 +91,8 @@ class Reports:
     def tensors(self) -> dict[str, torch.Tensor]:
         """`callback` as tensors, which is what callbacks written for Lightning expect."""
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.callback.items()}
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that are numbers, which JSON can hold."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from footplate.errors import ConfigError
 
@@ -104,6 +107,44 @@ def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}{' or None' if none else ''}.")
     return value
+
+
+def check_clipping(value: Any, algorithm: Any) -> str:
+    """The algorithm that gradients are clipped by: "norm" unless said otherwise.
+
+    Raises:
+        ConfigError: a value that is no number of at least 0, or an unknown algorithm.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and value >= 0):
+        raise ConfigError(f"gradient_clip_val={value!r}: expected a number of at least 0.")
+    if algorithm not in (None, "norm", "value"):
+        raise ConfigError(f'gradient_clip_algorithm="{algorithm}": expected "norm" or "value".')
+    return algorithm or "norm"
+
+
+def check_compile(value: Any) -> dict[str, Any] | None:
+    """The options of `torch.compile`, or None for not compiling.
+
+    Raises:
+        ConfigError: neither True, False nor a dict.
+    """
+    if not isinstance(value, (bool, dict)):
+        raise ConfigError(f"compile={value!r}: expected True, False or a dict of torch.compile's options.")
+    return {} if value is True else value or None
+
+
+def set_deterministic(value: Any) -> None:
+    """Tell torch, for this process, whether only deterministic algorithms may run; None leaves it as it is.
+
+    Raises:
+        ConfigError: neither True, False nor "warn".
+    """
+    if value not in (None, True, False, "warn"):
+        raise ConfigError(f'deterministic={value!r}: expected True, False or "warn".')
+    if value is not None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn")
 
 
 def as_list(value: Any) -> list[Any]:

@@ -76,7 +76,7 @@ class RunState:
         """Everything as it is now. Tensors are the live ones: copy them before the next step."""
         hparams, dropped = split_plain(dict(getattr(self.module, "hparams", None) or {}))
         state: dict[str, Any] = {
-            "footplate": {"format": FORMAT, "version": footplate.__version__, "torch": torch.__version__},
+            "footplate": {"format": FORMAT, "footplate": footplate.__version__, "torch": str(torch.__version__)},
             "pytorch-lightning_version": LIGHTNING,
             "module": f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             "epoch": self.progress.epoch,
@@ -162,6 +162,18 @@ class RunState:
         for key, logger in keyed(self.loggers):
             if state.get("loggers", {}).get(key) and hasattr(logger, "load_state_dict"):
                 logger.load_state_dict(state["loggers"][key])
+
+
+def describe(state: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """What a checkpoint says of itself beside the state: see `footplate.checkpoint`."""
+    return {
+        **state["footplate"],
+        "module": state["module"],
+        "epoch": progress.epoch,
+        "global_step": progress.global_step,
+        "batches": progress.batches,
+        "weights_only": "progress" not in state,
+    }
 
 
 def keyed(parts: list[Any]) -> list[tuple[str, Any]]:

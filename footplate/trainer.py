@@ -32,7 +32,6 @@ from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
 from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
-from footplate.module import Module
 from footplate.parallel.world import World
 from footplate.prepare import (
     LOADERS,
@@ -49,12 +48,22 @@ from footplate.prepare import (
     training_loader,
     translate_callbacks,
 )
-from footplate.reports import Reports
-from footplate.settings import Limit, as_list, check_count, check_limit, validation_interval
+from footplate.reports import Reports, finite
+from footplate.settings import (
+    Limit,
+    as_list,
+    check_clipping,
+    check_compile,
+    check_count,
+    check_limit,
+    set_deterministic,
+    validation_interval,
+)
 from footplate.signals import Signals
-from footplate.state import Progress, RunState
+from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
 from footplate.step.precision import Precision
+from footplate.step.transfer import make_transfer
 from footplate.tracking.base import Logger, Status
 
 log = logging.getLogger(__name__)
@@ -187,17 +196,10 @@ class Trainer:
         self.log_every_n_steps = check_count("log_every_n_steps", log_every_n_steps, 1)
         self.accumulate_grad_batches = check_count("accumulate_grad_batches", accumulate_grad_batches, 1)
         self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm or "norm"
-        if self.gradient_clip_algorithm not in ("norm", "value"):
-            raise ConfigError(f'gradient_clip_algorithm="{gradient_clip_algorithm}": expected "norm" or "value".')
-        is_number = isinstance(gradient_clip_val, (int, float)) and not isinstance(gradient_clip_val, bool)
-        if gradient_clip_val is not None and not (is_number and gradient_clip_val >= 0):
-            raise ConfigError(f"gradient_clip_val={gradient_clip_val!r}: expected a number of at least 0.")
+        self.gradient_clip_algorithm = check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
-        if not isinstance(compile, (bool, dict)):
-            raise ConfigError(f"compile={compile!r}: expected True, False or a dict of torch.compile's options.")
-        self.compile = {} if compile is True else compile if isinstance(compile, dict) else None
+        self.compile = check_compile(compile)
         self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
         self.run_dir = Path(default_root_dir or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
 
@@ -210,11 +212,7 @@ class Trainer:
                 "Nothing limits this run: max_epochs=1000 is assumed. Say max_epochs=-1 for no limit.", stacklevel=2
             )
             self.max_epochs = 1000
-        if deterministic not in (None, True, False, "warn"):
-            raise ConfigError(f'deterministic={deterministic!r}: expected True, False or "warn".')
-        if deterministic is not None:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic == "warn")
+        set_deterministic(deterministic)
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
 
@@ -564,23 +562,12 @@ class Trainer:
         """
         if self.world.rank != 0:
             return
-        progress = self.progress
         state = self._state.state_dict(weights_only)
         if not weights_only:
             self.hooks.call("on_save_checkpoint", state)
         elif overrides(self.module, "on_save_checkpoint"):
             self.module.on_save_checkpoint(state)
-        meta = {
-            "format": state["footplate"]["format"],
-            "footplate": state["footplate"]["version"],
-            "torch": state["footplate"]["torch"],
-            "module": state["module"],
-            "epoch": progress.epoch,
-            "global_step": progress.global_step,
-            "batches": progress.batches,
-            "weights_only": weights_only,
-            "metrics": {name: value for name, value in self.reports.callback.items() if math.isfinite(value)},
-        }
+        meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback)}
         self._writer.save(state, path, meta, then)
 
     def end_on_signal(self) -> None:
@@ -637,24 +624,7 @@ class Trainer:
 
     def transfer(self) -> Callable[[Any, int], Any] | None:
         """The function that brings a batch to the device, or None where there is nothing to do."""
-        owners = [owner for owner in (self.datamodule, self.module) if owner is not None]
-        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        changed = any(overrides(owner, name) for owner in owners for name in names)
-        return self.to_device if changed or self.device.type != "cpu" else None
-
-    def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        """A batch on the device, through the hooks of the data module or the module."""
-
-        def owner(name: str) -> Any:
-            return self.datamodule if self.datamodule is not None and overrides(self.datamodule, name) else self.module
-
-        batch = owner("on_before_batch_transfer").on_before_batch_transfer(batch, dataloader_idx)
-        mover = owner("transfer_batch_to_device")
-        if overrides(mover, "transfer_batch_to_device"):
-            batch = mover.transfer_batch_to_device(batch, self.device, dataloader_idx)
-        elif self.device.type != "cpu":
-            batch = Module.transfer_batch_to_device(mover, batch, self.device, dataloader_idx)
-        return owner("on_after_batch_transfer").on_after_batch_transfer(batch, dataloader_idx)
+        return make_transfer(self.module, self.datamodule, self.device)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0, above the progress display. Rich renderables are rendered."""

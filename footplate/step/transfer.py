@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from footplate.hooks import overrides
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -16,6 +18,29 @@ def to_device(batch: Any, device: torch.device) -> Any:
     Copies from pinned memory don't wait for the device.
     """
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def make_transfer(module: Any, datamodule: Any, device: torch.device) -> Callable[[Any, int], Any] | None:
+    """The function that brings a batch of a loader (by its index) to the device, or None where there is nothing to do.
+
+    The three batch-transfer hooks are the data module's where it overrides them, else the module's.
+    """
+    names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    own = [next((one for one in (datamodule, module) if one is not None and overrides(one, n)), None) for n in names]
+    if device.type == "cpu" and all(one is None for one in own):
+        return None
+    before, move, after = own
+
+    def transfer(batch: Any, dataloader_idx: int) -> Any:
+        if before is not None:
+            batch = before.on_before_batch_transfer(batch, dataloader_idx)
+        if move is not None:
+            batch = move.transfer_batch_to_device(batch, device, dataloader_idx)
+        elif device.type != "cpu":
+            batch = to_device(batch, device)
+        return batch if after is None else after.on_after_batch_transfer(batch, dataloader_idx)
+
+    return transfer
 
 
 def map_tensors(batch: Any, function: Any) -> Any:
