@@ -48,6 +48,7 @@ class TrainingLoop:
         self.logs_this_step = False
         self._progress, self._reports, self._signals = trainer.progress, trainer.reports, trainer.signals
         self._known: set[str] = set()
+        self._skipped = 0
         self._checked = trainer.progress.batches > 0
         self._log_every = trainer.log_every_n_steps
         self._val_every = trainer.val_check_batches
@@ -183,6 +184,7 @@ class TrainingLoop:
         for hook in hooks.get("on_train_epoch_end"):
             hook()
         reports.publish(metrics.epoch_values())
+        self._report_skipped()
         if complete:
             self._step_schedulers("epoch", plateau=False)
             self._step_schedulers("epoch", plateau=True)
@@ -220,6 +222,17 @@ class TrainingLoop:
             self._reports.send(step, self._progress.epoch)
         for hook in self._late_batch_end:
             hook(None, None, self._progress.batch_idx - 1)
+
+    def _report_skipped(self) -> None:
+        """Say how many rows the loader has left out since it was last said (`on_error="skip"`)."""
+        skipped = getattr(self.loader, "skipped", 0)
+        if skipped > self._skipped:
+            log.warning(
+                "%d rows could not be read in epoch %d and were left out.",
+                skipped - self._skipped,
+                self._progress.epoch,
+            )
+            self._skipped = skipped
 
     def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:
         """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""

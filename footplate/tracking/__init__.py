@@ -1,8 +1,32 @@
-"""Loggers: where a run's parameters, metrics, checkpoints and model are kept. Importing them is light."""
+"""Loggers: where a run's parameters, metrics, checkpoints and model are kept.
 
-from footplate.tracking.base import Logger, Status
-from footplate.tracking.csv import CSV
-from footplate.tracking.mlflow import MLflow
-from footplate.tracking.tensorboard import TensorBoard
+Importing this package imports none of them; a name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from footplate.tracking.base import Logger as Logger
+    from footplate.tracking.base import Status as Status
+    from footplate.tracking.csv import CSV as CSV
+    from footplate.tracking.mlflow import MLflow as MLflow
+    from footplate.tracking.tensorboard import TensorBoard as TensorBoard
+
+_HOMES = {
+    "CSV": "footplate.tracking.csv",
+    "Logger": "footplate.tracking.base",
+    "MLflow": "footplate.tracking.mlflow",
+    "Status": "footplate.tracking.base",
+    "TensorBoard": "footplate.tracking.tensorboard",
+}
 
 __all__ = ["CSV", "Logger", "MLflow", "Status", "TensorBoard"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
