@@ -95,12 +95,12 @@ def report(
     """
     machine = {**machine, "load_after": os.getloadavg()[0]}
     console = Console(width=110, highlight=False)
-    table = Table("", *columns.values(), title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table("", *columns.values(), box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         table.add_row(row["name"], *(_number(row.get(figure)) for figure in columns))
-    console.print(table, "")
+    console.print(title, table, "", sep="\n")
     for name, spread in ratios.items():
         console.print(f"{name:30} {spread['median']:6.3f}   (quartiles {spread['q1']:.3f} … {spread['q3']:.3f})")
     if path is None:

@@ -1,0 +1,144 @@
+"""How long it takes until training has begun.
+
+    python benchmarks/startup.py --json benchmarks/results/startup.json
+
+Fresh processes take turns, with warm file caches. Each runs a small program until its first training step is done (or
+its imports are), writes down the time, and ends at once. CPU time is that of the process since it began; wall time runs
+from before the process was started. The trainers are used as they come: progress display, CSV, summary and checkpoints on.
+
+The last table is Python's own import timing: what a Footplate program imports beyond what the raw one does. Raw torch
+imports much of itself, `torch._dynamo` above all, when the first optimizer is made; that is in the first steps, not in
+`import torch`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+
+from common import Figures, arguments, interleave, let_torchvision_be_imported, machine, median, ratio, report
+
+ROUNDS = 11
+_MODEL = "nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))"
+_BATCH = "x, y = torch.randn(32, 32), torch.randint(0, 10, (32,))"
+_IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+_DONE = "import os, time; print('DONE', time.monotonic(), time.process_time(), flush=True); os._exit(0)"
+_LET_TORCHVISION = f"{inspect.getsource(let_torchvision_be_imported)}\nlet_torchvision_be_imported()\n"
+
+_RAW = f"""{_IMPORTS}
+{_BATCH}
+model = {_MODEL}
+adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
+adamw.zero_grad()
+F.cross_entropy(model(x), y).backward()
+adamw.step()
+{_DONE}
+"""
+_TRAINED = """
+class Tiny({base}):
+    def __init__(self):
+        super().__init__()
+        self.net = {model}
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+    def on_train_batch_end(self, *_):
+        {done}
+class Batches:
+    def __len__(self):
+        return 1
+    def __iter__(self):
+        yield x, y
+{batch}
+{trainer}(accelerator="cpu", devices=1, max_epochs=1).fit(Tiny(), Batches())
+"""
+_OURS = {"model": _MODEL, "done": _DONE, "batch": _BATCH}
+PROGRAMS = {
+    "import torch": f"import torch\n{_DONE}",
+    "import footplate": f"import footplate\n{_DONE}",
+    "footplate.Trainer, .Module": f"import footplate; footplate.Trainer, footplate.Module\n{_DONE}",
+    "import lightning": f"{_LET_TORCHVISION}import lightning.pytorch\n{_DONE}",
+    "raw: first step": _RAW,
+    "footplate: first step": f"{_IMPORTS}import footplate as fp"
+    + _TRAINED.format(base="fp.Module", trainer="fp.Trainer", **_OURS),
+    "lightning: first step": f"{_LET_TORCHVISION}{_IMPORTS}import lightning.pytorch as pl"
+    + _TRAINED.format(base="pl.LightningModule", trainer="pl.Trainer", **_OURS),
+}
+
+
+def run(name: str) -> Figures:
+    """Start a program in an empty directory; seconds until it is done."""
+    with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
+        begun = time.monotonic()
+        ended = subprocess.run([sys.executable, "-c", PROGRAMS[name]], cwd=directory, capture_output=True, text=True)
+    found = re.search(r"DONE (\S+) (\S+)", ended.stdout)
+    if found is None:
+        raise SystemExit(f"{name} failed:\n{ended.stderr[-4000:]}")
+    return {"wall_s": float(found.group(1)) - begun, "cpu_s": float(found.group(2))}
+
+
+def imports(name: str) -> dict[str, float]:
+    """The modules that a program imports, each with its own time in milliseconds."""
+    with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
+        command = [sys.executable, "-X", "importtime", "-c", PROGRAMS[name]]
+        ended = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", ended.stderr)
+    return {module: int(us) / 1000 for us, module in lines}
+
+
+def added_imports() -> dict[str, Figures]:
+    """What Footplate's first step imports beyond the raw one's: milliseconds and modules by top-level package."""
+    raw, ours = imports("raw: first step"), imports("footplate: first step")
+    packages: dict[str, Figures] = defaultdict(lambda: {"ms": 0.0, "modules": 0})
+    for module in ours.keys() - raw.keys():
+        package = packages[module.partition(".")[0]]
+        package["ms"] += ours[module]
+        package["modules"] += 1
+    return dict(sorted(packages.items(), key=lambda item: -item[1]["ms"]))
+
+
+def main() -> None:
+    options = arguments("How long it takes until training has begun")
+    here = machine()
+    for name in PROGRAMS:  # file caches and compiled modules
+        run(name)
+    found = interleave(list(PROGRAMS), run, 2 if options.quick else ROUNDS)
+
+    pairs = {
+        "first_step_vs_raw": ("footplate: first step", "raw: first step"),
+        "import_vs_torch": ("footplate.Trainer, .Module", "import torch"),
+        "import_alone_vs_torch": ("import footplate", "import torch"),
+        "lightning_first_step_vs_raw": ("lightning: first step", "raw: first step"),
+        "lightning_import_vs_torch": ("import lightning", "import torch"),
+    }
+    rows = [
+        {"name": name, "cpu_s": median(runs, "cpu_s"), "wall_s": median(runs, "wall_s"), "rounds": runs}
+        for name, runs in found.items()
+    ]
+    added = added_imports()
+    wall = {f"wall_{name}": ratio(found, *pair, "wall_s") for name, pair in pairs.items()}
+    report(
+        "startup",
+        f"Seconds from the start of a process, medians of {len(found['import torch'])} rounds",
+        {"cpu_s": "CPU s", "wall_s": "wall s"},
+        rows,
+        {name: ratio(found, *pair, "cpu_s") for name, pair in pairs.items()},
+        {**wall, "added_imports": added, "clock": "CPU time of the process"},
+        here,
+        ("torch", "footplate", "lightning", "rich"),
+        options.json,
+    )
+    print("\nImported for Footplate's first step and not for the raw one:")
+    for package, figures in list(added.items())[:10]:
+        print(f"  {package:24} {figures['ms']:7.1f} ms  {figures['modules']:4.0f} modules")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Each benchmark runs (`--quick`) and writes the JSON that all benchmarks share."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import common  # noqa: E402
+import step_overhead  # noqa: E402
+
+RATIOS = {
+    "startup": {
+        "first_step_vs_raw",
+        "import_vs_torch",
+        "import_alone_vs_torch",
+        "lightning_first_step_vs_raw",
+        "lightning_import_vs_torch",
+    },
+    "step_overhead": {
+        "footplate_vs_raw",
+        "footplate_bare_vs_raw",
+        "lightning_vs_footplate",
+        "lightning_vs_raw",
+        "lightning_bare_vs_raw",
+        "fabric_vs_raw",
+        "accelerate_vs_raw",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RATIOS))
+def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, tmp_path: Path):
+    file = tmp_path / "deep" / f"{name}.json"
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+
+    text = file.read_text()
+    found: dict[str, Any] = json.loads(text)
+    assert list(found) == ["benchmark", "ratios", "figures", "rows", "machine", "versions"]
+    assert found["benchmark"] == name
+    assert set(found["ratios"]) == RATIOS[name]
+    for ratio, value in found["ratios"].items():
+        spread = found["figures"][ratio]
+        assert spread["rounds"] == 2
+        assert 0 < spread["q1"] <= value == spread["median"] <= spread["q3"]
+        assert f"{ratio} " in ended.stdout
+    for row in found["rows"]:
+        assert row["name"] in ended.stdout
+        assert len(row["rounds"]) == 2
+    assert {"cpu", "cores", "memory_gb", "load_before", "load_after"} <= set(found["machine"])
+    assert {"torch", "footplate", "lightning"} <= set(found["versions"])
+    assert not any(private in text for private in (platform.node(), str(Path.home()), str(BENCHMARKS.parent)))
+
+
+@pytest.mark.slow
+def test_a_step_is_dearer_in_lightning_than_in_footplate():
+    found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
+    raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)
+    assert 10 < raw < 100_000  # microseconds
+    assert raw * 0.8 < ours < theirs
+
+
+def test_rounds_turn_the_order_of_the_entrants_round():
+    order: list[str] = []
+
+    def measure(name: str) -> common.Figures:
+        order.append(name)
+        return {"figure": float(len(order))}
+
+    found = common.interleave(["a", "b"], measure, 3)
+
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [run["figure"] for run in found["a"]] == [1.0, 4.0, 5.0]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_quotients():
+    # In the third round the machine was ten times slower for both.
+    found = {"ours": [{"s": 2.0}, {"s": 3.0}, {"s": 40.0}], "raw": [{"s": 1.0}, {"s": 2.0}, {"s": 10.0}]}
+
+    assert common.ratio(found, "ours", "raw", "s") == {"median": 2.0, "q1": 1.75, "q3": 3.0, "rounds": 3}
