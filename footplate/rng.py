@@ -104,7 +104,7 @@ def capture() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "python": [version, torch.from_numpy(np.array(words, dtype=np.int64)), gauss],
         "numpy": [
             str(name),
             torch.from_numpy(np.asarray(keys, dtype=np.int64)),

@@ -594,9 +594,14 @@ class Trainer:
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
         """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
+        self.latest_metrics()
+        return self.reports.tensors()
+
+    def latest_metrics(self) -> dict[str, float]:
+        """`callback_metrics` as host floats."""
         if self.training_in_progress:
             self.reports.callback.update(self._training_metrics.step_values().callback)
-        return self.reports.tensors()
+        return self.reports.callback
 
     @property
     def logged_metrics(self) -> dict[str, float]:

@@ -188,7 +188,7 @@ class ModelCheckpoint(Callback):
         """Save if it is among the best, or as the last; forget and delete what is no longer kept."""
         if trainer.fast_dev_run or trainer.sanity_checking:
             return
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        metrics = trainer.latest_metrics()
         score = None if self.monitor is None else monitored(trainer, self.monitor, "ModelCheckpoint")
         self.current_score = score
         kept = self._is_kept(score)
@@ -206,7 +206,7 @@ class ModelCheckpoint(Callback):
             return None
         if trainer.progress.batches == self._saved_batches:
             return Path(self.last_model_path)
-        path = self._path(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
+        path = self._path(trainer, trainer.latest_metrics())
         before = set(self._own_paths())
         if self.monitor is None and self.save_top_k != 0:
             self._remember(path, None)

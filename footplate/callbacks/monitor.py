@@ -32,7 +32,7 @@ def monitored(trainer: Trainer, monitor: str, who: str, strict: bool = True) -> 
     Raises:
         ConfigError: nothing of that name was logged, and `strict`.
     """
-    value = trainer.callback_metrics.get(monitor)
+    value = trainer.latest_metrics().get(monitor)
     if value is None:
         if not strict:
             return None

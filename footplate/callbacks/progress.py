@@ -1,7 +1,7 @@
 """Show how a run gets on: a bar in a terminal, a line now and then anywhere else.
 
-Drawing is bound to time, not to steps: at most ten times a second, and never more than a hundredth of the time, so a
-short step is not slowed by being watched. The metrics shown are those that were last read from the device; showing
+Drawing is bound to time, not to steps: at most ten times a second, and never more than a five-hundredth of the time, so
+that a short step is not slowed by being watched. The metrics shown are those that were last read from the device; showing
 them reads nothing.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.1
 LINE_S = 10.0
-SHARE = 0.01  # of the time that may go into drawing
+SHARE = 0.002  # of the time that may go into drawing
 
 
 class ProgressBar(Callback):

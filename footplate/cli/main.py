@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"footplate: {mistake}\nSee: footplate --help", file=sys.stderr)
         return USAGE
     _speak_plainly()
+    # Loader threads and torch's share the cores: one that waits must sleep, not spin. Read once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         code = importlib.import_module(COMMANDS[name].module).run(name, rest)
         sys.stdout.flush()

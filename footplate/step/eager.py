@@ -48,6 +48,7 @@ class EagerStep(Step):
         self._automatic = bool(module.automatic_optimization)
         self._optimizer: Optimizer | None = spec.optimizers[0] if self._automatic and spec.optimizers else None
         self._own_zero_grad = overrides(module, "optimizer_zero_grad")
+        self._clear = clear_gradients if self._optimizer is None or _clears_plainly(self._optimizer) else _ask_to_clear
         self._own_clipping = overrides(module, "configure_gradient_clipping")
         self._own_backward = overrides(module, "backward")
         self._own_step = overrides(module, "optimizer_step")
@@ -99,7 +100,7 @@ class EagerStep(Step):
         assert optimizer is not None
         output = self._forward(batch, batch_idx)
         loss = output if type(output) is Tensor else self._loss_of(output)
-        optimizer.zero_grad()
+        self._clear(optimizer)
         if loss is None:
             return None
         loss.backward()
@@ -136,7 +137,7 @@ class EagerStep(Step):
             if self._own_zero_grad:
                 self.spec.module.optimizer_zero_grad(epoch, batch_idx, optimizer)
             else:
-                optimizer.zero_grad()
+                self._clear(optimizer)
         if loss is None:
             return
         if self.spec.accumulate_grad_batches != 1:
@@ -294,6 +295,21 @@ class EagerStep(Step):
 
     def _forward_context(self) -> contextlib.AbstractContextManager[None]:
         return self.spec.precision.forward_context(self.spec.device)
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """What `torch.optim.Optimizer.zero_grad` does, without its profiler record: a twentieth of a very short step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def _clears_plainly(optimizer: Optimizer) -> bool:
+    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)
+
+
+def _ask_to_clear(optimizer: Optimizer) -> None:
+    optimizer.zero_grad()
 
 
 def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
