@@ -14,6 +14,7 @@ others have their turns is in it, so that is an upper bound).
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import multiprocessing
 import os
@@ -114,6 +115,9 @@ class Runner:
         spawn = multiprocessing.get_context("spawn")
         self._process = spawn.Process(target=train, args=(name, other, turns, os.ttyname(terminal)), daemon=True)
         self._process.start()
+        atexit.register(
+            self._process.kill
+        )  # when another runner fails: SIGTERM would only ask a trainer to end its step
         other.close()
 
     def begin_turn(self) -> Clocks:

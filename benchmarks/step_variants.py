@@ -17,6 +17,12 @@ from common import let_torchvision_be_imported
 from torch import nn
 
 CHECKPOINT_EVERY = 500
+OFF: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def network() -> nn.Module:
@@ -79,8 +85,7 @@ def footplate_full(batches: Any, directory: Path) -> None:
 def footplate_bare(batches: Any, directory: Path) -> None:
     import footplate as fp
 
-    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = fp.Trainer(accelerator="cpu", max_epochs=1, default_root_dir=directory, **off)
+    trainer = fp.Trainer(accelerator="cpu", max_epochs=1, default_root_dir=directory, **OFF)
     trainer.fit(module(fp.Module, logs=False), batches)
 
 
@@ -105,8 +110,7 @@ def lightning_bare(batches: Any, directory: Path) -> None:
     let_torchvision_be_imported()
     import lightning.pytorch as pl
 
-    off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=directory, **off)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=directory, **OFF)
     trainer.fit(module(pl.LightningModule, logs=False), batches)
 
 
