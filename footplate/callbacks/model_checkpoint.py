@@ -210,7 +210,7 @@ class ModelCheckpoint(Callback):
         before = set(self._own_paths())
         if self.monitor is None and self.save_top_k != 0:
             self._remember(path, None)
-        self._write(trainer, path, before, is_best=False)
+        self._write(trainer, path, before, is_best=self.best_model_path == str(path))
         return path
 
     def _write(self, trainer: Trainer, path: Path, before: set[str], is_best: bool) -> None:
