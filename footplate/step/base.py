@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from footplate.hooks import Hooks
-from footplate.optim import SchedulerConfig
 from footplate.step.precision import Precision
 
 
@@ -36,7 +35,6 @@ class StepSpec:
         gradient_clip_algorithm: "norm" or "value".
         compile: options of `torch.compile`, or None.
         on_optimizer_step: called after each optimizer step, before anything else happens.
-        schedulers: those of manual optimisation are the user's to step.
     """
 
     module: Any
@@ -49,7 +47,6 @@ class StepSpec:
     gradient_clip_algorithm: str = "norm"
     compile: dict[str, Any] | None = None
     on_optimizer_step: Callable[[], None] = lambda: None
-    schedulers: list[SchedulerConfig] = field(default_factory=list)
 
 
 class Step(ABC):
