@@ -2,10 +2,10 @@
 
 A checkpoint is a directory, `epoch=3-step=940.ckpt/`, with two files:
 
-    state.pt     the run state: plain values and tensors, read with `torch.load(…, weights_only=True)`
-    meta.json    written last: what it is and how many bytes each file has; without it there is no checkpoint
+    state.safetensors    the run state: plain values and tensors (see `statefile.py`)
+    meta.json            written last: what it is, each file's size and checksum; without it there is no checkpoint
 
-Saving, in order: (1) at the end of a step the tensors are copied into host buffers that are kept from save to save;
+Saving, in order: (1) at the end of a step the tensors are copied into host memory that is kept from save to save;
 training goes on. (2) A thread writes `.tmp-…` beside the target, syncs it to the disk, and (3) renames it. (4) Only then
 are older checkpoints deleted. A second save waits until the first is written. Killed at any moment, what is left is the
 old checkpoint, or the new one, and perhaps a `.tmp-…`, which the next run sweeps away.
@@ -15,34 +15,31 @@ No code of a file is ever run in loading it.
 
 from __future__ import annotations
 
-import enum
 import errno
 import json
 import logging
 import os
 import re
 import shutil
-import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from footplate import statefile
 from footplate.errors import CheckpointError, ConfigError, did_you_mean
+from footplate.statefile import Frozen, Snapshot
 
 log = logging.getLogger(__name__)
 
-STATE, META = "state.pt", "meta.json"
+STATE, META = "state.safetensors", "meta.json"
 SUFFIX = ".ckpt"
 LAST = f"last{SUFFIX}"
 _TEMPORARY, _REPLACED = ".tmp-", ".old-"
-_NUMPY, _SET, _BYTES = "__numpy__", "__set__", "__bytes__"
-_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
 
 
 def save(state: dict[str, Any], path: Path, meta: dict[str, Any]) -> None:
@@ -52,11 +49,15 @@ def save(state: dict[str, Any], path: Path, meta: dict[str, Any]) -> None:
         CheckpointError: it can't be written (a full disk, a directory that may not be written to), or holds a value that
             can't be kept. What was at `path` before is still there.
     """
-    _write(Snapshot().take(state), Path(path), meta)
+    _write(statefile.freeze(state), Path(path), meta)
 
 
 def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a checkpoint's state without running any code of it; a Lightning `.ckpt` file can be read too.
+
+    Args:
+        path: the checkpoint.
+        map_location: the device that tensors come to; anything but a device or its name means the CPU.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
@@ -65,17 +66,19 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(f"There is no checkpoint at {path}.{_neighbours(path)}")
     if path.is_dir():
-        read_meta(path)
-    file = path / STATE if path.is_dir() else path
-    try:
-        state = torch.load(file, map_location=map_location, weights_only=True)
-    except Exception as error:
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it holds {foreign.group(1)}, and to load that would run code" if foreign else "it is damaged"
-        raise CheckpointError(f"{path} can't be read: {why}. Nothing of it was loaded.{_neighbours(path)}") from error
+        meta = read_meta(path)
+        device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
+        state, read = statefile.read(path / STATE, device)
+        if read.crc32 != meta["files"][STATE].get("crc32"):
+            raise CheckpointError(
+                f"{path} is damaged: the checksum of {STATE} is not the one it was written with. "
+                f"Nothing of it was loaded.{_neighbours(path)}"
+            )
+    else:
+        state = _load_pickle(path, map_location)
     if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f'{path} is no checkpoint: it has no "state_dict".')
-    return _decode(state)
+    return state
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -148,8 +151,8 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._snapshot = Snapshot()
-        self._thread: threading.Thread | None = None
-        self._error: CheckpointError | None = None
+        self._thread = ThreadPoolExecutor(1, "footplate-checkpoint")
+        self._writing: Future[None] | None = None
 
     def save(
         self, state: dict[str, Any], path: Path, meta: dict[str, Any], then: Callable[[], None] | None = None
@@ -166,9 +169,7 @@ class CheckpointWriter:
             CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
         """
         self.wait()
-        copied = self._snapshot.take(state)
-        self._thread = threading.Thread(target=self._run, args=(copied, path, meta, then), name="footplate-checkpoint")
-        self._thread.start()
+        self._writing = self._thread.submit(_write_and_then, self._snapshot.take(state), path, meta, then)
 
     def wait(self) -> None:
         """Until nothing is being written.
@@ -176,96 +177,9 @@ class CheckpointWriter:
         Raises:
             CheckpointError: the last save failed.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def _run(self, state: Any, path: Path, meta: dict[str, Any], then: Callable[[], None] | None) -> None:
-        try:
-            _write(state, path, meta)
-            if then is not None:
-                then()
-        except CheckpointError as error:
-            self._error = error
-        except Exception as error:
-            self._error = CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}")
-            self._error.__cause__ = error
-
-
-class Snapshot:
-    """A copy of a state in host memory, whose buffers are used again for the next one."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
-
-    def take(self, state: Any) -> Any:
-        """Copy every tensor to the host and every container; the result shares nothing with `state`.
-
-        Raises:
-            CheckpointError: a value that can't be kept, named by its path.
-        """
-        devices: set[torch.device] = set()
-        with torch.inference_mode(False):
-            copied = self._copy(state, (), devices)
-        for device in devices:
-            torch.accelerator.synchronize(device)
-        return copied
-
-    def _copy(self, value: Any, path: tuple[Any, ...], devices: set[torch.device]) -> Any:
-        if isinstance(value, Tensor):
-            return self._copy_tensor(value.detach(), path, devices)
-        if type(value) in _PLAIN:
-            return value
-        if isinstance(value, Mapping):
-            named = ((self._key(key, path), item) for key, item in value.items())
-            return {key: self._copy(item, (*path, (type(key), key)), devices) for key, item in named}
-        if isinstance(value, (list, tuple)):
-            items = [self._copy(item, (*path, (list, index)), devices) for index, item in enumerate(value)]
-            return tuple(items) if isinstance(value, tuple) else items
-        if isinstance(value, (set, frozenset)):
-            return {_SET: [self._copy(item, path, devices) for item in sorted(value, key=repr)]}
-        if isinstance(value, bytes):
-            return {_BYTES: torch.tensor(list(value), dtype=torch.uint8)}
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            return {_NUMPY: torch.from_numpy(value.copy())}
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, enum.Enum):
-            return self._copy(value.value, path, devices)
-        if isinstance(value, Path):
-            return str(value)
-        if isinstance(value, (str, int, float)):  # a subclass of one of these, such as torch's version
-            kind = next(plain for plain in (str, int, float) if isinstance(value, plain))
-            return kind(value)
-        raise CheckpointError(
-            f"{_name(path)}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
-            "since loading it would run code. Return plain values and tensors from state_dict()."
-        )
-
-    @staticmethod
-    def _key(key: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(key, enum.Enum):
-            key = key.value
-        for plain in (bool, int, float, str):
-            if isinstance(key, plain):
-                return plain(key)
-        if key is None:
-            return None
-        raise CheckpointError(f"{_name(path)}: the key {key!r} can't be kept in a checkpoint; use text or numbers.")
-
-    def _copy_tensor(self, tensor: Tensor, path: tuple[Any, ...], devices: set[torch.device]) -> Tensor:
-        buffer = self._buffers.get(path)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            pinned = tensor.device.type == "cuda"
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
-            self._buffers[path] = buffer
-        buffer.copy_(tensor, non_blocking=True)
-        if tensor.device.type != "cpu":
-            devices.add(tensor.device)
-        return buffer
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
@@ -299,17 +213,27 @@ def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | N
     return module.to(map_location) if map_location not in (None, "cpu") else module
 
 
-def _write(state: Any, path: Path, meta: dict[str, Any]) -> None:
+def _write_and_then(state: Frozen, path: Path, meta: dict[str, Any], then: Callable[[], None] | None) -> None:
+    _write(state, path, meta)
+    if then is None:
+        return
+    try:
+        then()
+    except Exception as error:
+        raise CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _write(state: Frozen, path: Path, meta: dict[str, Any]) -> None:
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
         temporary.mkdir(parents=True)
         with (temporary / STATE).open("wb") as file:
-            torch.save(state, file)
+            written = state.write(file)
             file.flush()
             os.fsync(file.fileno())
-        sizes = {STATE: (temporary / STATE).stat().st_size}
-        with (temporary / META).open("w") as file:
-            file.write(json.dumps({**meta, "created": time.time(), "files": sizes}))
+        files = {STATE: {"bytes": written.nbytes, "crc32": written.crc32}}
+        with (temporary / META).open("wb") as file:
+            file.write(json.dumps({**meta, "created": time.time(), "files": files}).encode())
             file.flush()
             os.fsync(file.fileno())
         _replace(temporary, path)
@@ -340,13 +264,12 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _cannot_write(path: Path, error: Exception) -> CheckpointError:
-    cause = error.__cause__ or error.__context__  # torch.save wraps what the file system said
-    code = getattr(error, "errno", None) or getattr(cause, "errno", None)
+    code = getattr(error, "errno", None)
     free = ""
     existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if existing is not None:
         free = f" ({shutil.disk_usage(existing).free / 1e6:,.0f} MB free)"
-    if code == errno.ENOSPC or (isinstance(error, RuntimeError) and shutil.disk_usage(existing or "/").free < 1 << 20):
+    if code == errno.ENOSPC:
         return CheckpointError(
             f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
             'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
@@ -355,11 +278,20 @@ def _cannot_write(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")
 
 
+def _load_pickle(path: Path, map_location: Any) -> Any:
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it holds {foreign.group(1)}, and to load that would run code" if foreign else "it is damaged"
+        raise CheckpointError(f"{path} can't be read: {why}. Nothing of it was loaded.{_neighbours(path)}") from error
+
+
 def _examine(path: Path) -> tuple[dict[str, Any], str]:
     """What a checkpoint says of itself, and what is wrong with it; nothing, if it is complete."""
     try:
         meta = json.loads((path / META).read_text())
-        sizes = {str(name): int(nbytes) for name, nbytes in meta["files"].items()}
+        sizes = {str(name): int(file["bytes"]) for name, file in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
     for name, nbytes in sizes.items():
@@ -375,27 +307,6 @@ def _neighbours(path: Path) -> str:
         return ""
     names = [other.name for other in path.parent.glob(f"*{SUFFIX}") if other != path and is_complete(other)]
     return f" {did_you_mean(path.name, names)}" if names else ""
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_NUMPY}:
-            return value[_NUMPY].numpy()
-        if value.keys() == {_BYTES}:
-            return bytes(value[_BYTES].tolist())
-        if value.keys() == {_SET}:
-            return set(value[_SET])
-        return {key: _decode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    if type(value) is tuple:
-        return tuple(_decode(item) for item in value)
-    return value
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    """`callbacks.EarlyStopping[0]` of a path into a state."""
-    return "".join(f"[{key}]" if kind is list else f".{key}" for kind, key in path).lstrip(".")
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,47 @@ def test_keys_that_are_nearly_plain_are_made_plain(key, plain, tmp_path):
     assert roundtrip(tmp_path / "a.ckpt", {key: Colour.RED}) == {plain: "red"}
 
 
+def test_any_reader_of_safetensors_finds_the_tensors_under_their_paths(tmp_path):
+    weights = {"net.weight": torch.randn(3, 4), "net.bias": torch.ones(4, dtype=torch.bfloat16)}
+    checkpoint.save({"state_dict": weights, "flags": [torch.tensor([True, False])]}, tmp_path / "a.ckpt", {})
+    found = safetensors.torch.load_file(tmp_path / "a.ckpt" / checkpoint.STATE)
+    assert found.keys() == {"state_dict.net.weight", "state_dict.net.bias", "flags[0]"}
+    assert all(torch.equal(found[f"state_dict.{name}"], weight) for name, weight in weights.items())
+
+
+def test_weights_that_are_tied_are_written_once(tmp_path):
+    weight = torch.randn(64, 64)
+    path = write(tmp_path / "a.ckpt", embedding=weight, head=weight)
+    assert (path / checkpoint.STATE).stat().st_size < 2 * weight.nbytes
+    assert torch.equal(checkpoint.load(path)["head"], weight)
+
+
+def test_the_memory_format_of_images_weights_is_kept(tmp_path):
+    weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    back = roundtrip(tmp_path / "a.ckpt", weight)
+    assert back.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(back, weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(torch.eye(3).to_sparse(), "sparse_coo tensor"), (torch.empty(2, device="meta"), "on the meta device")],
+)
+def test_a_tensor_that_is_no_plain_memory_is_refused_by_its_path(value, said, tmp_path):
+    with pytest.raises(fp.CheckpointError, match=rf"^value: .*{said}"):
+        write(tmp_path / "a.ckpt", value=value)
+
+
+def test_a_state_that_changes_its_shapes_between_saves_is_saved_right(tmp_path):
+    writer = checkpoint.CheckpointWriter()
+    for size in (1, 1000, 10):
+        writer.save(
+            {"state_dict": {"w": torch.full((size,), float(size))}, "n": torch.ones(2)}, tmp_path / "a.ckpt", {}
+        )
+        writer.wait()
+        assert checkpoint.load(tmp_path / "a.ckpt")["state_dict"]["w"].tolist() == [float(size)] * size
+
+
 def test_tensors_whose_paths_look_alike_are_kept_apart(tmp_path):
     value = {"a.b": torch.zeros(2), "a": {"b": torch.ones(2)}, 1: torch.full((2,), 2.0), "1": torch.full((2,), 3.0)}
     back = roundtrip(tmp_path / "a.ckpt", value)
@@ -138,7 +180,7 @@ def test_a_truncated_state_is_refused(tmp_path):
         file.truncate(500)
     assert not checkpoint.is_complete(path)
     assert checkpoint.newest([tmp_path]) is None
-    with pytest.raises(fp.CheckpointError, match=r"a\.ckpt is damaged: state\.pt has 500 bytes instead of"):
+    with pytest.raises(fp.CheckpointError, match=r"a\.ckpt is damaged: state\.safetensors has 500 bytes instead of"):
         checkpoint.load(path)
 
 
@@ -147,6 +189,17 @@ def test_a_state_of_the_right_size_and_wrong_bytes_is_refused(tmp_path):
     file = path / checkpoint.STATE
     file.write_bytes(os.urandom(file.stat().st_size))
     with pytest.raises(fp.CheckpointError, match="damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("place", [9, 0.5, -1])
+def test_one_flipped_bit_anywhere_is_refused(place, tmp_path):
+    path = write(tmp_path / "a.ckpt", x=torch.zeros(1000))
+    file = path / checkpoint.STATE
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * place) if isinstance(place, float) else place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(fp.CheckpointError, match=r"damaged.*Nothing of it was loaded"):
         checkpoint.load(path)
 
 
@@ -263,7 +316,7 @@ def test_killed_at_any_moment_what_is_left_is_whole(mode, tmp_path):
 def test_litter_of_killed_writes_is_swept_and_a_cut_replacement_is_finished(tmp_path):
     whole = write(tmp_path / "whole.ckpt")
     (tmp_path / ".tmp-abc").mkdir()
-    (tmp_path / ".tmp-abc" / "state.pt").write_bytes(b"half")
+    (tmp_path / ".tmp-abc" / "state.safetensors").write_bytes(b"half")
     (tmp_path / ".tmp-link").symlink_to("nowhere")
     write(tmp_path / "a.ckpt").rename(tmp_path / ".old-a.ckpt")
     write(tmp_path / "b.ckpt", x=1)

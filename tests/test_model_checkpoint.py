@@ -212,7 +212,7 @@ def test_a_failed_save_deletes_nothing(trainer, monkeypatch):
 
     def fails_later(state, path, meta):
         if meta["epoch"] == 1:
-            raise OSError(28, "No space left on device")
+            raise fp.CheckpointError("The disk is full")
         write(state, path, meta)
 
     monkeypatch.setattr(checkpoint, "_write", fails_later)
