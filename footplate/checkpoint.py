@@ -146,6 +146,9 @@ def point(link: Path, target: Path) -> None:
     temporary.replace(link)
 
 
+def _nothing() -> None: ...
+
+
 class CheckpointWriter:
     """Writes checkpoints in the background, one at a time."""
 
@@ -155,7 +158,12 @@ class CheckpointWriter:
         self._writing: Future[None] | None = None
 
     def save(
-        self, state: dict[str, Any], path: Path, meta: dict[str, Any], then: Callable[[], None] | None = None
+        self,
+        state: dict[str, Any],
+        path: Path,
+        meta: dict[str, Any],
+        then: Callable[[], None] = _nothing,
+        first: Callable[[], None] = _nothing,
     ) -> None:
         """Copy a state and begin to write it; waits first for the one before.
 
@@ -164,12 +172,13 @@ class CheckpointWriter:
             path: the checkpoint's directory.
             meta: see `META`.
             then: called in the writing thread once the checkpoint is complete.
+            first: called in that thread before: what the checkpoint counts on.
 
         Raises:
             CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
         """
         self.wait()
-        self._writing = self._thread.submit(_write_and_then, self._snapshot.take(state), path, meta, then)
+        self._writing = self._thread.submit(_write_between, first, self._snapshot.take(state), path, meta, then)
 
     def wait(self) -> None:
         """Until nothing is being written.
@@ -213,10 +222,11 @@ def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | N
     return module.to(map_location) if map_location not in (None, "cpu") else module
 
 
-def _write_and_then(state: Frozen, path: Path, meta: dict[str, Any], then: Callable[[], None] | None) -> None:
+def _write_between(
+    first: Callable[[], None], state: Frozen, path: Path, meta: dict[str, Any], then: Callable[[], None]
+) -> None:
+    first()
     _write(state, path, meta)
-    if then is None:
-        return
     try:
         then()
     except Exception as error:
@@ -227,12 +237,11 @@ def _write(state: Frozen, path: Path, meta: dict[str, Any]) -> None:
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
         temporary.mkdir(parents=True)
-        with (temporary / STATE).open("wb") as file:
+        with (temporary / STATE).open("xb", buffering=0) as file:
             written = state.write(file)
-            file.flush()
             os.fsync(file.fileno())
         files = {STATE: {"bytes": written.nbytes, "crc32": written.crc32}}
-        with (temporary / META).open("wb") as file:
+        with (temporary / META).open("xb") as file:
             file.write(json.dumps({**meta, "created": time.time(), "files": files}).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -244,8 +253,11 @@ def _write(state: Frozen, path: Path, meta: dict[str, Any]) -> None:
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    if not path.exists() or path.is_symlink():
-        path.unlink(missing_ok=True)
+    if not os.path.lexists(path):
+        temporary.rename(path)
+        return
+    if path.is_symlink():
+        path.unlink()
         temporary.rename(path)
         return
     old = path.with_name(f"{_REPLACED}{path.name}")

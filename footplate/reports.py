@@ -77,9 +77,9 @@ class Reports:
     def check_finite(self) -> None:
         """Read the losses since the last look, and note the first that is no number."""
         losses, self._losses = self._losses, []
-        if not losses or math.isfinite(torch.stack([loss for loss, _ in losses]).sum().item()):
-            return
         values = to_floats(loss for loss, _ in losses)
+        if math.isfinite(sum(values)):
+            return
         first = next((step for value, (_, step) in zip(values, losses, strict=True) if not math.isfinite(value)), None)
         if first is not None and self.not_finite is None:
             self.not_finite = ("the training loss", first)

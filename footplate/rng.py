@@ -12,6 +12,7 @@ Only Python's and NumPy's global generators, which are slow to seed, are kept as
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import secrets
@@ -104,16 +105,16 @@ def capture() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "python": [version, torch.from_numpy(np.array(words, dtype=np.int64)), gauss],
-        "numpy": [
-            str(name),
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
+        "python": [version, _as_tensor(words), gauss],
+        "numpy": [str(name), torch.from_numpy(keys), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
+
+
+@functools.lru_cache(maxsize=1)
+def _as_tensor(words: tuple[int, ...]) -> torch.Tensor:
+    """The words of Python's generator, which seldom change from one save to the next."""
+    return torch.tensor(words, dtype=torch.int64)
 
 
 def restore(states: dict[str, Any]) -> None:
@@ -121,5 +122,5 @@ def restore(states: dict[str, Any]) -> None:
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))
     torch.set_rng_state(states["torch"])

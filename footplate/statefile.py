@@ -20,6 +20,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +33,7 @@ from footplate.errors import CheckpointError
 _TAG = "$"  # marks what JSON has no form for: {"$": "tuple", "of": [1, 2]}
 _TREE = "footplate"
 _PIECE = 16 << 20  # bytes that are written at once
+_PLAIN = frozenset({type(None), bool, int, float, str})
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -67,19 +69,18 @@ class Frozen:
     index: str
     data: Tensor
 
-    def write(self, file: BinaryIO) -> Written:
+    def write(self, file: RawIOBase) -> Written:
         """Write header and bytes."""
         metadata = json.dumps({_TREE: json.dumps(self.tree, separators=(",", ":"))})
         header = f'{{"__metadata__":{metadata}{self.index}}}'.encode()
         header += b" " * (-len(header) % 8)
         header = len(header).to_bytes(8, "little") + header
-        file.write(header)
-        checksum = zlib.crc32(header)
         data = _bytes_of(self.data)
-        for start in range(0, len(data), _PIECE):
-            piece = data[start : start + _PIECE]
+        checksum = 0
+        for piece in (memoryview(header), *(data[start : start + _PIECE] for start in range(0, len(data), _PIECE))):
             checksum = zlib.crc32(piece, checksum)
-            file.write(piece)
+            while piece:  # an unbuffered file may take less than it is given
+                piece = piece[file.write(piece) :]
         return Written(len(header) + len(data), checksum)
 
 
@@ -204,8 +205,8 @@ class _Encoder:
         self._seen: dict[Any, str] = {}
 
     def encode(self, value: Any, path: str) -> Any:
-        kind = type(value)
-        if kind is str or kind is int or kind is float or kind is bool or value is None:
+        """`value` in JSON's terms; `path` is where it is in the state."""
+        if type(value) in _PLAIN:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value.detach(), path)
@@ -236,22 +237,23 @@ class _Encoder:
             if isinstance(value, plain):
                 return plain(value)
         raise CheckpointError(
-            f"{path}: a {kind.__module__}.{kind.__qualname__} can't be kept in a checkpoint, "
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
             "since loading it would run code. Return plain values and tensors from state_dict()."
         )
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        front = f"{path}." if path else ""
-        pairs = [(self._key(key, path), item) for key, item in value.items()]
-        if all(type(key) is str for key, _ in pairs) and _TAG not in value:
-            return {key: self.encode(item, f"{front}{key}") for key, item in pairs}
-        return {
-            _TAG: "dict",
-            "of": [
-                [key, self.encode(item, f"{front}{key}" if type(key) is str else f"{path}[{key}]")]
-                for key, item in pairs
-            ],
-        }
+        encoded: dict[Any, Any] = {}
+        named = True
+        for key, item in value.items():
+            if type(key) is not str:
+                key = self._key(key, path)
+            named = named and type(key) is str and key != _TAG
+            if type(item) in _PLAIN:
+                encoded[key] = item
+            else:
+                inside = f"{path}[{key}]" if type(key) is not str else f"{path}.{key}" if path else key
+                encoded[key] = self.encode(item, inside)
+        return encoded if named else {_TAG: "dict", "of": [[key, item] for key, item in encoded.items()]}
 
     @staticmethod
     def _key(key: Any, path: str) -> Any:

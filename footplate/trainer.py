@@ -554,7 +554,7 @@ class Trainer:
         rng.restore(loaded["rng"])
         self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
 
-    def write_checkpoint(self, path: Path, weights_only: bool = False, then: Any = None) -> None:
+    def write_checkpoint(self, path: Path, weights_only: bool = False, then: Callable[[], None] = lambda: None) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
 
         Raises:
@@ -568,7 +568,11 @@ class Trainer:
         elif overrides(self.module, "on_save_checkpoint"):
             self.module.on_save_checkpoint(state)
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback)}
-        self._writer.save(state, path, meta, then)
+        self._writer.save(state, path, meta, then, first=self._flush_loggers)
+
+    def _flush_loggers(self) -> None:
+        for logger in self.loggers:
+            logger.flush()
 
     def end_on_signal(self) -> None:
         """Save and end, between two steps, because a signal came."""

@@ -47,6 +47,9 @@ class Logger:
     def finalize(self, status: Status) -> None:
         """Deliver what is left, waiting a bounded time, and close the record."""
 
+    def flush(self) -> None:
+        """See that what was recorded is safe; called in a thread, before a checkpoint that counts on it is complete."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to continue the same record (a run id, say): plain values only."""
         return {}

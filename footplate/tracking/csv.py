@@ -78,10 +78,12 @@ class CSV(Logger):
             self._writer.close(CLOSE_TIMEOUT_S)
             self._writer = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """How far the file reaches; the rows are on the disk before the checkpoint that holds this state is."""
+    def flush(self) -> None:
         if self._writer is not None:
             self._writer.flush(FLUSH_TIMEOUT_S)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the file reaches once it is flushed."""
         return {"rows": self._rows, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

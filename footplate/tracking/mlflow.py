@@ -178,10 +178,12 @@ class MLflow(Logger):
                 return None
             time.sleep(0.05)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The run and its last step; what was logged is in the spool before the checkpoint that holds this state is."""
+    def flush(self) -> None:
         if self._attempt is not None:
             self._attempt.flush(FLUSH_TIMEOUT_S)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run and its last step."""
         progress = Progress.load(self._run_dir) if self._run_dir else Progress()
         return {"key": self._key, "run_id": progress.run_id if progress.key == self._key else None, "step": self._step}
 

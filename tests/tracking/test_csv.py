@@ -93,6 +93,7 @@ def test_what_is_logged_before_a_checkpoint_survives_sigkill_right_after_it(run_
         logger.setup(pathlib.Path({str(run_dir)!r}), {{}})
         for step in range(100):
             logger.log_metrics({{"loss": step / 10}}, step, 0)
+        logger.flush()
         print(logger.state_dict())
         os.kill(os.getpid(), signal.SIGKILL)
     """

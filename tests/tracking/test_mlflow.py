@@ -124,8 +124,9 @@ def killed_run(run_dir, steps, checkpoint_at):
         for step in range({steps}):
             logger.log_metrics({{"loss": step / 10}}, step, 0)
             if step == {checkpoint_at}:
+                logger.flush()
                 print(json.dumps(logger.state_dict()))
-        logger.state_dict()
+        logger.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run([sys.executable, "-u", "-c", textwrap.dedent(script)], capture_output=True, text=True)
