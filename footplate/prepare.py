@@ -171,23 +171,6 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     return loaders, limits
 
 
-def check_writable(directory: Path) -> None:
-    """Make a run's directory.
-
-    Raises:
-        ConfigError: it can't be written to.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / ".footplate-probe"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f'default_root_dir="{directory}" can\'t be written to: {error.strerror}. Choose another directory.'
-        ) from None
-
-
 def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | None:
     """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
 

@@ -30,13 +30,14 @@ from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
+from footplate.lock import only_writer
 from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
+from footplate.notice import watching
 from footplate.parallel.world import World
 from footplate.prepare import (
     LOADERS,
     attach,
-    check_writable,
     choose_callbacks,
     choose_loggers,
     compat,
@@ -274,7 +275,10 @@ class Trainer:
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
-        with self._running("fit", model, datamodule):
+        with contextlib.ExitStack() as held, self._running("fit", model, datamodule):
+            if not self.fast_dev_run and self.world.rank == 0:
+                held.enter_context(only_writer(self.run_dir))
+            held.enter_context(watching(self.signals.terminate))
             self._fit(train_dataloaders, val_dataloaders, ckpt_path)
 
     def validate(
@@ -363,8 +367,6 @@ class Trainer:
     # How a run is put together
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
-        if not self.fast_dev_run:
-            check_writable(self.run_dir)
         self._set_up("fit")
         found = find_checkpoint(self, ckpt_path)
         loaded = None if found is None else checkpoint.load(found)
@@ -576,12 +578,10 @@ class Trainer:
 
     def end_on_signal(self) -> None:
         """Save and end, between two steps, because a signal came."""
-        received = self.signals.received
-        assert received is not None
         if self.training_in_progress:
             said = save_before_end(self)
             self._writer.wait()
-            self.print(f"{received.name} after step {self.global_step}: {said}")
+            self.print(f"{self.signals.reason} after step {self.global_step}: {said}")
         raise self.signals.end()
 
     # What the loop, the module and callbacks ask of it
