@@ -52,7 +52,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
     transfer = trainer.transfer()
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
-    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode):
+    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode and not lockstep):
         trainer.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
@@ -145,5 +145,5 @@ def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
 
 
 def gradients_off(inference_mode: bool) -> contextlib.AbstractContextManager[Any]:
-    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later."""
+    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later (FSDP's parameters)."""
     return torch.inference_mode() if inference_mode else torch.no_grad()

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate import rng
-from footplate.data.adapt import even, weigher
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
+from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.evaluation import evaluate
 from footplate.hooks import overrides

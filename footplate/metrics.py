@@ -277,7 +277,7 @@ class MetricLog:
 
     def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
         """The value of a torchmetrics object, which gathers its own states: so all ranks ask it, or none."""
-        metric = entry.metric
+        metric: Any = entry.metric
         if metric is None and found[0].path:
             metric = entry.metric = self._module.get_submodule(found[0].path)  # this rank had no batch to log it in
         if metric is None:

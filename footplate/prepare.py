@@ -13,8 +13,8 @@ from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.data.adapt import adapt, even, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
-from footplate.hooks import overrides
 from footplate.hardware.base import Accelerator, Devices
+from footplate.hooks import overrides
 from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World

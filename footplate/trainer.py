@@ -230,7 +230,7 @@ class Trainer:
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
 
-        self.loggers = choose_loggers(False if self.fast_dev_run else logger)
+        self.loggers: list[Any] = choose_loggers(False if self.fast_dev_run else logger)
         if self.world.rank != 0:
             self.loggers = [Silent() for _ in self.loggers]
         self._own_callbacks = choose_callbacks(
@@ -558,7 +558,8 @@ class Trainer:
                 if self.device.type == "cuda":
                     torch.cuda.set_device(self.device)
                 self.group = join(self.world, self.accelerator.process_group_backend, self.device)
-                self.seed, self.run_dir = self.group.from_first((self.seed, self.run_dir))
+                self.seed = self.group.from_first(self.seed)
+                self.run_dir = Path(self.group.from_first(self.run_dir))
             self.agreement = self._make_agreement()
 
     def _make_agreement(self) -> Agreement:
@@ -703,7 +704,8 @@ class Trainer:
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """`data` of every rank (tensors and numbers, of one shape, in any nesting), stacked in a new first dimension;
-        with one process, `data` itself."""
+        with one process, `data` itself.
+        """
         if not self.group.several:
             return data
         return map_tensors(as_tensors(data, self.device), lambda tensor: self.group.stack(tensor, sync_grads))

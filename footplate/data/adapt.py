@@ -27,10 +27,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 from footplate import rng
 from footplate.data.sharing import Share, share_batches, share_rows
 from footplate.errors import CheckpointError, ConfigError
-from footplate.parallel.world import World
+from footplate.parallel.world import SINGLE, World
 
 
-def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = World()) -> Any:
+def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE) -> Any:
     """Wrap what a user gave as a training loader, unless it is a `footplate.data.Loader` already.
 
     Args:
@@ -238,7 +238,7 @@ class SeededDataLoader(Positioned):
         world: this process's place among the ranks.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True, world: World = World()) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True, world: World = SINGLE) -> None:
         super().__init__()
         self.given = loader
         self._seed = seed
@@ -249,12 +249,14 @@ class SeededDataLoader(Positioned):
         if not shuffle:
             self._by_rows = self._batched
             self._source = range(len(loader.dataset))  # type: ignore[arg-type]
-        shares_itself = isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler)
-        self._world = World() if shares_itself else world
+        self._shares_itself = isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler)
+        self._world = SINGLE if self._shares_itself else world
         self._rank = world.rank
         self._unit = (loader.batch_size or 1) if self._by_rows else 1
         self._drop_last = bool(loader.drop_last)
+        self._ranks = world.size
         self._global: int | None = None
+        self._misfit: str | None = None
         self._weights: list[float] = []
         self._tickets = _Tickets(self._batched)
         sampling: dict[str, Any] = (
@@ -283,7 +285,8 @@ class SeededDataLoader(Positioned):
     @property
     def global_batch_size(self) -> int:
         """Rows (or ready batches) of a full batch over all ranks; after resuming on another number of ranks, still what
-        it was."""
+        it was.
+        """
         return self._global or self._unit * self._world.size
 
     def __len__(self) -> int:
@@ -292,6 +295,8 @@ class SeededDataLoader(Positioned):
 
     def __iter__(self) -> Iterator[Any]:
         start = self._begin()
+        if start and self._misfit:
+            raise CheckpointError(self._misfit)
         shares = self._shares()
         self._weights = [one.weight for one in shares]
         rank = (self._rank,) if self._rank else ()
@@ -312,27 +317,38 @@ class SeededDataLoader(Positioned):
         _tell_epoch(epoch, self.given.sampler, self.given.batch_sampler, self.given.dataset)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and the size of the global batches in which it counts."""
-        return {**super().state_dict(), "global_batch_size": self.global_batch_size}
+        """The position, and in which batches it counts."""
+        sizes = {"batch_size": self._unit, "global_batch_size": self.global_batch_size, "ranks": self._ranks}
+        return {**super().state_dict(), **sizes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after those batches; on another number of ranks, with the same global batches.
 
-        Raises:
-            CheckpointError: the position counts in other batches, which this loader can't make.
+        Where the position means nothing to this loader, since its batches are others, iterating over the rest of that
+        epoch raises a `CheckpointError`; any other epoch is as good as new.
         """
-        size = state.get("global_batch_size", self.global_batch_size)
-        if size != self.global_batch_size and not self._batched:
-            raise CheckpointError(
-                f"The checkpoint was made on {size} ranks, this run has {self._world.size}: a DataLoader with "
-                "batch_size=None deals out single batches, which can't be shared by another number of ranks. "
-                f"Resume on {size}."
-            )
         super().load_state_dict(state)
-        self._global = size
+        size, ranks = state.get("global_batch_size"), state.get("ranks", self._ranks)
+        self._global, self._misfit = None, None
+        if size in (None, self._unit * self._world.size) and (ranks == self._ranks or not self._shares_itself):
+            return
+        if self._shares_itself or not self._batched:
+            self._misfit = (
+                f"The checkpoint was made in mid-epoch on {ranks} rank(s), this run has {self._ranks}, and "
+                f"{'a DistributedSampler' if self._shares_itself else 'batch_size=None'} can't be shared out anew. "
+                f"Resume on {ranks}, or give the DataLoader a batch_size and no sampler of that kind."
+            )
+        elif state.get("batch_size") != self._unit:
+            self._misfit = (
+                f"The checkpoint was made in mid-epoch with batch_size={state.get('batch_size')} on {ranks} rank(s) (a "
+                f"global batch of {size}), this run has batch_size={self._unit} on {self._ranks}, so its position means "
+                f"other rows. Use batch_size={state.get('batch_size')} to resume."
+            )
+        else:
+            self._global = size
 
     def _shares(self) -> list[Share]:
-        """This rank's shares of the epoch."""
+        """The shares of this rank in the epoch."""
         order, rank, ranks = self._draw_order(), self._world.rank, self._world.size
         if self._by_rows:
             return share_rows(order, self.global_batch_size, self._drop_last, rank, ranks)

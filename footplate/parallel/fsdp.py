@@ -72,7 +72,7 @@ class FSDP(Strategy):
         from torch.distributed.tensor import DTensor
 
         if isinstance(state, DTensor):
-            return state.detach().full_tensor()
+            return state.full_tensor().detach()
         if isinstance(state, Mapping):
             return {key: self.whole(value) for key, value in state.items()}
         if isinstance(state, (list, tuple)):

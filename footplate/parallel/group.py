@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from footplate.errors import ConfigError
-from footplate.parallel.world import World
+from footplate.parallel.world import SINGLE, World
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -120,7 +120,7 @@ class Group:
         return torch.stack(found)
 
 
-ALONE = Group(World())
+ALONE = Group(SINGLE)
 
 
 def join(world: World, backend: str, device: torch.device) -> Group:

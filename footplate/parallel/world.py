@@ -55,6 +55,9 @@ class World:
         return cls(rank, size, local_rank, local_size, launched=True)
 
 
+SINGLE = World()
+
+
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, str(default))
     try:

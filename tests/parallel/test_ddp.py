@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from models import ranks
 from models.small import dataset
 from torch import nn
 from torch.utils.data import DataLoader
-import torch.nn.functional as F
 
 import footplate as fp
 
