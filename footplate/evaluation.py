@@ -5,11 +5,16 @@ For each loader and each of its batches:
     batch hooks start → validation_step (or test_step, predict_step) → batch hooks end
 
 in evaluation mode, without gradients; afterwards every submodule is back in the mode it was in.
+
+With several ranks, each evaluates its share of the rows, no row twice. Signals are agreed on between batches where every
+rank has as many, else at the end. A rank whose share of a batch is empty passes it over, or, where the forward pass is
+collective, runs it on a row of another's for nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import re
 from collections.abc import Iterator
@@ -17,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from footplate.data.adapt import even, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
+from footplate.parallel.uneven import together
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -41,21 +48,32 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     """
     name = HOOKS[stage]
     module, hooks, step = trainer.module, trainer.hooks, trainer.step
-    log = MetricLog(module, by_step=False)
+    log = MetricLog(module, by_step=False, group=trainer.group)
+    agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
     transfer = trainer.transfer()
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
-    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode):
+    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode and not lockstep):
+        trainer.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
         for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()
             log.dataloader_idx = several
-            batches = iter(loader)
+            batches, weight, alike = iter(loader), weigher(loader, trainer.world), lockstep or even(loader)
+            if lockstep and not even(loader):
+                batches = together(batches, trainer.group, stage)
+            agreement.begin()
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
                 if transfer is not None:
                     batch = transfer(batch, index)
+                if weight is not None and weight(batch_idx) == 0.0:
+                    if lockstep:
+                        with counting_nothing(module, log):
+                            step.evaluate(name, batch, batch_idx, several)
+                    agreement.step()
+                    continue
                 log.batch = batch
                 for hook in batch_start:
                     hook(batch, batch_idx, *positions)
@@ -64,11 +82,16 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                     hook(output, batch, batch_idx, *positions)
                 if sink is not None:
                     sink(output, batch_idx, index)
-                if trainer.interrupted:
+                if alike and trainer.group.several:
+                    agreement.step()
+                if agreement.interrupted:
                     trainer.end_on_signal()
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+        agreement.settle()
+        if agreement.interrupted:
+            trainer.end_on_signal()
         log.batch = log.dataloader_idx = None
         values = log.epoch_values()
         trainer.reports.callback.update(values.callback)
@@ -106,6 +129,21 @@ def evaluation_mode(module: Any, name: str) -> Iterator[None]:
             restored()
 
 
+@contextlib.contextmanager
+def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
+    """A batch that leaves no trace in what is logged, nor in the module's torchmetrics objects."""
+    metrics = [part for part in module.modules() if hasattr(part, "_update_count") and hasattr(part, "_defaults")]
+    kept = [{key: copy.copy(getattr(part, key)) for key in (*part._defaults, "_update_count")} for part in metrics]
+    log.counts = False
+    try:
+        yield
+    finally:
+        log.counts = True
+        for part, values in zip(metrics, kept, strict=True):
+            for key, value in values.items():
+                setattr(part, key, value)
+
+
 def gradients_off(inference_mode: bool) -> contextlib.AbstractContextManager[Any]:
-    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later."""
+    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later (FSDP's parameters)."""
     return torch.inference_mode() if inference_mode else torch.no_grad()

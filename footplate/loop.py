@@ -2,7 +2,11 @@
 
     epoch:          on_train_epoch_start → chunks → metrics, callbacks, schedulers, loggers, savers
     chunk:          on_train_batch_start → step → for each of its batches: between_steps
-    between steps:  schedulers → callbacks → loggers → savers → validation → a signal that came
+    between steps:  schedulers → callbacks → loggers → savers → agreement → validation → a signal that came
+
+With several ranks, all do the same at the same batch: they train on their shares of it, and what one rank alone can know
+(a signal, `should_stop`) counts from when they have agreed on it, which is at some step, after a validation, or at the end
+of an epoch; see `parallel/agreement.py`.
 
 The loop's rule: nothing in it reads from the device but every `log_every_n_steps`. The order between two steps is the
 order in which a run can be resumed: first what changes the state, then what reports it, last what saves it.
@@ -20,9 +24,11 @@ import torch
 
 from footplate import rng
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
+from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.evaluation import evaluate
 from footplate.hooks import overrides
+from footplate.parallel.uneven import together
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -46,7 +52,9 @@ class TrainingLoop:
         self.loader = loader
         self.val_loaders = val_loaders
         self.logs_this_step = False
-        self._progress, self._reports, self._signals = trainer.progress, trainer.reports, trainer.signals
+        self._progress, self._reports, self._agreement = trainer.progress, trainer.reports, trainer.agreement
+        self._several = trainer.group.several
+        self._weight = weigher(loader, trainer.world)
         self._known: set[str] = set()
         self._skipped = 0
         self._checked = trainer.progress.batches > 0
@@ -68,12 +76,16 @@ class TrainingLoop:
         complete = False
         ended = progress.batch_idx >= total or self.stops_here()
         batches = iter(()) if ended else iter(loader)
+        if self._several and not even(loader):
+            batches = together(batches, trainer.group, "training")
         for chunk in chunks(batches, step.chunk_size):
             first = progress.batch_idx
             seed_step(progress.batches)
             if transfer is not None:
                 chunk = [transfer(batch, 0) for batch in chunk]
             metrics.batch = chunk[0]
+            if self._weight is not None:
+                metrics.counts = self._weight(first) != 0.0
             if self._batch_start and self._skips_epoch(chunk, first):
                 complete = True
                 break
@@ -114,11 +126,14 @@ class TrainingLoop:
             self._check_monitors()
         for hook in self._late_batch_end:
             hook(output, batch, batch_idx)
+        if self._several:
+            self._agreement.step()
+            trainer.should_stop = trainer.should_stop or self._agreement.stop
         if self.val_loaders and self._validation_due(batch_idx + 1):
             self.validate()
         if self._by_step and step != steps_before:
             self._step_schedulers("step", plateau=True)
-        if self._signals.received is not None:
+        if self._agreement.interrupted:
             trainer.end_on_signal()
 
     def finished(self) -> bool:
@@ -133,7 +148,7 @@ class TrainingLoop:
         trainer = self.trainer
         if trainer.max_steps != -1 and trainer.progress.global_step >= trainer.max_steps:
             return True
-        return trainer.should_stop and self._may_stop()
+        return self._agreement.stop and self._may_stop()
 
     def sanity_check(self) -> None:
         """Try a few validation batches, so that a mistake there is found now and not after an epoch."""
@@ -158,6 +173,7 @@ class TrainingLoop:
         trainer.progress.validated_at = trainer.progress.batches
         for hook in trainer.hooks.late("on_validation_end"):
             hook()
+        self._agreement.settle()
 
     def _begin_epoch(self) -> None:
         trainer = self.trainer
@@ -171,12 +187,13 @@ class TrainingLoop:
         elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
             self.validate()  # the run was cut off between a step and the validation after it
         trainer.metrics.by_step = True
+        trainer.step.begin_epoch()
 
     def _end_epoch(self, complete: bool) -> None:
         """The end of an epoch. One that was stopped before its last batch can be taken up again where it stopped."""
         trainer = self.trainer
         metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
-        metrics.batch, metrics.by_step = None, False
+        metrics.batch, metrics.by_step, metrics.counts = None, False, True
         unfinished = None if complete else metrics.state_dict()
         reports.check_finite()
         reports.publish(metrics.step_values(), log=False)
@@ -194,6 +211,7 @@ class TrainingLoop:
         progress.epoch_ended = complete
         for hook in hooks.late("on_train_epoch_end"):
             hook()
+        self._agreement.settle()
         if complete:
             progress.next_epoch()
 
@@ -242,7 +260,7 @@ class TrainingLoop:
     def _validation_due(self, batch_idx: int) -> bool:
         if not self.val_loaders:
             return False
-        if self.trainer.should_stop and self._may_stop():
+        if self._agreement.stop and self._may_stop():
             return self._validates_in_epoch()  # so that what was trained last is judged, and saved
         if math.isinf(self._val_every):
             return False
@@ -271,7 +289,7 @@ class TrainingLoop:
                 continue
             metric = None
             if config.reduce_on_plateau:
-                value = trainer.reports.callback.get(config.monitor or "")
+                value = trainer.group.from_first(trainer.reports.callback.get(config.monitor or ""))
                 if value is None:
                     if config.strict:
                         raise ConfigError(

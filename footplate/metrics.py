@@ -8,11 +8,14 @@ steps, so that they don't depend on when they were read: a resumed epoch ends wi
     log("loss", tensor)  →  entry.latest = tensor, entry.waiting += [tensor]
     step_values()        →  {"loss": 0.31}                     reads the latest of each
     epoch_values()       →  {"loss": 0.35}                     reads all that wait, reduces, starts anew
+
+With several ranks, an epoch's totals of all names are exchanged at once, names and all, so that ranks may log different
+ones; what is reduced is the same number on every rank. The latest value of a step is this rank's own, unless it was
+logged with `sync_dist=True`: those are averaged when the step is reported.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from footplate.errors import ConfigError
+from footplate.parallel.group import ALONE, Group
+from footplate.parallel.totals import Part, extreme, merge, reduced
 
 REDUCTIONS = ("mean", "sum", "min", "max")
 READ_AFTER = 1024  # values that may wait on the device before they are read, whatever the log interval
@@ -70,10 +75,7 @@ class Entry:
                 self.total += value
                 self.weight = 1.0
             elif self.reduce_fx in ("min", "max"):
-                nearer = min if self.reduce_fx == "min" else max
-                kept = self.total if self.weight else value
-                self.total = value if math.isnan(value) or math.isnan(kept) else nearer(kept, value)
-                self.total = kept if math.isnan(kept) else self.total
+                self.total = extreme(str(self.reduce_fx), self.total if self.weight else value, value)
                 self.weight = 1.0
             else:
                 self.values.append(value)
@@ -81,20 +83,19 @@ class Entry:
         self.weights.clear()
         return values
 
-    def reduced(self) -> float | None:
-        """The value of the epoch, or None when nothing was collected."""
+    @property
+    def updates(self) -> int:
+        """How often the torchmetrics object has been updated in this epoch; 1 where there is none to ask."""
+        return getattr(self.metric, "_update_count", 1)
+
+    def part(self) -> Part:
+        """What has been collected in this epoch."""
         self.read()
-        if self.metric is not None:
-            return float(self.metric.compute())
-        if callable(self.reduce_fx):
-            return float(self.reduce_fx(torch.tensor(self.values, dtype=torch.float64))) if self.values else None
-        if not self.weight:
-            return None
-        return self.total / self.weight if self.reduce_fx == "mean" else self.total
+        return Part(self.total, self.weight, self.values)
 
     def reset(self) -> None:
         self.total = self.weight = 0.0
-        self.values.clear()
+        self.values = []
         if self.metric is not None:
             self.metric.reset()
 
@@ -106,10 +107,13 @@ class MetricLog:
         by_step: whether a call that says neither `on_step` nor `on_epoch` comes from a training batch.
         batch: the batch in progress, from which a weight is taken when `batch_size` is not given.
         dataloader_idx: which of several evaluation loaders is running; None when there is only one.
+        counts: whether the batch in progress counts; not where its rows are another rank's.
     """
 
-    def __init__(self, module: nn.Module, by_step: bool) -> None:
+    def __init__(self, module: nn.Module, by_step: bool, group: Group = ALONE) -> None:
         self.by_step = by_step
+        self.counts = True
+        self._group = group
         self.batch: Any = None
         self.dataloader_idx: int | None = None
         self._module = module
@@ -146,7 +150,7 @@ class MetricLog:
             # The result of a differentiated computation is nobody else's; any other tensor may be changed in place.
             value = value.detach() if not value.is_leaf else value.detach().clone()
         entry.latest = value
-        if entry.on_epoch:
+        if entry.on_epoch and self.counts:
             entry.waiting.append(value)
             entry.weights.append(
                 self._weight() if batch_size is None and entry.reduce_fx == "mean" else batch_size or 1
@@ -154,22 +158,38 @@ class MetricLog:
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
 
-    def step_values(self) -> Values:
-        """The latest value of every name that is reported by step, all read together."""
+    def step_values(self, sync: bool = False) -> Values:
+        """The latest value of every name that is reported by step, all read together.
+
+        Args:
+            sync: take those that were logged with `sync_dist` over all ranks; then all ranks must call this.
+        """
         entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
+        values = {entry.name: value for entry, value in zip(entries, to_floats(latest), strict=True)}
+        if sync and self._group.several and any(entry.sync_dist for entry in entries):
+            values |= self._over_ranks(
+                {entry.name: (entry, values[entry.name]) for entry in entries if entry.sync_dist}
+            )
         result = Values()
-        for entry, value in zip(entries, to_floats(latest), strict=True):
-            result.add(entry, entry.step_name, value)
+        for entry in entries:
+            result.add(entry, entry.step_name, values[entry.name])
         return result
 
     def epoch_values(self) -> Values:
         """Reduce every name that is reported by epoch and start collecting anew."""
         result = Values()
-        for entry in self._entries.values():
-            if not entry.on_epoch or getattr(entry.metric, "_update_count", 1) == 0:
+        mine = {entry.name: self._summary(entry) for entry in self._entries.values() if entry.on_epoch}
+        everyone = self._group.gather(mine)
+        for name in dict.fromkeys(name for summaries in everyone for name in summaries):
+            found = [summaries[name] for summaries in everyone if name in summaries]
+            entry = self._entries.get(name) or found[0].entry()
+            if sum(summary.updates for summary in found) == 0:
                 continue
-            value = entry.reduced()
+            if found[0].is_metric:
+                value = self._compute(entry, found)
+            else:
+                value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
             entry.reset()
             entry.latest = None  # from here on, the plain name means the epoch's value
             if value is not None:
@@ -242,12 +262,53 @@ class MetricLog:
             return float(leaf)
         return 1.0
 
+    def _summary(self, entry: Entry) -> Summary:
+        options = (
+            entry.on_step,
+            entry.on_epoch,
+            entry.prog_bar,
+            entry.logger,
+            _plain(entry.reduce_fx),
+            entry.sync_dist,
+        )
+        return Summary(
+            entry.name, options, entry.part(), entry.metric is not None, self._metric_path(entry), entry.updates
+        )
+
+    def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
+        """The value of a torchmetrics object, which gathers its own states: so all ranks ask it, or none."""
+        metric: Any = entry.metric
+        if metric is None and found[0].path:
+            metric = entry.metric = self._module.get_submodule(found[0].path)  # this rank had no batch to log it in
+        if metric is None:
+            return None
+        alone = len(found) < self._group.world.size and not found[0].path
+        synced, metric._to_sync = metric._to_sync, metric._to_sync and not alone
+        try:
+            return float(metric.compute())
+        finally:
+            metric._to_sync = synced
+
+    def _over_ranks(self, latest: dict[str, tuple[Entry, float]]) -> dict[str, float]:
+        """Values of one step, reduced over the ranks that have them."""
+        everyone = self._group.gather({name: value for name, (_, value) in latest.items()})
+        values: dict[str, float] = {}
+        for name, (entry, _) in latest.items():
+            kind = _plain(entry.reduce_fx) or "mean"
+            part = merge(kind, [Part(ranks[name], 1.0) for ranks in everyone if name in ranks])
+            values[name] = reduced(kind, part) or 0.0
+        return values
+
+    def _metric_path(self, entry: Entry) -> str:
+        if entry.metric is None:
+            return ""
+        return next((path for path, module in self._module.named_modules() if module is entry.metric), "")
+
     def _entry_state(self, entry: Entry) -> dict[str, Any]:
         entry.read()
-        metric_path = ""
+        metric_path = self._metric_path(entry)
         metric_state: dict[str, Any] = {}
         if entry.metric is not None:
-            metric_path = next((p for p, module in self._module.named_modules() if module is entry.metric), "")
             metric_state = {key: getattr(entry.metric, key) for key in entry.metric._defaults}
             metric_state["_update_count"] = entry.metric._update_count
         return {
@@ -255,7 +316,7 @@ class MetricLog:
             "on_epoch": entry.on_epoch,
             "prog_bar": entry.prog_bar,
             "logger": entry.logger,
-            "reduce_fx": entry.reduce_fx if isinstance(entry.reduce_fx, str) else None,
+            "reduce_fx": _plain(entry.reduce_fx),
             "sync_dist": entry.sync_dist,
             "metric": metric_path,
             "metric_state": metric_state,
@@ -271,6 +332,22 @@ class MetricLog:
         if entry.metric is not None:
             for key, value in saved["metric_state"].items():
                 setattr(entry.metric, key, _to_device(value, entry.metric.device) if key != "_update_count" else value)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a rank tells the others of a name at the end of an epoch."""
+
+    name: str
+    options: tuple[Any, ...]
+    part: Part
+    is_metric: bool
+    path: str  # of the torchmetrics object, in the module
+    updates: int
+
+    def entry(self) -> Entry:
+        """An entry for a name that only other ranks have logged."""
+        return Entry(self.name, *self.options)
 
 
 @dataclass
@@ -322,6 +399,11 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
         for index, number in zip(indices, numbers, strict=True):
             result[index] = number
     return result
+
+
+def _plain(reduce_fx: Any) -> Any:
+    """A reduction by its name; None for a function, which can't be told to others."""
+    return reduce_fx if isinstance(reduce_fx, str) else None
 
 
 def _is_metric(value: Any) -> bool:

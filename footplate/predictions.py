@@ -1,6 +1,7 @@
 """Predictions as a table: what `predict_step` returns, written batch by batch as Parquet.
 
-The directory appears whole or not at all: files are written beside it and renamed when the last batch is there.
+The directory appears whole or not at all: files are written beside it and renamed when the last batch is there. With
+several ranks, each writes files of its own, of the rows that are its share; rank 0 makes the directory and renames it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from footplate.errors import ConfigError, DataError
+from footplate.parallel.group import ALONE, Group
 
 if TYPE_CHECKING:
     from footplate.data.table import Table
@@ -25,23 +27,33 @@ ROWS_PER_FILE = 1_000_000
 
 
 class PredictionWriter:
-    """Writes the batches that it is given to `path/part-00000.parquet`, …
+    """Writes the batches that it is given to `path/part-00000.parquet`, … (with several ranks, `part-001-00000.parquet`).
+
+    Args:
+        path: the directory; all ranks see it.
+        group: the ranks; all make a writer, and enter and leave it.
 
     Raises:
         ConfigError: `path` holds something that is not a table of predictions.
     """
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and (not path.is_dir() or any(not f.name.startswith("part-") for f in path.iterdir())):
-            raise ConfigError(f"output={str(path)!r} exists and holds something else. Choose another directory.")
+    def __init__(self, path: Path, group: Group = ALONE) -> None:
+        group.ask_first(lambda: self._check(path))
         self.path = path
-        self._temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}")
+        self._group = group
+        self._prefix = f"part-{group.world.rank:03}-" if group.several else "part-"
+        self._temporary = path.with_name(f".tmp-{path.name}-{group.from_first(uuid.uuid4().hex)}")
         self._writer: pq.ParquetWriter | None = None
         self._files = 0
         self._rows = 0
 
+    @staticmethod
+    def _check(path: Path) -> None:
+        if path.exists() and (not path.is_dir() or any(not f.name.startswith("part-") for f in path.iterdir())):
+            raise ConfigError(f"output={str(path)!r} exists and holds something else. Choose another directory.")
+
     def __enter__(self) -> Self:
-        self._temporary.mkdir(parents=True)
+        self._group.ask_first(lambda: self._temporary.mkdir(parents=True))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -50,6 +62,10 @@ class PredictionWriter:
         if kind is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             return
+        self._group.barrier()
+        self._group.ask_first(self._finish)
+
+    def _finish(self) -> None:
         if self.path.exists():
             shutil.rmtree(self.path)
         self._temporary.rename(self.path)
@@ -60,7 +76,7 @@ class PredictionWriter:
         if self._writer is None or self._rows >= ROWS_PER_FILE:
             if self._writer is not None:
                 self._writer.close()
-            self._writer = pq.ParquetWriter(self._temporary / f"part-{self._files:05}.parquet", batch.schema)
+            self._writer = pq.ParquetWriter(self._temporary / f"{self._prefix}{self._files:05}.parquet", batch.schema)
             self._files, self._rows = self._files + 1, 0
         if batch.schema != self._writer.schema:
             raise DataError(

@@ -11,10 +11,13 @@ import torch
 
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
-from footplate.data.adapt import adapt
+from footplate.data.adapt import adapt, even, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.hardware.base import Accelerator, Devices
 from footplate.hooks import overrides
 from footplate.module import Module
+from footplate.parallel.uneven import shortest
+from footplate.parallel.world import World
 from footplate.settings import as_list, count_batches, limit_batches
 from footplate.tracking.base import Logger
 
@@ -28,6 +31,31 @@ NEEDED = {
     "predict": (),
 }
 LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
+
+
+def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> list[int]:
+    """The devices that the processes of this node use, in the order of their local ranks.
+
+    Raises:
+        ConfigError: fewer devices than processes, or several devices and nobody who has started a process for each.
+    """
+    found = accelerator.parse_devices(devices)
+    if not world.launched:
+        found = found[: 1 if devices == "auto" else None]
+        if len(found) > 1:
+            raise ConfigError(
+                f"devices={len(found)}: this version starts no processes by itself. Use devices=1, or start one for each "
+                f"device: torchrun --nproc-per-node {len(found)} train.py."
+            )
+        return found
+    if len(found) < world.local_size and len(found) == 1:  # one for each process
+        found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
+    if len(found) < world.local_size:
+        raise ConfigError(
+            f"devices={devices!r}: {len(found)} device(s) of {accelerator.name} for the {world.local_size} processes of "
+            "this node (LOCAL_WORLD_SIZE). Start one process for each device."
+        )
+    return found
 
 
 def choose_loggers(logger: Any) -> list[Any]:
@@ -127,8 +155,14 @@ def ask_loader(trainer: Trainer, name: str, given: Any) -> Any:
     return None
 
 
-def training_loader(trainer: Trainer, given: Any, limit: Any) -> tuple[Any, float]:
-    """The training loader, made resumable, and how many of its batches make an epoch.
+def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
+    """The training loader, made resumable, and how many of its batches make an epoch, on all ranks.
+
+    Args:
+        trainer: whose loader it is.
+        given: what the user passed.
+        limit: `limit_train_batches`.
+        saved: the loader's state in a checkpoint of another number of ranks, whose global batches go on.
 
     Raises:
         ConfigError: there is none, it is empty, or its limit leaves nothing.
@@ -140,8 +174,12 @@ def training_loader(trainer: Trainer, given: Any, limit: Any) -> tuple[Any, floa
             "or define train_dataloader()."
         )
     overfit = trainer.overfit_batches
-    loader = adapt(found, trainer.seed, shuffle=not overfit)
+    loader = adapt(found, trainer.seed, shuffle=not overfit, world=trainer.world)
+    if saved is not None:
+        loader.load_state_dict(saved)
     total = count_batches(loader)
+    if trainer.group.several and not even(loader):
+        total = shortest(total, trainer.group, "training")
     if total == 0:
         raise ConfigError("The training loader has no batches: is the data empty, or drop_last with too few rows?")
     name = "overfit_batches" if overfit else "limit_train_batches"
@@ -160,7 +198,7 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     """
     name = LOADERS[stage]
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
-    loaders = as_list(found)
+    loaders = [share_out(loader, trainer.seed, trainer.world) for loader in as_list(found)]
     limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
     for index, batches in enumerate(limits):
         if batches == 0 and limit == 0:

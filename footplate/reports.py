@@ -47,7 +47,7 @@ class Reports:
 
     def step(self, metrics: MetricLog) -> None:
         """Read the latest value of what is reported by step."""
-        values = metrics.step_values()
+        values = metrics.step_values(sync=True)
         self._row.update(values.logger)
         self.callback.update(values.callback)
         self.progress.update(values.progress)

@@ -123,6 +123,19 @@ def check_clipping(value: Any, algorithm: Any) -> str:
     return algorithm or "norm"
 
 
+def check_sync_batchnorm(value: Any, device: torch.device, ranks: int) -> bool:
+    """Whether batch norm is to see the batches of all ranks.
+
+    Raises:
+        ConfigError: neither True nor False, or it can't be on this device.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"sync_batchnorm={value!r}: expected True or False.")
+    if value and ranks > 1 and device.type == "cpu":
+        raise ConfigError("sync_batchnorm=True: torch's SyncBatchNorm runs on GPUs alone. Leave it out on the CPU.")
+    return value and ranks > 1
+
+
 def check_compile(value: Any) -> dict[str, Any] | None:
     """The options of `torch.compile`, or None for not compiling.
 

@@ -23,7 +23,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        self.received = None
+        self.received, self.reason = None, ""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._note)
@@ -37,6 +37,11 @@ class Signals:
     def terminate(self, reason: str) -> None:
         """Count as SIGTERM something that is not a signal; callable from any thread."""
         self.reason, self.received = reason, signal.SIGTERM
+
+    def agree(self, number: signal.Signals) -> None:
+        """Take what has come on some rank for what has come here."""
+        self.received = number
+        self.reason = self.reason or number.name
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == signal.SIGINT:

@@ -22,8 +22,9 @@ from typing import Any, Literal
 import torch
 
 from footplate import checkpoint, optim, rng
-from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
+from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelSummary, ProgressBar
 from footplate.callbacks.timer import Duration
+from footplate.data.adapt import weigher
 from footplate.errors import CheckpointError, ConfigError
 from footplate.evaluation import by_loader, evaluate
 from footplate.hardware.base import Accelerator, Devices
@@ -34,11 +35,16 @@ from footplate.lock import only_writer
 from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
 from footplate.notice import watching
+from footplate.parallel.agreement import Agreement
+from footplate.parallel.group import ALONE, join
+from footplate.parallel.resharing import OWN, made_by, part_of
+from footplate.parallel.strategies import check_strategy, make_strategy
 from footplate.parallel.world import World
 from footplate.prepare import (
     LOADERS,
     attach,
     choose_callbacks,
+    choose_devices,
     choose_loggers,
     compat,
     evaluation_loaders,
@@ -57,6 +63,7 @@ from footplate.settings import (
     check_compile,
     check_count,
     check_limit,
+    check_sync_batchnorm,
     set_deterministic,
     validation_interval,
 )
@@ -64,10 +71,13 @@ from footplate.signals import Signals
 from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
 from footplate.step.precision import Precision
-from footplate.step.transfer import make_transfer
+from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.tracking.base import Logger, Status
+from footplate.tracking.silent import Silent
 
 log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
 
 Stage = Literal["fit", "validate", "test", "predict"]
 
@@ -77,7 +87,10 @@ class Trainer:
 
     Args:
         accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", a name that an installed package adds, or an `Accelerator`.
-        devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2".
+        devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2". In processes that were
+            started by torchrun or the like, each takes one.
+        strategy: how several processes train one model: "auto" or "ddp" (each has all of it), "fsdp" (each has a part),
+            "ddp_find_unused_parameters_true".
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true".
         logger: a logger or several; True (default) for `CSV`; False for none.
         callbacks: a callback or several.
@@ -104,6 +117,7 @@ class Trainer:
         gradient_clip_algorithm: "norm" (default) or "value".
         deterministic: only deterministic algorithms; "warn" to be told of the others.
         benchmark: let cuDNN try algorithms for the shapes at hand.
+        sync_batchnorm: let batch norm see the batches of all processes.
         inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
@@ -126,6 +140,7 @@ class Trainer:
         *,
         accelerator: str | Accelerator = "auto",
         devices: Devices = "auto",
+        strategy: str = "auto",
         precision: str | int | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: Callback | list[Callback] | None = None,
@@ -152,6 +167,7 @@ class Trainer:
         gradient_clip_algorithm: Literal["norm", "value"] | None = None,
         deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
+        sync_batchnorm: bool = False,
         inference_mode: bool = True,
         detect_anomaly: bool = False,
         compile: bool | dict[str, Any] = False,
@@ -169,14 +185,12 @@ class Trainer:
         self.precision = Precision.parse(given_precision or "32-true")
         self.accelerator = get_accelerator(accelerator)
         self.accelerator.check_precision(self.precision.name)
-        self.device_ids = self.accelerator.parse_devices(devices)[: 1 if devices == "auto" else None]
         self.world = World.from_environ()
-        if len(self.device_ids) > 1 or self.world.size > 1:
-            raise ConfigError(
-                f"devices={len(self.device_ids)}, WORLD_SIZE={self.world.size}: this version trains on one device in one "
-                "process. Use devices=1."
-            )
-        self.device = self.accelerator.torch_device(self.device_ids[0])
+        self.device_ids = choose_devices(self.accelerator, devices, self.world)
+        self.device = self.accelerator.torch_device(self.device_ids[self.world.local_rank])
+        self.group = ALONE  # until there is work to do
+        self.parallel = make_strategy(check_strategy(strategy), self.world.size)
+        self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, self.world.size)
 
         self.fast_dev_run = int(check_count("fast_dev_run", int(fast_dev_run), 0))
         self.max_epochs = check_count("max_epochs", max_epochs, -1, none=True)
@@ -217,7 +231,9 @@ class Trainer:
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
 
-        self.loggers = choose_loggers(False if self.fast_dev_run else logger)
+        self.loggers: list[Any] = choose_loggers(False if self.fast_dev_run else logger)
+        if self.world.rank != 0:
+            self.loggers = [Silent() for _ in self.loggers]
         self._own_callbacks = choose_callbacks(
             as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar,
             enable_model_summary, bool(self.fast_dev_run),
@@ -247,6 +263,7 @@ class Trainer:
         self._state: RunState
         self._loop: TrainingLoop | None = None
         self.signals = Signals()
+        self.agreement = self._make_agreement()
         self._writer = checkpoint.CheckpointWriter()
 
     # What it is asked for
@@ -276,8 +293,8 @@ class Trainer:
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         with contextlib.ExitStack() as held, self._running("fit", model, datamodule):
-            if not self.fast_dev_run and self.world.rank == 0:
-                held.enter_context(only_writer(self.run_dir))
+            if not self.fast_dev_run:
+                self.group.ask_first(lambda: held.enter_context(only_writer(self.run_dir)))
             held.enter_context(watching(self.signals.terminate))
             self._fit(train_dataloaders, val_dataloaders, ckpt_path)
 
@@ -345,7 +362,7 @@ class Trainer:
         with self._running("predict", self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
             found: list[list[Any]] = [[] for _ in loaders]
-            writer = None if output is None else PredictionWriter(Path(output))
+            writer = None if output is None else PredictionWriter(Path(output), self.group)
 
             def sink(prediction: Any, batch_idx: int, index: int) -> None:
                 if keep:
@@ -360,25 +377,30 @@ class Trainer:
         return None if writer is None else writer.table()
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint of the run as it stands, and return when it is on the disk."""
+        """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it."""
         self.write_checkpoint(Path(filepath), weights_only)
         self._writer.wait()
+        self.group.barrier()
 
     # How a run is put together
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
         self._set_up("fit")
-        found = find_checkpoint(self, ckpt_path)
+        found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
         loaded = None if found is None else checkpoint.load(found)
+        moved = None  # where the loader was, on another number of ranks
         if loaded is not None:
             self.seed = loaded.get("seed", self.seed)
+            loaded, ranks = part_of(loaded, self.world, self._metric_reductions), made_by(loaded)
+            moved = None if ranks == self.world.size else loaded.get("loader")
 
-        loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders)
+        loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, moved)
         self._prepare_module()
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
-        self._prepare_step()
+        self._prepare_step(weigher(loader, self.world))
         self._prepare_state(loader)
         if loaded is not None:
+            loaded = self.parallel.parts(loaded, self.module, self.optimizers)
             self._resume_module(loaded, str(found))
         for logger in self.loggers:
             logger.setup(self.run_dir, self._hparams())
@@ -392,12 +414,14 @@ class Trainer:
         self.should_stop = False
         self.training_in_progress = True
         self.hooks.call("on_train_start")
+        self.agreement.settle()
         while not loop.finished():
             loop.epoch()
         save_before_end(self)  # before a callback puts averaged weights, say, in place
         self.hooks.call("on_train_end")
         self.training_in_progress = False
         self._writer.wait()
+        self.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
         for logger in self.loggers:
             logger.log_model(self)
         self.hooks.call("on_fit_end")
@@ -422,6 +446,7 @@ class Trainer:
         """Whatever happens inside: exceptions told to hooks, loggers closed, threads joined, errors made plain."""
         self.stage, self.module, self.datamodule = stage, model, datamodule
         attach(self, stage, model, datamodule)
+        self._join()
         self.callbacks = self._all_callbacks()
         for callback in self.callbacks:
             callback.log, callback.log_dict = model.log, model.log_dict
@@ -440,6 +465,8 @@ class Trainer:
             raise
         finally:
             self.training_in_progress = self.sanity_checking = False
+            if self.parallel.several and hasattr(self, "step"):
+                self.step.release()
             with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
                 self._writer.wait()
             if stage == "fit":
@@ -452,16 +479,22 @@ class Trainer:
         callbacks = list(self._own_callbacks)
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
+        if self.world.rank != 0:
+            callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
         return sorted(callbacks, key=turn)
 
     def _set_up(self, stage: Stage) -> None:
-        self.hooks.call("prepare_data")
+        if self.world.local_rank == 0:
+            self.hooks.call("prepare_data")
+        self.group.barrier()
         for hook in (*self.hooks.late("setup"), *self.hooks.get("setup")):
             hook(stage)
         self.module.configure_model()
 
-    def _prepare_loaders(self, train_dataloaders: Any, val_dataloaders: Any) -> tuple[Any, list[Any]]:
-        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"])
+    def _prepare_loaders(
+        self, train_dataloaders: Any, val_dataloaders: Any, moved: dict[str, Any] | None
+    ) -> tuple[Any, list[Any]]:
+        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"], moved)
         val_loaders: list[Any] = []
         if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
             limit = self.overfit_batches or self._limits["validate"]
@@ -478,8 +511,8 @@ class Trainer:
         self._set_up(stage)
         if ckpt_path is None and not is_new:
             with contextlib.suppress(CheckpointError):
-                ckpt_path = find_checkpoint(self, "best")
-        found = find_checkpoint(self, ckpt_path)
+                ckpt_path = self.group.ask_first(lambda: find_checkpoint(self, "best"))
+        found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
         loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
         if not loaders:
             raise ConfigError(
@@ -489,7 +522,8 @@ class Trainer:
         setattr(self, f"num_{LOADERS[stage]}_batches", limits)
         self._prepare_module()
         if found is not None:
-            RunState(self.module, self.seed).load_module(checkpoint.load(found), str(found))
+            state = self.parallel.parts(checkpoint.load(found), self.module)
+            RunState(self.module, self.seed).load_module(state, str(found))
         self.optimizers = []
         self._prepare_step()
         return loaders, limits
@@ -497,8 +531,11 @@ class Trainer:
     def _prepare_module(self) -> None:
         self.precision.convert_module(self.module)
         self.module.to(self.device)
+        if self.sync_batchnorm:
+            torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
+        self.parallel.prepare(self.module)
 
-    def _prepare_step(self) -> None:
+    def _prepare_step(self, weight: Callable[[int], float] | None = None) -> None:
         spec = StepSpec(
             module=self.module,
             optimizers=self.optimizers,
@@ -510,9 +547,28 @@ class Trainer:
             gradient_clip_algorithm=self.gradient_clip_algorithm,
             compile=self.compile,
             on_optimizer_step=self._count_step,
+            strategy=self.parallel,
+            weight=weight,
         )
         self.step = self.accelerator.make_step(spec)
         self.step_optimizers = [optim.StepOptimizer(one, self.step.optimizer_step) for one in self.optimizers]
+
+    def _join(self) -> None:
+        """Meet the other ranks, the first time; from then on seed and directory are those of rank 0."""
+        if self.world.size > 1:
+            if not self.group.several:
+                if self.device.type == "cuda":
+                    torch.cuda.set_device(self.device)
+                self.group = join(self.world, self.accelerator.process_group_backend, self.device)
+                self.seed = self.group.from_first(self.seed)
+                self.run_dir = Path(self.group.from_first(self.run_dir))
+            self.agreement = self._make_agreement()
+
+    def _make_agreement(self) -> Agreement:
+        return Agreement(self.group, self.signals, lambda: self.should_stop)
+
+    def _metric_reductions(self, path: str) -> dict[str, Any]:
+        return self.module.get_submodule(path)._reductions
 
     def _count_step(self) -> None:
         self.progress.global_step += 1
@@ -522,7 +578,7 @@ class Trainer:
     def _prepare_state(self, loader: Any) -> None:
         self.progress = Progress()
         self.reports = Reports(self.loggers)
-        self.metrics = self._training_metrics = MetricLog(self.module, by_step=True)
+        self.metrics = self._training_metrics = MetricLog(self.module, by_step=True, group=self.group)
         self._state = RunState(
             module=self.module,
             seed=self.seed,
@@ -559,16 +615,20 @@ class Trainer:
     def write_checkpoint(self, path: Path, weights_only: bool = False, then: Callable[[], None] = lambda: None) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
 
+        All ranks call it, since a state holds something of each; rank 0 writes.
+
         Raises:
             CheckpointError: the save before this one failed.
         """
-        if self.world.rank != 0:
-            return
-        state = self._state.state_dict(weights_only)
+        state = self.parallel.whole(self._state.state_dict(weights_only))
+        if self.group.several and not weights_only:
+            state["ranks"] = self.group.gather_to_first(to_device({name: state[name] for name in OWN}, CPU))
         if not weights_only:
             self.hooks.call("on_save_checkpoint", state)
         elif overrides(self.module, "on_save_checkpoint"):
             self.module.on_save_checkpoint(state)
+        if self.world.rank != 0:
+            return
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback)}
         self._writer.save(state, path, meta, then, first=self._flush_loggers)
 
@@ -581,6 +641,7 @@ class Trainer:
         if self.training_in_progress:
             said = save_before_end(self)
             self._writer.wait()
+            self.group.barrier()  # all ranks end together, so that none is taken for lost while another saves
             self.print(f"{self.signals.reason} after step {self.global_step}: {said}")
         raise self.signals.end()
 
@@ -646,8 +707,16 @@ class Trainer:
         log.info(" ".join(map(str, args)))
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """`data` of every rank, stacked; with one process, `data` itself."""
-        return data
+        """`data` of every rank (tensors and numbers, of one shape, in any nesting), stacked in a new first dimension;
+        with one process, `data` itself.
+        """
+        if not self.group.several:
+            return data
+        return map_tensors(as_tensors(data, self.device), lambda tensor: self.group.stack(tensor, sync_grads))
+
+    def clock(self) -> float:
+        """Monotonic seconds, the same on every rank: rank 0's when the ranks last agreed on anything."""
+        return self.agreement.now_s
 
     @property
     def current_epoch(self) -> int:
@@ -699,7 +768,7 @@ class Trainer:
     @property
     def interrupted(self) -> bool:
         """Whether a signal has asked this run to end."""
-        return self.signals.received is not None
+        return self.agreement.interrupted
 
     def __getattr__(self, name: str) -> Any:
         """Names that Lightning's trainer has and ours gives otherwise."""

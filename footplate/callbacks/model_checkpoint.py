@@ -7,7 +7,6 @@ complete, and the newest complete one is never deleted before there is another, 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -157,7 +156,7 @@ class ModelCheckpoint(Callback):
             checkpoint.sweep(self.dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
-        self._saved_when = time.monotonic()
+        self._saved_when = trainer.clock()
         if self.save_on_train_epoch_end is None:
             self.save_on_train_epoch_end = not trainer.has_validation
 
@@ -165,7 +164,7 @@ class ModelCheckpoint(Callback):
         if not self._by_step or trainer.global_step == self._saved_at:
             return
         if self.train_time_interval is not None:
-            due = time.monotonic() - self._saved_when >= self.train_time_interval.total_seconds()
+            due = trainer.clock() - self._saved_when >= self.train_time_interval.total_seconds()
         else:
             due = trainer.global_step % self.every_n_train_steps == 0
         if due:
@@ -217,7 +216,7 @@ class ModelCheckpoint(Callback):
         """Write a checkpoint, as the last; once it is complete, delete those from before that are no longer kept."""
         assert self.dirpath is not None
         self.last_model_path = str(path)
-        self._saved_at, self._saved_when = trainer.global_step, time.monotonic()
+        self._saved_at, self._saved_when = trainer.global_step, trainer.clock()
         self._saved_batches = trainer.progress.batches
         unkept = before - self._own_paths() - {""}
         last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"

@@ -27,12 +27,12 @@ def better(score: float, than: float, mode: str) -> bool:
 
 
 def monitored(trainer: Trainer, monitor: str, who: str, strict: bool = True) -> float | None:
-    """The present value of a metric.
+    """The present value of a metric; rank 0's, so that all ranks come to the same conclusion.
 
     Raises:
         ConfigError: nothing of that name was logged, and `strict`.
     """
-    value = trainer.latest_metrics().get(monitor)
+    value = trainer.group.from_first(trainer.latest_metrics().get(monitor))
     if value is None:
         if not strict:
             return None

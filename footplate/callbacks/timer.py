@@ -1,4 +1,4 @@
-"""Stop training after a time, and tell how long each stage took."""
+"""Stop training after a time (by the clock of rank 0), and tell how long each stage took."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Timer(Callback):
         self._began.pop(stage, None)
 
     def _check(self, trainer: Trainer) -> None:
-        remaining = self.time_remaining()
+        remaining = self.time_remaining() if trainer.world.rank == 0 else None
         if remaining is not None and remaining <= 0 and not trainer.should_stop:
             trainer.should_stop = True
             if self.verbose:

@@ -61,11 +61,9 @@ REFUSED_HOOKS = {
 }
 
 REFUSED_ARGUMENTS = {
-    "strategy": ("auto", "devices=… chooses how many devices train together; leave it out"),
     "num_nodes": (1, "the launcher chooses the nodes; leave it out"),
     "profiler": (None, "use torch.profiler around trainer.fit()"),
     "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
-    "sync_batchnorm": (False, "call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) yourself"),
     "use_distributed_sampler": (True, "data is always shared out between processes; leave it out"),
     "reload_dataloaders_every_n_epochs": (0, "give a loader whose set_epoch() changes what it yields"),
     "barebones": (False, "there is little to leave out: logger=False, enable_checkpointing=False"),
@@ -211,12 +209,24 @@ def _state(trainer: Trainer) -> Any:
 
 
 def _strategy(trainer: Trainer) -> Any:
+    group = trainer.group
+
+    def decide(decision: bool, all: bool = True) -> bool:
+        return group.everybody(decision) if all else bool(group.maximum([int(decision)])[0])
+
+    def reduce(tensor: Any, _: Any = None, reduce_op: str = "mean") -> Any:
+        if not group.several or not hasattr(tensor, "shape"):
+            return tensor
+        stacked = group.stack(tensor)
+        return stacked.float().mean(0).to(tensor.dtype) if reduce_op in ("mean", "avg") else stacked.sum(0)
+
     return SimpleNamespace(
         root_device=trainer.device,
-        reduce_boolean_decision=lambda decision, all=True: decision,
-        reduce=lambda tensor, *args, **kwargs: tensor,
-        broadcast=lambda value, src=0: value,
-        barrier=lambda name=None: None,
+        reduce_boolean_decision=decide,
+        reduce=reduce,
+        broadcast=lambda value, src=0: group.gather(value)[src],
+        barrier=lambda name=None: group.barrier(),
+        all_gather=trainer.all_gather,
         world_size=trainer.world.size,
         is_global_zero=trainer.world.rank == 0,
     )

@@ -7,30 +7,37 @@
     a list of batches                   indexed
     any other iterable                  read again up to where it was, with a warning that says what that means
 
-All have the same four things: `len()` if it can be known, iteration over the rest of the epoch, `set_epoch`, and
+All have the same things: `len()` if it can be known, iteration over the rest of the epoch, `set_epoch`, and
 `state_dict`/`load_state_dict`.
+
+With several ranks, a `footplate.data.Loader` and a map-style DataLoader are shared out: global batch b is the same rows
+whatever the number of ranks (see `sharing.py`), `even(loader)` is true, and `weight(b)` says how much a rank's share
+counts. Of anything else every rank iterates its own, and their lengths may differ.
 """
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from footplate import rng
-from footplate.errors import ConfigError
+from footplate.data.sharing import Share, share_batches, share_rows
+from footplate.errors import CheckpointError, ConfigError
+from footplate.parallel.world import SINGLE, World
 
 
-def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
+def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE) -> Any:
     """Wrap what a user gave as a training loader, unless it is a `footplate.data.Loader` already.
 
     Args:
         loader: any of the above.
         seed: the run's.
         shuffle: False keeps a DataLoader's order fixed (to overfit a few batches).
+        world: this process's place among the ranks.
 
     Raises:
         ConfigError: it can't be iterated, or is several loaders.
@@ -39,7 +46,7 @@ def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
         if isinstance(loader.dataset, IterableDataset):
             own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
             return StatefulLoader(loader) if own_state else ReplayedLoader(loader)
-        return SeededDataLoader(loader, seed, shuffle)
+        return SeededDataLoader(loader, seed, shuffle, world)
     if hasattr(loader, "set_epoch") and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader if shuffle else SameEpoch(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -52,6 +59,56 @@ def adapt(loader: Any, seed: int, shuffle: bool = True) -> Any:
     if not isinstance(loader, Iterable):
         raise ConfigError(f"train_dataloader() returned {type(loader).__name__}, which can't be iterated over.")
     return ReplayedLoader(loader)
+
+
+def share_out(loader: Any, seed: int, world: World) -> Any:
+    """An evaluation loader, of which each rank gets its share where that can be; rows are never given twice.
+
+    Args:
+        loader: any iterable of batches.
+        seed: the run's.
+        world: this process's place among the ranks.
+    """
+    if world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        return SeededDataLoader(loader, seed, world=world)
+    return loader
+
+
+def even(loader: Any) -> bool:
+    """Whether every rank is certain to have as many batches as the others."""
+    loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    return isinstance(loader, SeededDataLoader) or hasattr(loader, "rank_rows")
+
+
+def weigher(loader: Any, world: World) -> Callable[[int], float] | None:
+    """The function from a batch's index to the weight of this rank's share; None where every share counts alike."""
+    loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    if world.size == 1:
+        return None
+    if isinstance(loader, SeededDataLoader):
+        return loader.weight
+    if hasattr(loader, "rank_rows"):
+        return _LoaderWeights(loader, world)
+    return None
+
+
+class _LoaderWeights:
+    """The weights of a `footplate.data.Loader`'s batches: those of the last are its own, the others are alike."""
+
+    def __init__(self, loader: Any, world: World) -> None:
+        self._loader, self._world = loader, world
+        self._size: int | None = None
+        self._usual = self._last = 1.0
+        self._batches = 0
+
+    def __call__(self, batch: int) -> float:
+        if self._size != self._loader.global_batch_size:  # at first, and when another size has been restored
+            self._size, self._batches = self._loader.global_batch_size, len(self._loader)
+            self._usual, self._last = self._of(0), self._of(self._batches - 1)
+        return self._last if batch == self._batches - 1 else self._usual
+
+    def _of(self, batch: int) -> float:
+        return self._loader.rank_rows(batch) * self._world.size / self._loader.batch_rows(batch)
 
 
 class Positioned:
@@ -165,25 +222,45 @@ class SameEpoch:
 
 
 class SeededDataLoader(Positioned):
-    """A map-style torch DataLoader whose every batch is a function of (seed, epoch, batch).
+    """A map-style torch DataLoader whose every batch is a function of (seed, epoch, batch, rank).
 
-    The given loader's sampler draws the epoch's order, under a seed of its own; the set is read through `SeededDataset`,
-    which seeds the global generators of the process that makes the batch. So neither the order nor any augmentation
-    depends on what was drawn before, and any batch can be the first.
+    The given loader's sampler draws the epoch's order, under a seed of its own, so all ranks draw the same and take their
+    shares of it; the set is read through `SeededDataset`, which seeds the global generators of the process that makes the
+    batch. So neither the order nor any augmentation depends on what was drawn before, and any batch can be the first.
+
+    A sampler that shares out by itself (`DistributedSampler`) is left to do so.
+
+    Args:
+        loader: the user's. Its `batch_size` is that of one rank; a batch sampler of a class of the user's has its batches
+            dealt out to the ranks, as have the items of a loader with `batch_size=None`.
+        seed: the run's.
+        shuffle: False keeps the order fixed.
+        world: this process's place among the ranks.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True, world: World = SINGLE) -> None:
         super().__init__()
         self.given = loader
         self._seed = seed
-        batched = loader.batch_sampler is not None
-        self._source: Any = loader.batch_sampler if batched else loader.sampler
+        sampler = loader.batch_sampler
+        self._by_rows = type(sampler) is BatchSampler
+        self._batched = sampler is not None
+        self._source: Any = sampler.sampler if self._by_rows else sampler if self._batched else loader.sampler  # type: ignore[union-attr]
         if not shuffle:
-            order = range(len(loader.dataset))  # type: ignore[arg-type]
-            self._source = BatchSampler(order, loader.batch_size or 1, loader.drop_last) if batched else order
-        self._tickets = _Tickets(batched)
+            self._by_rows = self._batched
+            self._source = range(len(loader.dataset))  # type: ignore[arg-type]
+        self._shares_itself = isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler)
+        self._world = SINGLE if self._shares_itself else world
+        self._rank = world.rank
+        self._unit = (loader.batch_size or 1) if self._by_rows else 1
+        self._drop_last = bool(loader.drop_last)
+        self._ranks = world.size
+        self._global: int | None = None
+        self._misfit: str | None = None
+        self._weights: list[float] = []
+        self._tickets = _Tickets(self._batched)
         sampling: dict[str, Any] = (
-            {"batch_sampler": self._tickets} if batched else {"sampler": self._tickets, "batch_size": None}
+            {"batch_sampler": self._tickets} if self._batched else {"sampler": self._tickets, "batch_size": None}
         )
         workers: dict[str, Any] = {}
         if loader.num_workers:
@@ -205,29 +282,85 @@ class SeededDataLoader(Positioned):
         """The user's data set."""
         return self.given.dataset
 
+    @property
+    def global_batch_size(self) -> int:
+        """Rows (or ready batches) of a full batch over all ranks; after resuming on another number of ranks, still what
+        it was.
+        """
+        return self._global or self._unit * self._world.size
+
     def __len__(self) -> int:
-        return len(self._source)
+        units, size = len(self._source), self.global_batch_size
+        return units // size if self._by_rows and self._drop_last else -(-units // size)
 
     def __iter__(self) -> Iterator[Any]:
         start = self._begin()
-        order = self._draw_order()
+        if start and self._misfit:
+            raise CheckpointError(self._misfit)
+        shares = self._shares()
+        self._weights = [one.weight for one in shares]
+        rank = (self._rank,) if self._rank else ()
         self._tickets.items = [
-            (rng.mix(self._seed, self._epoch, index), item) for index, item in enumerate(order[start:], start)
+            (rng.mix(self._seed, self._epoch, index, *rank), one.rows if self._batched else one.rows[0])
+            for index, one in enumerate(shares[start:], start)
         ]
         for batch in self.loader:
             self._batch += 1
             yield batch
 
+    def weight(self, batch: int) -> float:
+        """How much this rank's share of a batch of the epoch in progress counts; 0 where it is another rank's."""
+        return self._weights[batch]
+
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         _tell_epoch(epoch, self.given.sampler, self.given.batch_sampler, self.given.dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and in which batches it counts."""
+        sizes = {"batch_size": self._unit, "global_batch_size": self.global_batch_size, "ranks": self._ranks}
+        return {**super().state_dict(), **sizes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after those batches; on another number of ranks, with the same global batches.
+
+        Where the position means nothing to this loader, since its batches are others, iterating over the rest of that
+        epoch raises a `CheckpointError`; any other epoch is as good as new.
+        """
+        super().load_state_dict(state)
+        size, ranks = state.get("global_batch_size"), state.get("ranks", self._ranks)
+        self._global, self._misfit = None, None
+        if size in (None, self._unit * self._world.size) and (ranks == self._ranks or not self._shares_itself):
+            return
+        if self._shares_itself or not self._batched:
+            self._misfit = (
+                f"The checkpoint was made in mid-epoch on {ranks} rank(s), this run has {self._ranks}, and "
+                f"{'a DistributedSampler' if self._shares_itself else 'batch_size=None'} can't be shared out anew. "
+                f"Resume on {ranks}, or give the DataLoader a batch_size and no sampler of that kind."
+            )
+        elif state.get("batch_size") != self._unit:
+            self._misfit = (
+                f"The checkpoint was made in mid-epoch with batch_size={state.get('batch_size')} on {ranks} rank(s) (a "
+                f"global batch of {size}), this run has batch_size={self._unit} on {self._ranks}, so its position means "
+                f"other rows. Use batch_size={state.get('batch_size')} to resume."
+            )
+        else:
+            self._global = size
+
+    def _shares(self) -> list[Share]:
+        """The shares of this rank in the epoch."""
+        order, rank, ranks = self._draw_order(), self._world.rank, self._world.size
+        if self._by_rows:
+            return share_rows(order, self.global_batch_size, self._drop_last, rank, ranks)
+        batches = order if self._batched else [[item] for item in order]
+        return share_batches(batches, self.global_batch_size, rank, ranks)
 
     def _draw_order(self) -> list[Any]:
         """What the user's sampler gives for this epoch, leaving the global generators as they were."""
         before = rng.capture()
         seed = rng.mix(self._seed, self._epoch)
         rng.seed_globals(seed)
-        for sampler in (self.given.sampler, getattr(self._source, "sampler", None)):
+        for sampler in (self.given.sampler, getattr(self.given.batch_sampler, "sampler", None)):
             generator = getattr(sampler, "generator", None)
             if generator is not None:
                 generator.manual_seed(seed)

@@ -165,6 +165,10 @@ class Loader:
         """Rows of this rank's share of a batch: its weight in a mean over all ranks."""
         return self._plan(0).rank_rows(batch, self.world.rank, self.world.size)
 
+    def batch_rows(self, batch: int) -> int:
+        """Rows of a batch over all ranks."""
+        return self._plan(0).batch_rows(batch, self.world.size)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: after the last batch handed out, however many were made ahead."""
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from footplate.hooks import Hooks
+from footplate.parallel.base import Strategy
 from footplate.step.precision import Precision
 
 
@@ -35,6 +36,9 @@ class StepSpec:
         gradient_clip_algorithm: "norm" or "value".
         compile: options of `torch.compile`, or None.
         on_optimizer_step: called after each optimizer step, before anything else happens.
+        strategy: how the module lives on several ranks; by default there is one.
+        weight: by how much the loss of a batch (by its index in the epoch) counts, so that the average over the ranks is
+            the mean over all rows; None where every batch counts alike.
     """
 
     module: Any
@@ -47,6 +51,8 @@ class StepSpec:
     gradient_clip_algorithm: str = "norm"
     compile: dict[str, Any] | None = None
     on_optimizer_step: Callable[[], None] = lambda: None
+    strategy: Strategy = field(default_factory=Strategy)
+    weight: Callable[[int], float] | None = None
 
 
 class Step(ABC):
@@ -75,6 +81,9 @@ class Step(ABC):
             For each batch, what `training_step` returned, detached; None where it skipped the batch.
         """
 
+    def begin_epoch(self) -> None:
+        """Before the first batch of an epoch, or of the rest of one: other parameters may be trained from here on."""
+
     @abstractmethod
     def finish_window(self, epoch: int, batch_idx: int) -> None:
         """Step with what has been accumulated, when an epoch of unknown length has ended inside a window."""
@@ -94,6 +103,9 @@ class Step(ABC):
     @abstractmethod
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         """Clip the gradients of an optimizer's parameters in place."""
+
+    def release(self) -> None:
+        """After training: the module is its user's again."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the step itself must remember: a loss scale, the gradients of an unfinished accumulation window."""

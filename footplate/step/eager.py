@@ -43,7 +43,12 @@ class EagerStep(Step):
         self._accumulated = 0
         self._skip_window = False
         self._arguments: dict[str, int] = {}
+        self._strategy = spec.strategy
+        self._several = spec.strategy.several
+        self._batch_weight = 1.0
+        self._averaged: set[int] = set()  # optimizers (by id) whose gradients are averaged, with manual optimisation
         self._training_step = module.training_step
+        self._learning: list[bool] = []
         self._takes_index = step_arguments(self._training_step, "training_step") > 1
         self._automatic = bool(module.automatic_optimization)
         self._optimizer: Optimizer | None = spec.optimizers[0] if self._automatic and spec.optimizers else None
@@ -70,6 +75,7 @@ class EagerStep(Step):
             or self._after_backward
             or self._before_optimizer_step
             or spec.accumulate_grad_batches != 1
+            or self._several
         )
         if self._automatic and len(spec.optimizers) > 1:
             raise ConfigError(
@@ -82,6 +88,18 @@ class EagerStep(Step):
                 f"{name}={getattr(spec, name)} has no meaning with manual optimisation: "
                 f"{'call self.clip_gradients(...)' if spec.gradient_clip_val else 'accumulate'} in training_step."
             )
+
+    def begin_epoch(self) -> None:
+        learning = [parameter.requires_grad for parameter in self.spec.module.parameters()] if self._several else []
+        if learning != self._learning:
+            self._learning = learning
+            self._training_step = self.spec.module.training_step
+            self._training_step = self._strategy.training_step(self.spec.module)
+
+    def release(self) -> None:
+        self._training_step = self.spec.module.training_step
+        self._learning = []
+        self._strategy.release()
 
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> list[Any]:
         if self._nothing_between:
@@ -110,6 +128,9 @@ class EagerStep(Step):
 
     def _train_batch(self, batch: Any, batch_idx: int, ends_window: bool, epoch: int) -> Any:
         optimizer = self._optimizer
+        if self._several:
+            self._strategy.begin_batch(ends_window)
+            self._batch_weight = 1.0 if self.spec.weight is None else self.spec.weight(batch_idx)
         if optimizer is None:
             return detach(self._forward(batch, batch_idx))
         if self._by_closure and ends_window:
@@ -138,10 +159,14 @@ class EagerStep(Step):
                 self.spec.module.optimizer_zero_grad(epoch, batch_idx, optimizer)
             else:
                 self._clear(optimizer)
-        if loss is None:
+        if loss is None and not self._several:
             return
+        if loss is None:
+            loss = self._no_loss()
         if self.spec.accumulate_grad_batches != 1:
             loss = loss / self.spec.accumulate_grad_batches
+        if self._batch_weight != 1.0:
+            loss = loss * self._batch_weight
         for hook in self._before_backward:
             hook(loss)
         if self._scaler is not None:
@@ -216,6 +241,7 @@ class EagerStep(Step):
 
     def finish_window(self, epoch: int, batch_idx: int) -> None:
         if self._optimizer is not None and self._accumulated:
+            self._strategy.average(_parameters(self._optimizer))
             self._step(self._optimizer)
 
     def _loss_of(self, output: Any) -> Tensor | None:
@@ -243,7 +269,20 @@ class EagerStep(Step):
         with self._context():
             return function(self.spec.precision.convert_batch(batch), *given[1:arguments])
 
+    def _no_loss(self) -> Tensor:
+        """What stands for the loss of a batch that is skipped on this rank: others may wait for its gradients."""
+        if not self._strategy.skips:
+            raise ConfigError(
+                f'training_step() returned None: with strategy="{self._strategy.name}" every rank needs a loss from every '
+                "batch. Return a loss times 0 instead."
+            )
+        learning = (parameter for parameter in self.spec.module.parameters() if parameter.requires_grad)
+        return torch.stack([parameter.sum() * 0.0 for parameter in learning]).sum()
+
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._averaged.clear()
+        if self._batch_weight != 1.0:
+            loss = loss * self._batch_weight
         for hook in self._before_backward:
             hook(loss)
         if self._scaler is not None:
@@ -256,6 +295,10 @@ class EagerStep(Step):
             hook()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            self._average(optimizer)
+        elif self._several:
+            closure = self._averaging(optimizer, closure)
         for hook in self._before_optimizer_step:
             hook(optimizer)
         if self._scaler is None:
@@ -271,7 +314,9 @@ class EagerStep(Step):
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         if not value:
             return
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not self._automatic:
+            self._average(optimizer)
+        parameters = _parameters(optimizer)
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, value)
         else:
@@ -291,10 +336,32 @@ class EagerStep(Step):
         self._accumulated = state.get("accumulated", 0)
         parameters = dict(self.spec.module.named_parameters())
         for name, gradient in state.get("gradients", {}).items():
-            parameters[name].grad = gradient.to(parameters[name].device)
+            parameter = parameters[name]
+            parameter.grad = self._strategy.part_of(gradient, parameter)
+
+    def _average(self, optimizer: Any) -> None:
+        """Average an optimizer's gradients over the ranks, once after each backward pass by hand."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if self._several and id(optimizer) not in self._averaged:
+            self._averaged.add(id(optimizer))
+            self._strategy.average(_parameters(optimizer))
+
+    def _averaging(self, optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure whose gradients are averaged whenever the optimizer runs it."""
+
+        def averaged() -> Any:
+            loss = closure()
+            self._average(optimizer)
+            return loss
+
+        return averaged
 
     def _forward_context(self) -> contextlib.AbstractContextManager[None]:
         return self.spec.precision.forward_context(self.spec.device)
+
+
+def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

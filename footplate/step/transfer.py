@@ -62,6 +62,17 @@ def map_tensors(batch: Any, function: Any) -> Any:
     return batch
 
 
+def as_tensors(data: Any, device: torch.device) -> Any:
+    """`data` with its numbers made tensors, and every tensor on a device."""
+    if isinstance(data, (bool, int, float)):
+        return torch.tensor(data, device=device)
+    if isinstance(data, Mapping):
+        return {key: as_tensors(value, device) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return type(data)(as_tensors(value, device) for value in data)
+    return data.to(device) if isinstance(data, Tensor) else data
+
+
 def detach(output: Any) -> Any:
     """What a step returned, without its graph."""
     if isinstance(output, Tensor):

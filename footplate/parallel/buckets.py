@@ -1,0 +1,65 @@
+"""Many tensors through few collectives: packed into flat buckets, sent, and unpacked in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
+
+
+def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:
+    """Tensors in groups of one type and device, each of about `nbytes` at most, in an order that depends on these alone."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for kind in kinds.values():
+        bucket: list[Tensor] = []
+        for tensor in kind:
+            if bucket and sum(one.nbytes for one in bucket) + tensor.nbytes > nbytes:
+                yield bucket
+                bucket = []
+            bucket.append(tensor)
+        yield bucket
+
+
+@torch.no_grad()
+def send_from_first(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors with those of rank 0; every rank has the same ones in the same order."""
+    for bucket in buckets(tensors):
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        dist.broadcast(flat, src=0)
+        _unpack(flat, bucket)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Average the gradients of some parameters over the ranks, in place.
+
+    A parameter that got no gradient on this rank counts as zero here; one that got none on any rank keeps none, so that
+    its optimizer passes it over. The parameters themselves tell who has one: a flag for each goes with its bucket.
+    """
+    world = dist.get_world_size()
+    for bucket in buckets(parameters):
+        present = torch.tensor([float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype)  # type: ignore[union-attr]
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([*(tensor.reshape(-1) for tensor in found), present.to(bucket[0].device)])
+        dist.all_reduce(flat)
+        flags = flat[-len(bucket) :]
+        missing = [index for index, p in enumerate(bucket) if p.grad is None]
+        if missing:
+            there = flags.tolist()
+            for index in missing:
+                if there[index]:
+                    bucket[index].grad = found[index]
+        _unpack(flat.div_(world), found)
+
+
+def _unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        start += tensor.numel()

@@ -1,0 +1,71 @@
+"""What each rank had for itself in a checkpoint, and how it is taken up by another number of ranks.
+
+A checkpoint is written by rank 0 and holds the model once. What differs between ranks stands under `ranks`, a part for
+each: the gradients of an unfinished accumulation window, running metrics, the loader's position, the states of the global
+generators. With as many ranks as before, each takes its own. With another number, totals stay what they were:
+
+    gradients    every rank takes their average, whose average over the new ranks is the same
+    metrics      merged; rank 0 takes them, the others begin at nothing
+    loader       the place in global batches, which is the same for all
+    generators   rank r takes those of rank r; a rank that is new gets a fresh seed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from footplate import rng
+from footplate.parallel.totals import merge_states
+from footplate.parallel.world import World
+
+OWN = ("step", "metrics", "loader", "rng")
+
+
+def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """A run state as this rank takes it up.
+
+    Args:
+        state: a whole checkpoint.
+        world: this process's place among the ranks.
+        reductions: see `merge_states`.
+    """
+    if "progress" not in state:  # weights alone
+        return state
+    parts = state.get("ranks") or [{name: state[name] for name in OWN}]
+    if len(parts) == world.size:
+        return {**state, **parts[world.rank]}
+    seed = rng.mix(state["seed"], state["progress"]["batches"], world.rank)
+    return {
+        **state,
+        "step": _average_gradients([part["step"] for part in parts]),
+        "metrics": merge_states([part["metrics"] for part in parts], reductions) if world.rank == 0 else {},
+        "loader": parts[world.rank % len(parts)]["loader"],
+        "rng": parts[world.rank]["rng"] if world.rank < len(parts) else _fresh_generators(seed),
+    }
+
+
+def made_by(state: dict[str, Any]) -> int:
+    """How many ranks made a checkpoint."""
+    return len(state.get("ranks") or [0])
+
+
+def _average_gradients(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if not any("gradients" in step for step in steps):
+        return steps[0]
+    found: dict[str, torch.Tensor] = {}
+    for step in steps:
+        for name, gradient in step.get("gradients", {}).items():
+            found[name] = found[name] + gradient if name in found else gradient
+    return {**steps[0], "gradients": {name: gradient / len(steps) for name, gradient in found.items()}}
+
+
+def _fresh_generators(seed: int) -> dict[str, Any]:
+    before = rng.capture()
+    rng.seed_globals(seed)
+    try:
+        return rng.capture()
+    finally:
+        rng.restore(before)

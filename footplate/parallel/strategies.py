@@ -1,0 +1,48 @@
+"""Which strategies there are, by Lightning's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from footplate.errors import ConfigError, did_you_mean
+from footplate.parallel.base import Strategy
+
+NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
+
+_INSTEAD = {
+    "ddp_spawn": '"ddp" does the same from a script and from a notebook',
+    "ddp_notebook": '"ddp" does the same from a script and from a notebook',
+    "ddp_fork": '"ddp" does the same from a script and from a notebook',
+    "ddp_find_unused_parameters_false": '"ddp" looks for none',
+    "fsdp2": '"fsdp" is FSDP2',
+    "dp": 'torch\'s DataParallel is slower than "ddp" everywhere',
+    "deepspeed": '"fsdp" shards parameters, gradients and optimizer states as its stage 3 does',
+}
+
+
+def check_strategy(strategy: Any) -> str:
+    """A strategy's name.
+
+    Raises:
+        ConfigError: none of `NAMES`, with what to write instead.
+    """
+    if not isinstance(strategy, str):
+        raise ConfigError(f"strategy={strategy!r}: expected a name: {', '.join(NAMES)}.")
+    if strategy in NAMES:
+        return strategy
+    instead = _INSTEAD.get(strategy) or _INSTEAD.get(strategy.partition("_")[0])
+    mend = f"{instead}." if instead else did_you_mean(strategy, NAMES)
+    raise ConfigError(f'strategy="{strategy}" is not supported: {mend}')
+
+
+def make_strategy(name: str, ranks: int) -> Strategy:
+    """The strategy of a name for so many ranks; a single one has nothing to share."""
+    if ranks == 1:
+        return Strategy()
+    if name == "fsdp":
+        from footplate.parallel.fsdp import FSDP
+
+        return FSDP()
+    from footplate.parallel.ddp import DDP
+
+    return DDP(find_unused_parameters=name == "ddp_find_unused_parameters_true")

@@ -1,0 +1,100 @@
+"""Start several ranks for a test: real processes, forked, with torchrun's variables set.
+
+results = run(train, 2)                      # [what rank 0 returned, what rank 1 returned]
+with start(train, 2) as ranks: ranks.kill(1, signal.SIGTERM); ranks.exit_codes()
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Self
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Ranks:
+    """Processes that run one function, each as a rank."""
+
+    def __init__(self, function: Callable[..., Any], world: int, *args: Any, **environ: str) -> None:
+        port = free_port()
+        self._pipes = [FORK.Pipe(duplex=False) for _ in range(world)]
+        self.processes = [
+            FORK.Process(target=_rank, args=(function, rank, world, port, self._pipes[rank][1], args, environ))
+            for rank in range(world)
+        ]
+
+    def __enter__(self) -> Self:
+        for process in self.processes:
+            process.start()
+        for _, sending in self._pipes:
+            sending.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one of them."""
+        os.kill(self.processes[rank].pid or 0, number)
+
+    def exit_codes(self, timeout_s: float = 60.0) -> list[int | None]:
+        """How they ended; None for one that still runs when the time is over."""
+        end = time.monotonic() + timeout_s
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+        return [process.exitcode for process in self.processes]
+
+    def results(self, timeout_s: float = 60.0) -> list[Any]:
+        """What they returned."""
+        end = time.monotonic() + timeout_s
+        found = []
+        for rank, (receiving, _) in enumerate(self._pipes):
+            assert receiving.poll(max(0.0, end - time.monotonic())), f"rank {rank} gave nothing in {timeout_s} s"
+            ok, value = pickle.loads(receiving.recv_bytes())
+            assert ok, f"rank {rank}:\n{value}"
+            found.append(value)
+        return found
+
+
+def start(function: Callable[..., Any], world: int, *args: Any, **environ: str) -> Ranks:
+    """Ranks to be entered; `function(*args)` runs in each."""
+    return Ranks(function, world, *args, **environ)
+
+
+def run(function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60.0, **environ: str) -> list[Any]:
+    """What `function(*args)` returns on each rank."""
+    with start(function, world, *args, **environ) as ranks:
+        return ranks.results(timeout_s)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank(
+    function: Callable[..., Any], rank: int, world: int, port: int, sending: Any, args: Any, environ: Any
+) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **environ,
+    )  # fmt: skip
+    try:
+        sending.send_bytes(pickle.dumps((True, function(*args))))
+    except SystemExit:
+        raise
+    except BaseException:
+        sending.send_bytes(pickle.dumps((False, traceback.format_exc())))
+        sys.exit(1)

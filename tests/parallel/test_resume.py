@@ -1,0 +1,97 @@
+"""Two ranks that are cut off and continued end with every bit of the run that never was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import ranks
+from models.small import Classifier, dataset
+from test_resume import TwoOptimizers
+from torch.utils.data import DataLoader
+
+import footplate as fp
+
+CASES: dict[str, dict[str, Any]] = {
+    "dropout and shuffling": {},
+    "accumulation": {"trainer": {"accumulate_grad_batches": 4}},
+    "accumulation, saved inside a window": {
+        "trainer": {"accumulate_grad_batches": 4, "val_check_interval": 5},
+        "every": {"every_n_epochs": 1},
+    },
+    "validation in mid-epoch": {"trainer": {"val_check_interval": 3}},
+    "two optimizers by hand": {"module": TwoOptimizers},
+}
+
+
+class Watch(fp.Callback):
+    """Notes every batch's loss in a file of its rank, and when told how, where: ends the run."""
+
+    def __init__(self, root: Path, end_at: int | None, number: int, who: int) -> None:
+        self.root, self.end_at, self.number, self.who = root, end_at, number, who
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        with (self.root / f"losses-{trainer.global_rank}").open("a") as file:
+            file.write(f"{trainer.progress.batches} {float(outputs).hex()}\n")
+        if trainer.progress.batches == self.end_at and self.who in (-1, trainer.global_rank):
+            os.kill(os.getpid(), self.number)
+
+
+def train(root: Path, case: dict[str, Any], end_at: int | None = None, number: int = 0, who: int = -1) -> Any:
+    root.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(7)
+    model = case.get("module", Classifier)()
+    trainer = fp.Trainer(
+        accelerator="cpu", devices=2, logger=False, enable_progress_bar=False, enable_model_summary=False, seed=1,
+        max_epochs=4, default_root_dir=root, log_every_n_steps=1,
+        callbacks=[Watch(root, end_at, number, who), fp.ModelCheckpoint(**case.get("every", {"every_n_train_steps": 2}))],
+        **case.get("trainer", {}),
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(dataset(), 5, shuffle=True), DataLoader(dataset(33), 8), ckpt_path="last")
+    return {"weights": model.state_dict(), "metrics": dict(trainer.callback_metrics)}
+
+
+def losses(root: Path, rank: int) -> dict[str, set[str]]:
+    """Every loss that was seen at a batch, over all attempts."""
+    found: dict[str, set[str]] = {}
+    for line in (root / f"losses-{rank}").read_text().splitlines():
+        batch, loss = line.split()
+        found.setdefault(batch, set()).add(loss)
+    return found
+
+
+ENDS = {"SIGTERM to rank 1": (signal.SIGTERM, 1, [143, 143]), "kill -9 of both": (signal.SIGKILL, -1, [-9, -9])}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_that_were_cut_off_are_bit_for_bit_the_two_that_were_not(name, end, tmp_path):
+    case, (number, who, codes) = CASES[name], ENDS[end]
+    whole = ranks.run(lambda: train(tmp_path / "whole", case), 2)
+
+    with ranks.start(lambda: train(tmp_path / "cut", case, 30, number, who), 2) as cut:
+        assert cut.exit_codes() == codes
+    rest = ranks.run(lambda: train(tmp_path / "cut", case), 2)
+
+    for rank in (0, 1):
+        seen = losses(tmp_path / "cut", rank)
+        assert seen == losses(tmp_path / "whole", rank)
+        for key, value in whole[rank]["weights"].items():
+            assert torch.equal(value, rest[rank]["weights"][key]), key
+    assert rest[0]["metrics"] == whole[0]["metrics"]
+    attempts = (tmp_path / "cut" / "losses-0").read_text().splitlines()
+    assert len(attempts) < 48 + 30, "it began anew instead of continuing"
+
+
+def test_a_signal_to_one_rank_ends_all_within_seconds(tmp_path):
+    with ranks.start(lambda: train(tmp_path, {}, 10, signal.SIGTERM, 1), 2) as cut:
+        began = time.monotonic()
+        assert cut.exit_codes(20) == [143, 143]
+        assert time.monotonic() - began < 15
+    last = [(tmp_path / f"losses-{rank}").read_text().splitlines()[-1].split()[0] for rank in (0, 1)]
+    assert last[0] == last[1], "the ranks stopped at different batches"
