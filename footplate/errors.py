@@ -26,6 +26,10 @@ class CheckpointError(FootplateError):
     """A checkpoint that is missing, incomplete, unsafe or of another model."""
 
 
+class LaunchError(FootplateError):
+    """Something that can't travel to or from worker processes, or a worker lost for good."""
+
+
 class MissingExtra(FootplateError, ImportError):
     """An optional dependency that the asked-for feature needs is not installed."""
 

@@ -1,0 +1,320 @@
+"""Workers on this machine: forked by a nursery, heard through sockets and pipes.
+
+For each worker there are
+- a control socket: signs of life and "the report is there" come in, "all have reported" goes out, and its end tells the
+  worker that nobody looks after it any more;
+- a pipe for standard output and one for standard error, or a pseudo-terminal in place of them for rank 0;
+- a parcel for its report; and one parcel with the function that all of them read.
+
+For each attempt there is a socket bound to a free port of the loopback interface, on which rank 0 hosts the store of the
+rendezvous: the port can't be taken in between, nor can anything of an earlier attempt be found there.
+
+When the nursery dies, its workers die with it; all of them are then reported as lost, and the next attempt begins with a
+new nursery. One that doesn't heed a request to kill within `KILL_S` is killed itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from footplate.errors import LaunchError
+from footplate.launch import bootstrap, parcel, terminal, wire
+from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
+
+KILL_S = 5.0
+PIECE = 1 << 16  # bytes read at once
+
+_BOOTSTRAP = (
+    "import json, sys; config = json.loads(sys.argv.pop()); sys.path[:] = config.pop('sys_path'); "
+    "from footplate.launch.nursery import main; main(**config)"
+)
+
+
+@dataclass
+class _Worker:
+    """A worker as seen from here. `outputs`: descriptor, stream, whether a pseudo-terminal."""
+
+    rank: int
+    control: socket.socket
+    home: int
+    outputs: dict[int, tuple[Stream, bool]]
+    ended: bool = False
+    killed_at: float | None = None
+
+
+@dataclass
+class _Nursery:
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    ready: bool = False
+
+
+class LocalCrew:
+    """A `Crew` of processes of this machine.
+
+    Args:
+        payload: descriptor of the parcel with the function and its arguments.
+        environment: variables for all workers, over those of this process.
+        preload: modules that the nursery imports.
+    """
+
+    def __init__(self, payload: int, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        self._payload = payload
+        self._environment = dict(environment)
+        self._preload = list(preload)
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._take_wake)
+        self._nursery: _Nursery | None = None
+        self._workers: dict[int, _Worker] = {}  # by number
+        self._next = 0
+        self._events: list[Event] = []
+
+    def begin(self, attempt: Attempt) -> None:
+        self._forget_workers()
+        if self._nursery is None:
+            self._nursery = self._start_nursery()
+        size = len(attempt.slots)
+        with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * size)) as store:
+            for rank in range(size):
+                self._start_worker(attempt, rank, store)
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        ready = self._selector.select(0 if self._events else timeout_s)
+        for key, _ in ready:
+            if key.fileobj in self._selector.get_map():  # may have gone with one before it
+                key.data()
+        self._press()
+        events, self._events = self._events, []
+        return events
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"!")
+
+    def send(self, rank: int, signum: int) -> None:
+        self._ask(rank, {"do": "signal", "signum": signum})
+
+    def kill(self, rank: int) -> None:
+        self._ask(rank, {"do": "kill"})
+        for worker in self._workers.values():
+            if worker.rank == rank and worker.killed_at is None:
+                worker.killed_at = time.monotonic()
+
+    def release(self) -> None:
+        for worker in self._workers.values():
+            with contextlib.suppress(OSError):
+                worker.control.send(b"!")
+
+    def close(self) -> None:
+        if self._nursery is not None:
+            self._nursery.process.terminate()  # it takes its workers with it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._nursery.process.wait(KILL_S)
+            self._end_nursery(self._nursery)
+        self._forget_workers()
+        self._selector.close()
+        self._woken.close()
+        self._wake.close()
+
+    def _start_nursery(self) -> _Nursery:
+        ours, theirs = socket.socketpair()
+        config = {
+            "fd": theirs.fileno(),
+            "parent": os.getpid(),
+            "preload": self._preload,
+            "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
+        }
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP, json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **self._environment},
+                start_new_session=True,  # Ctrl-C is for the supervisor, which then tells the workers
+            )
+        nursery = _Nursery(process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_nursery(nursery))
+        return nursery
+
+    def _start_worker(self, attempt: Attempt, rank: int, store: socket.socket) -> None:
+        number, self._next = self._next, self._next + 1
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        outputs, out, err = _open_outputs(attempt.terminals if rank == 0 else frozenset())
+        worker = _Worker(rank, ours, parcel.empty(), outputs)
+        self._workers[number] = worker
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_worker(worker))
+        for fd in outputs:
+            os.set_blocking(fd, False)
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(worker, fd))
+        order = {
+            "rank": rank,
+            "environment": {**self._environment, **_environment(attempt, rank, store.getsockname()[1])},
+            "argv": sys.argv,
+        }
+        fds = [theirs.fileno(), self._payload, worker.home, out, err, *([store.fileno()] if rank == 0 else [])]
+        self._order(number, {"do": "fork", "order": order, "fds": len(fds)}, fds)
+        theirs.close()
+        for fd in {out, err}:
+            os.close(fd)
+
+    def _order(self, number: int, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        if self._nursery is not None:
+            with contextlib.suppress(OSError):  # it has died, of which its socket tells
+                wire.send(self._nursery.connection, {**message, "number": number}, fds)
+
+    def _ask(self, rank: int, message: dict[str, Any]) -> None:
+        for number, worker in self._workers.items():
+            if worker.rank == rank and not worker.ended:
+                self._order(number, message)
+
+    def _take_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+
+    def _hear_nursery(self, nursery: _Nursery) -> None:
+        received = wire.receive(nursery.connection)
+        if received is None:
+            code = self._end_nursery(nursery)
+            if code > 0 and not nursery.ready:
+                raise LaunchError(
+                    f"Worker processes can't be started: a new {sys.executable} ended with exit code {code} before it had "
+                    "begun. What it wrote to standard error says why."
+                )
+            return
+        message, _ = received
+        if message["event"] == "ready":
+            nursery.ready = True
+        elif message["event"] == "unable":
+            raise LaunchError(
+                f"A worker process can't import what it needs ({', '.join(self._preload)}):\n{message['text']}"
+            )
+        elif message["event"] == "unborn":
+            self._end(self._workers[message["number"]], None, time.monotonic(), message["text"])
+        else:
+            self._end(self._workers[message["number"]], message["code"], message["at"])
+
+    def _hear_worker(self, worker: _Worker) -> None:
+        """Read a worker's control socket until nothing more is there."""
+        heard = b""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while piece := worker.control.recv(4096):
+                heard += piece
+            self._selector.unregister(worker.control)  # its end; how it ended, the nursery tells
+        if heard:
+            self._events.append(Alive(worker.rank, progressed=bootstrap.PROGRESSED in heard))
+        if bootstrap.REPORT in heard:
+            report, load = parcel.opened(worker.home)
+            self._events.append(Reported(worker.rank, report, load))
+
+    def _read(self, worker: _Worker, fd: int) -> bool:
+        """Pass on one piece of output; whether there was one."""
+        stream, raw = worker.outputs[fd]
+        try:
+            data = os.read(fd, PIECE)
+        except BlockingIOError:
+            return False
+        except OSError:  # the end of a pseudo-terminal
+            data = b""
+        if not data:
+            self._selector.unregister(fd)
+            del worker.outputs[fd]
+            os.close(fd)
+            return False
+        if raw:
+            terminal.match_size(fd, stream)
+        self._events.append(Wrote(worker.rank, stream, data, raw))
+        return True
+
+    def _end(self, worker: _Worker, code: int | None, at: float, text: str = "", whole: bool = False) -> None:
+        """A worker is no more: take what it has left behind, then say so."""
+        if worker.ended:
+            return
+        worker.ended = True
+        if worker.control in self._selector.get_map():
+            self._hear_worker(worker)
+        for fd in list(worker.outputs):
+            while self._read(worker, fd):
+                pass
+        self._events.append(Ended(worker.rank, code, at, text, whole))
+
+    def _end_nursery(self, nursery: _Nursery) -> int:
+        """The nursery has died or is to die, and its workers with it; returns its exit code."""
+        nursery.process.kill()
+        code = nursery.process.wait()
+        self._selector.unregister(nursery.connection)
+        nursery.connection.close()
+        self._nursery = None
+        for worker in self._workers.values():
+            text = "was lost with the process that starts workers, which has died"
+            self._end(worker, None, time.monotonic(), text, whole=True)
+        return code
+
+    def _press(self) -> None:
+        """Kill a nursery that doesn't do as it was asked."""
+        now = time.monotonic()
+        late = (
+            one for one in self._workers.values() if one.killed_at and not one.ended and now > one.killed_at + KILL_S
+        )
+        if self._nursery is not None and next(late, None):
+            self._nursery.process.kill()
+
+    def _forget_workers(self) -> None:
+        for worker in self._workers.values():
+            if worker.control in self._selector.get_map():
+                self._selector.unregister(worker.control)
+            worker.control.close()
+            os.close(worker.home)
+            for fd in worker.outputs:
+                self._selector.unregister(fd)
+                os.close(fd)
+        self._workers = {}
+
+
+def _open_outputs(terminals: frozenset[Stream]) -> tuple[dict[int, tuple[Stream, bool]], int, int]:
+    """Where a worker's output is read, and the two descriptors that it writes to, which are one if both are terminals."""
+    streams: tuple[Stream, ...] = ("stdout", "stderr")
+    reads: dict[int, tuple[Stream, bool]] = {}
+    writes: dict[Stream, int] = {}
+    for stream in streams:
+        raw = stream in terminals
+        if raw and stream == "stderr" and "stdout" in terminals:
+            writes[stream] = writes["stdout"]
+            continue
+        ours, theirs = terminal.open_pair(stream) if raw else os.pipe()
+        reads[ours], writes[stream] = (stream, raw), theirs
+    return reads, writes["stdout"], writes["stderr"]
+
+
+def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
+    """What tells a worker its place, in torchrun's words and ours."""
+    size = str(len(attempt.slots))
+    place = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: torch is only to connect to it
+        "FOOTPLATE_ATTEMPT": str(attempt.number),
+        "FOOTPLATE_SLOT": str(attempt.slots[rank]),
+    }
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
+        place["GLOO_SOCKET_IFNAME"] = loopback.pop()  # all are here: not by a network that may go away
+    return place

@@ -1,0 +1,159 @@
+"""The nursery: a process that has imported what is slow, and forks workers when asked.
+
+    supervisor                     nursery                           worker
+    starts it          ─────►      imports torch and more
+                       ◄─────      {"event": "ready"}
+    fork + descriptors ─────►      forks                    ─────►   lives; talks to the supervisor by itself
+    signal, kill       ─────►      does so                  ─────►
+                       ◄─────      {"event": "ended", …}    ◄─────   ends, and is reaped
+
+It stays between attempts, so that a restart costs a fork instead of an import. It is a clean interpreter with one thread,
+which has touched no device: only such a process may be forked safely. The user's code is never in it.
+
+Each worker leads a process group of its own, and what it has left there ends with it: loader processes, too.
+
+When the supervisor dies, the kernel tells the nursery (SIGTERM; elsewhere than on Linux, the end of the socket does), and
+it kills its workers and ends. When the nursery itself is killed, the kernel kills the workers (`family.die_with`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from footplate.launch import wire
+from footplate.launch.family import die_with
+
+_HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+
+
+def main(fd: int, parent: int, preload: Sequence[str]) -> None:
+    """What the process runs: `fd` is its socket to the supervisor, `parent` the supervisor's id."""
+    die_with(parent, signal.SIGTERM)
+    connection = socket.socket(fileno=fd)
+    connection.set_inheritable(False)
+    try:
+        for module in preload:
+            importlib.import_module(module)
+        importlib.import_module("footplate.launch.bootstrap")
+    except Exception:
+        wire.send(connection, {"event": "unable", "text": traceback.format_exc()})
+        return
+    gc.collect()
+    gc.freeze()  # what is here now is never garbage: collecting in a worker needn't touch, and so copy, its pages
+    Nursery(connection).serve()
+
+
+class Nursery:
+    """Forks, signals and reaps, as asked through `connection`, until it closes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._workers: dict[int, int] = {}  # process id: the supervisor's number for it
+
+    def serve(self) -> None:
+        """Until the supervisor is gone."""
+        woken, wake = socket.socketpair()
+        woken.setblocking(False)
+        wake.setblocking(False)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            self._tell({"event": "ready"})
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if woken in ready:
+                    woken.recv(4096)
+                    self._reap()
+                if self._connection in ready:
+                    received = wire.receive(self._connection)
+                    if received is None:
+                        self._end()
+                    self._heed(*received)
+
+    def _heed(self, message: dict[str, Any], fds: list[int]) -> None:
+        number = message["number"]
+        if message["do"] == "fork":
+            self._fork(number, message, fds)
+            return
+        for pid in [pid for pid, known in self._workers.items() if known == number]:
+            if message["do"] == "kill":
+                _kill_group(pid)
+            else:
+                os.kill(pid, message["signum"])
+
+    def _fork(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
+        sys.stdout.flush()
+        try:
+            if len(fds) < order["fds"]:
+                raise OSError("too many open files")
+            signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)  # until the child has handlers of its own
+            nursery = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(nursery, order, fds)
+            self._workers[pid] = number
+            with contextlib.suppress(OSError):  # it has done so itself, or ended
+                os.setpgid(pid, pid)
+        except OSError as error:
+            self._tell({"event": "unborn", "number": number, "text": f"could not be started: {error}"})
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+            for fd in fds:
+                os.close(fd)
+
+    def _become_worker(self, nursery: int, order: dict[str, Any], fds: list[int]) -> NoReturn:
+        from footplate.launch import bootstrap
+
+        try:
+            die_with(nursery)
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+            self._connection.close()
+            bootstrap.main(bootstrap.Order(**order["order"]), fds)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)  # never back into the nursery's loop
+
+    def _reap(self) -> None:
+        for pid, number in list(self._workers.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._workers[pid]
+                _kill_group(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._tell({"event": "ended", "number": number, "code": code, "at": time.monotonic()})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the supervisor is gone, which ends the loop
+            wire.send(self._connection, message)
+
+    def _end(self) -> NoReturn:
+        for pid in self._workers:
+            _kill_group(pid)
+        os._exit(0)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill a worker and what it has started, as far as any of it is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,112 @@
+"""What workers write, shown to the user: line by line, with the rank before each line, and kept whole in files.
+
+A line is passed on when it is complete; a carriage return completes one, too, so that a progress bar that was written for a
+terminal stays readable. What rank 0 writes to a terminal is passed on as it is (`terminal.py`); a line of another rank then
+first clears the line that the cursor is in, which the progress bar draws again.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from pathlib import Path
+from typing import IO
+
+from footplate.launch.crew import Stream, Wrote
+
+LONGEST_LINE = 1 << 16  # characters without an end, after which a line is cut
+CLEAR_LINE = "\r\x1b[K"
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?!\Z))")  # the end of a piece may part "\r" from its "\n"
+
+
+class Lines:
+    """Cuts a stream of bytes into lines, each with its end."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that `data` completes."""
+        text = self._rest + self._decode.decode(data)
+        lines = _LINE.findall(text)
+        self._rest = text[sum(map(len, lines)) :]
+        if len(self._rest) > LONGEST_LINE:
+            lines += self.end()
+        return lines
+
+    def end(self) -> list[str]:
+        """The last line, which nothing completes any more."""
+        text, self._rest = self._rest + self._decode.decode(b"", final=True), ""
+        return [text if text.endswith("\r") else text + "\n"] if text else []
+
+
+class Output:
+    """The output of all ranks of an attempt after another.
+
+    Args:
+        log_dir: where each rank's output is kept whole, in `attempt-0/rank-0.log` and so on; None to keep none.
+    """
+
+    def __init__(self, log_dir: Path | None) -> None:
+        self._log_dir = log_dir
+        self._logs: dict[int, IO[bytes]] = {}
+        self._lines: dict[tuple[int, Stream], Lines] = {}
+        self._inside_line = False  # whether a terminal's cursor stands in a line of rank 0
+
+    def begin(self, attempt: int, world_size: int) -> None:
+        """Open the files of an attempt."""
+        self.close()
+        if self._log_dir is not None:
+            place = self._log_dir / f"attempt-{attempt}"
+            place.mkdir(parents=True, exist_ok=True)
+            self._logs = {rank: (place / f"rank-{rank}.log").open("ab", buffering=0) for rank in range(world_size)}
+
+    def take(self, piece: Wrote) -> None:
+        """Pass a piece on."""
+        self.keep(piece.rank, piece.data)
+        if piece.raw:
+            self._inside_line = not piece.data.endswith(b"\n")
+            stream = getattr(sys, piece.stream)
+            stream.buffer.write(piece.data)  # a terminal, so one with bytes beneath
+            stream.flush()
+            return
+        lines = self._lines.setdefault((piece.rank, piece.stream), Lines())
+        self._show(piece.rank, piece.stream, lines.feed(piece.data))
+
+    def keep(self, rank: int, data: bytes) -> None:
+        """Write into a rank's file only."""
+        if rank in self._logs:
+            self._logs[rank].write(data)
+
+    def end(self, rank: int) -> None:
+        """A rank has ended: pass on the lines that it left incomplete."""
+        for (of, stream), lines in self._lines.items():
+            if of == rank:
+                self._show(rank, stream, lines.end())
+
+    def close(self) -> None:
+        """Close the files of the attempt."""
+        for log in self._logs.values():
+            log.close()
+        self._logs, self._lines = {}, {}
+
+    def _show(self, rank: int, stream: Stream, lines: list[str]) -> None:
+        if not lines:
+            return
+        clear, self._inside_line = CLEAR_LINE if self._inside_line else "", False
+        _write(stream, clear + "".join(f"[rank {rank}] {line}" for line in lines))
+
+
+def _write(stream: Stream, text: str) -> None:
+    """Through Python's own stream, which in a notebook is the only way to the user."""
+    out = getattr(sys, stream)
+    if out is None:
+        return
+    try:
+        out.write(text)
+    except UnicodeEncodeError:  # a terminal that isn't UTF-8
+        out.write(text.encode(out.encoding or "ascii", "backslashreplace").decode(out.encoding or "ascii"))
+    out.flush()
