@@ -98,13 +98,16 @@ def is_complete(path: Path) -> bool:
     return not _examine(path)[1]
 
 
-def newest(directories: list[Path]) -> Path | None:
-    """The complete checkpoint that was written last in some directories, or None."""
+def newest(directories: list[Path], wanted: Callable[[dict[str, Any]], bool] = lambda meta: True) -> Path | None:
+    """The complete checkpoint that was written last in some directories, of those whose `meta` is wanted; or None."""
     found: list[tuple[float, Path]] = []
     for directory in directories:
         for path in directory.rglob(f"*{SUFFIX}"):
-            if not path.is_symlink() and not path.name.startswith(_REPLACED) and is_complete(path):
-                found.append((read_meta(path)["created"], path))
+            if path.is_symlink() or path.name.startswith(_REPLACED):
+                continue
+            meta, fault = _examine(path)
+            if not fault and wanted(meta):
+                found.append((meta["created"], path))
     return max(found)[1] if found else None
 
 

@@ -209,6 +209,10 @@ class TrainerBound:
     def trainer(self, trainer: Trainer | None) -> None:
         object.__setattr__(self, "_trainer", trainer)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy belongs to no trainer."""
+        return {**vars(self), "_trainer": None}
+
     @property
     def current_epoch(self) -> int:
         """The epoch in progress, from 0."""

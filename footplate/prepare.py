@@ -15,6 +15,7 @@ from footplate.data.adapt import adapt, even, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hooks import overrides
+from footplate.launch import worker
 from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
@@ -37,16 +38,10 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
     """The devices that the processes of this node use, in the order of their local ranks.
 
     Raises:
-        ConfigError: fewer devices than processes, or several devices and nobody who has started a process for each.
+        ConfigError: fewer devices than processes.
     """
     found = accelerator.parse_devices(devices)
     if not world.launched:
-        found = found[: 1 if devices == "auto" else None]
-        if len(found) > 1:
-            raise ConfigError(
-                f"devices={len(found)}: this version starts no processes by itself. Use devices=1, or start one for each "
-                f"device: torchrun --nproc-per-node {len(found)} train.py."
-            )
         return found
     if len(found) < world.local_size and len(found) == 1:  # one for each process
         found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
@@ -209,17 +204,26 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     return loaders, limits
 
 
+def started_again(trainer: Trainer) -> bool:
+    """Whether this process repeats a `fit` that failed, and continues from what that has saved."""
+    return trainer.launch_id is not None and trainer.stage == "fit" and worker.attempt() > 0
+
+
 def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | None:
     """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
 
     Raises:
         CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
     """
-    if ckpt_path is None:
-        return None
     savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
     directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None})
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
+    if started_again(trainer):
+        found = checkpoint.newest(directories, lambda meta: meta.get("launch") == trainer.launch_id)
+        if found is not None:
+            return found
+    if ckpt_path is None:
+        return None
     if ckpt_path == "last":
         found = checkpoint.newest([directory for directory in directories if directory.is_dir()])
         if found is None and trainer.stage != "fit":

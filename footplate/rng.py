@@ -106,7 +106,7 @@ def capture() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, _as_tensor(words), gauss],
-        "numpy": [str(name), torch.from_numpy(keys), int(position), int(has_gauss), float(cached)],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).view(np.int32)), int(position), int(has_gauss), float(cached)],
         "torch": torch.get_rng_state(),
     }
 
@@ -122,5 +122,5 @@ def restore(states: dict[str, Any]) -> None:
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, keys.numpy(), position, has_gauss, cached))
+    np.random.set_state((name, keys.numpy().view(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(states["torch"])

@@ -109,6 +109,31 @@ def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
     return value
 
 
+def check_fewest(value: Any, devices: int) -> int | None:
+    """`min_devices`, for a run on so many.
+
+    Raises:
+        ConfigError: neither None nor 1 … devices.
+    """
+    fewest = check_count("min_devices", value, 1, none=True)
+    if fewest is not None and fewest > devices:
+        raise ConfigError(
+            f"min_devices={fewest}: the run has {devices} device(s). Use at most that, or None to keep all."
+        )
+    return fewest
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """A time in seconds, above 0.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"{name}={value!r}: expected seconds, more than 0.")
+    return float(value)
+
+
 def check_clipping(value: Any, algorithm: Any) -> str:
     """The algorithm that gradients are clipped by: "norm" unless said otherwise.
 

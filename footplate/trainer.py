@@ -31,6 +31,7 @@ from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
+from footplate.launch.worker import slot
 from footplate.lock import only_writer
 from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
@@ -55,6 +56,7 @@ from footplate.prepare import (
     training_loader,
     translate_callbacks,
 )
+from footplate.ranks import in_ranks
 from footplate.reports import Reports, finite
 from footplate.settings import (
     Limit,
@@ -62,7 +64,9 @@ from footplate.settings import (
     check_clipping,
     check_compile,
     check_count,
+    check_fewest,
     check_limit,
+    check_seconds,
     check_sync_batchnorm,
     set_deterministic,
     validation_interval,
@@ -118,6 +122,11 @@ class Trainer:
         deterministic: only deterministic algorithms; "warn" to be told of the others.
         benchmark: let cuDNN try algorithms for the shapes at hand.
         sync_batchnorm: let batch norm see the batches of all processes.
+        max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
+            checkpoint.
+        min_devices: with several devices: go on with fewer, but no fewer than this, when one fails for good; None to
+            keep all. Global batches stay what they were.
+        heartbeat_timeout: with several devices: seconds of silence after which a process counts as frozen.
         inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
@@ -168,6 +177,9 @@ class Trainer:
         deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
         sync_batchnorm: bool = False,
+        max_restarts: int = 3,
+        min_devices: int | None = None,
+        heartbeat_timeout: float = 30.0,
         inference_mode: bool = True,
         detect_anomaly: bool = False,
         compile: bool | dict[str, Any] = False,
@@ -177,6 +189,7 @@ class Trainer:
         tpu_cores: int | str | list[int] | None = None,
         **others: Any,
     ) -> None:
+        self.given = {name: value for name, value in locals().items() if name not in ("self", "others")} | others
         if others:
             refuse_arguments(others)
         accelerator, devices, given_precision = modernise(
@@ -187,7 +200,7 @@ class Trainer:
         self.accelerator.check_precision(self.precision.name)
         self.world = World.from_environ()
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
-        self.device = self.accelerator.torch_device(self.device_ids[self.world.local_rank])
+        self.device = self.accelerator.torch_device(self.device_ids[slot() if self.world.launched else 0])
         self.group = ALONE  # until there is work to do
         self.parallel = make_strategy(check_strategy(strategy), self.world.size)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, self.world.size)
@@ -212,6 +225,10 @@ class Trainer:
         self.accumulate_grad_batches = check_count("accumulate_grad_batches", accumulate_grad_batches, 1)
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = check_clipping(gradient_clip_val, gradient_clip_algorithm)
+        self.max_restarts = check_count("max_restarts", max_restarts, 0)
+        self.min_devices = check_fewest(min_devices, len(self.device_ids))
+        self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
+        self.launch_id: str | None = None  # of the launch that this process is of, where the trainer started it
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
         self.compile = check_compile(compile)
@@ -234,11 +251,11 @@ class Trainer:
         self.loggers: list[Any] = choose_loggers(False if self.fast_dev_run else logger)
         if self.world.rank != 0:
             self.loggers = [Silent() for _ in self.loggers]
-        self._own_callbacks = choose_callbacks(
+        self.own_callbacks = choose_callbacks(
             as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar,
             enable_model_summary, bool(self.fast_dev_run),
         )  # fmt: skip
-        self.callbacks = list(self._own_callbacks)
+        self.callbacks = list(self.own_callbacks)
 
         self.module: Any = None
         self.datamodule: Any = None
@@ -292,6 +309,12 @@ class Trainer:
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
+        if self.starts_ranks:
+            in_ranks(
+                self, "fit", model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
+                datamodule=datamodule, ckpt_path=ckpt_path,
+            )  # fmt: skip
+            return
         with contextlib.ExitStack() as held, self._running("fit", model, datamodule):
             if not self.fast_dev_run:
                 self.group.ask_first(lambda: held.enter_context(only_writer(self.run_dir)))
@@ -359,6 +382,11 @@ class Trainer:
 
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         keep = output is None if return_predictions is None else return_predictions
+        if self.starts_ranks:
+            return in_ranks(
+                self, "predict", self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
+                return_predictions=keep, ckpt_path=self._or_best(ckpt_path, is_new=model is not None), output=output,
+            )  # fmt: skip
         with self._running("predict", self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
             found: list[list[Any]] = [[] for _ in loaders]
@@ -430,6 +458,11 @@ class Trainer:
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
     ) -> list[dict[str, float]]:
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
+        if self.starts_ranks:
+            return in_ranks(
+                self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
+                ckpt_path=self._or_best(ckpt_path, is_new=model is not None), verbose=verbose,
+            )  # fmt: skip
         with self._running(stage, self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, is_new=model is not None)
             self.reports.forget()
@@ -476,7 +509,7 @@ class Trainer:
 
     def _all_callbacks(self) -> list[Any]:
         """The trainer's callbacks and the module's, which replace those of the same type; late ones come last."""
-        callbacks = list(self._own_callbacks)
+        callbacks = list(self.own_callbacks)
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
         if self.world.rank != 0:
@@ -509,9 +542,7 @@ class Trainer:
         self, stage: Stage, dataloaders: Any, ckpt_path: str | Path | None, is_new: bool
     ) -> tuple[list[Any], list[float]]:
         self._set_up(stage)
-        if ckpt_path is None and not is_new:
-            with contextlib.suppress(CheckpointError):
-                ckpt_path = self.group.ask_first(lambda: find_checkpoint(self, "best"))
+        ckpt_path = self._or_best(ckpt_path, is_new)
         found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
         loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
         if not loaders:
@@ -527,6 +558,13 @@ class Trainer:
         self.optimizers = []
         self._prepare_step()
         return loaders, limits
+
+    def _or_best(self, ckpt_path: str | Path | None, is_new: bool) -> str | Path | None:
+        """`ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
+        if ckpt_path is None and not is_new:
+            with contextlib.suppress(CheckpointError):
+                return self.group.ask_first(lambda: find_checkpoint(self, "best"))
+        return ckpt_path
 
     def _prepare_module(self) -> None:
         self.precision.convert_module(self.module)
@@ -629,7 +667,7 @@ class Trainer:
             self.module.on_save_checkpoint(state)
         if self.world.rank != 0:
             return
-        meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback)}
+        meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback), "launch": self.launch_id}
         self._writer.save(state, path, meta, then, first=self._flush_loggers)
 
     def _flush_loggers(self) -> None:
@@ -655,6 +693,11 @@ class Trainer:
             yield
         finally:
             self.metrics = before
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether a call is made in processes that this one starts and looks after."""
+        return len(self.device_ids) > 1 and not self.world.launched
 
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:

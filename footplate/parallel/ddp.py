@@ -15,6 +15,7 @@ evaluation, so that every rank evaluates, and a checkpoint of rank 0 holds, the 
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from footplate.parallel.base import Strategy
 from footplate.parallel.buckets import average_gradients, send_from_first
+
+
+_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
+_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _NAMES)  # from torch 2.13 on
 
 
 class DDP(Strategy):
@@ -52,7 +57,7 @@ class DDP(Strategy):
             return module.training_step
         self._wrapped = DistributedDataParallel(
             _Step(module),
-            broadcast_buffers=False,
+            **{_BUFFERS: False},  # pyright: ignore[reportArgumentType]
             init_sync=False,
             find_unused_parameters=self._find_unused_parameters,
         )

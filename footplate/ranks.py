@@ -1,0 +1,192 @@
+"""A trainer's call, made in several processes of this machine, and what came of it brought home.
+
+    trainer.fit(model, data)     here                                   in rank 0, rank 1, …
+                                 trainer's arguments, model, data  ──►  a trainer of its own; fit(model, data)
+                                 weights, metrics, callbacks       ◄──  rank 0: what has become of them
+
+The processes are `footplate.launch`'s, which looks after them: a call that fails is made again, in fresh processes, and
+`fit` then continues from the newest checkpoint. With fewer ranks than before the global batches stay what they were.
+
+What comes home: the model's weights and buffers, the metrics, how far the run is, and what callbacks and loggers remember.
+What else your code keeps in objects stays in the processes, which are gone.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+
+from footplate import rng
+from footplate.hardware.machine import usable_cores
+from footplate.hooks import overrides
+from footplate.launch import Restarts, launch
+from footplate.step.transfer import to_device
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+KEPT = (
+    "stage", "should_stop", "progress", "num_training_batches", "num_val_batches", "num_test_batches",
+    "num_predict_batches", "val_check_batches",
+)  # fmt: skip
+REPORTED = ("callback", "logged", "progress", "not_finite")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What goes to the processes: how to make the trainer, and what to ask it for.
+
+    Attributes:
+        launch_id: by which a restart knows the checkpoints of this very call.
+        given: the trainer's arguments.
+        callbacks: the trainer's.
+        loggers: the trainer's.
+        module: the user's.
+        method: "fit", …
+        arguments: of the method.
+        log_level: of Footplate's logger at home.
+    """
+
+    launch_id: str
+    given: Mapping[str, Any]
+    callbacks: list[Any]
+    loggers: list[Any]
+    module: Any
+    method: str
+    arguments: Mapping[str, Any]
+    log_level: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What comes home from rank 0. `weights` is None where the call doesn't change them."""
+
+    returned: Any
+    weights: dict[str, Any] | None
+    kept: dict[str, Any]
+    reports: dict[str, Any]
+    callbacks: list[dict[str, Any]]
+    loggers: list[dict[str, Any]]
+
+
+def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> Any:
+    """Make a call of a trainer in one process for each of its devices; returns what it returned on rank 0.
+
+    Raises:
+        LaunchError: something that can't be sent to the processes; a process was killed and no restart is left.
+        Exception: what the call raised, as `footplate.launch.launch` does.
+    """
+    given = {**trainer.given, "seed": trainer.seed, "default_root_dir": str(trainer.run_dir.absolute())}
+    call = Call(
+        uuid.uuid4().hex, given, trainer.own_callbacks, trainer.loggers, module, method, arguments,
+        logging.getLogger("footplate").getEffectiveLevel(),
+    )  # fmt: skip
+    outcome = launch(
+        _make, call,
+        world_size=len(trainer.device_ids),
+        restarts=Restarts(max_restarts=trainer.max_restarts, min_world_size=trainer.min_devices),
+        name=f"trainer.{method}",
+        preload=("footplate.trainer", "footplate.parallel.ddp"),
+        heartbeat_timeout_s=trainer.heartbeat_timeout,
+    )  # fmt: skip
+    _take_home(trainer, module, arguments.get("datamodule"), outcome)
+    return outcome.returned
+
+
+def _make(call: Call) -> Outcome | None:
+    """What each rank runs."""
+    from footplate.trainer import Trainer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said at home already
+        trainer = Trainer(**call.given)
+    trainer.launch_id = call.launch_id
+    trainer.own_callbacks = call.callbacks
+    if trainer.world.rank == 0:
+        trainer.loggers = call.loggers
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("footplate").setLevel(call.log_level if trainer.world.rank == 0 else logging.WARNING)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, int(usable_cores()) // trainer.world.local_size))
+    rng.seed_globals(rng.mix(trainer.seed, trainer.world.rank))
+
+    returned = getattr(trainer, call.method)(call.module, **call.arguments)
+    if call.method == "predict" and isinstance(returned, list):
+        returned = _in_order(trainer.group.gather_to_first(to_device(returned, CPU)), len(trainer.num_predict_batches))
+    weights = None
+    if call.method == "fit":
+        weights = to_device(trainer.parallel.whole(trainer.parallel.state_dict(trainer.module)), CPU)
+    if trainer.world.rank != 0:
+        return None
+    return Outcome(
+        returned,
+        weights,
+        {name: getattr(trainer, name) for name in KEPT},
+        {name: getattr(trainer.reports, name) for name in REPORTED},
+        [_portable(callback) for callback in trainer.own_callbacks],
+        [_portable(logger) for logger in trainer.loggers],
+    )
+
+
+def _in_order(of_ranks: list[Any], loaders: int) -> list[Any]:
+    """The predictions of all ranks, batch by batch in the order of the rows; nothing of none."""
+    if not of_ranks:
+        return []
+    if loaders > 1:
+        return [_in_order([found[index] for found in of_ranks], 1) for index in range(loaders)]
+    batches = max(len(found) for found in of_ranks)
+    return [found[index] for index in range(batches) for found in of_ranks if index < len(found)]
+
+
+def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome) -> None:
+    trainer.module, trainer.datamodule = module, datamodule
+    for name, value in outcome.kept.items():
+        setattr(trainer, name, value)
+    for name, value in outcome.reports.items():
+        setattr(trainer.reports, name, value)
+    for parts, fields in ((trainer.own_callbacks, outcome.callbacks), (trainer.loggers, outcome.loggers)):
+        for part, found in zip(parts, fields, strict=True):
+            vars(_user_s(part)).update(found)
+    trainer.callbacks = list(trainer.own_callbacks)
+    if outcome.weights is not None:
+        if overrides(module, "configure_model"):
+            module.configure_model()
+        module.load_state_dict(outcome.weights)
+
+
+def _portable(part: Any) -> dict[str, Any]:
+    """What a callback or logger remembers, but for what holds the trainer or the module, or can't be pickled."""
+    found = {}
+    for name, value in vars(_user_s(part)).items():
+        try:
+            _Portable(io.BytesIO()).dump(value)
+        except Exception:  # whatever a class of the user's raises when it is pickled
+            continue
+        found[name] = value
+    return found
+
+
+def _user_s(part: Any) -> Any:
+    """The object that the user holds: of one of Lightning's, what is inside ours."""
+    return getattr(part, "original", part)
+
+
+class _Portable(cloudpickle.Pickler):
+    """Refuses what has its own way home."""
+
+    def persistent_id(self, obj: Any) -> None:
+        from footplate.trainer import Trainer
+
+        if isinstance(obj, (Trainer, torch.nn.Module)):
+            raise pickle.PicklingError("not by this way")
