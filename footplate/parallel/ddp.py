@@ -52,7 +52,6 @@ class DDP(Strategy):
             return module.training_step
         self._wrapped = DistributedDataParallel(
             _Step(module),
-            broadcast_buffers=False,
             init_sync=False,
             find_unused_parameters=self._find_unused_parameters,
         )
@@ -60,8 +59,11 @@ class DDP(Strategy):
 
     def begin_batch(self, syncs: bool) -> None:
         if self._wrapped is not None:
-            self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
-        if self._buffers:
+            if self._wrapped.require_backward_grad_sync != syncs:
+                self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
+            if self._buffers:
+                self._wrapped.require_forward_param_sync = True  # they are sent inside a window too
+        elif self._buffers:
             send_from_first(self._buffers)
 
     def sync_buffers(self, module: nn.Module) -> None:
