@@ -28,6 +28,7 @@ from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.evaluation import evaluate
 from footplate.hooks import overrides
+from footplate.launch import worker
 from footplate.parallel.uneven import together
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ class TrainingLoop:
         for hook in self._late_batch_end:
             hook(output, batch, batch_idx)
         if self._several:
+            worker.progressed()
             self._agreement.step()
             trainer.should_stop = trainer.should_stop or self._agreement.stop
         if self.val_loaders and self._validation_due(batch_idx + 1):

@@ -44,6 +44,7 @@ class Entry:
     sync_dist: bool
     metric: Any = None  # a torchmetrics object, which accumulates by itself
     latest: Any = None
+    synced: float | None = None  # the latest over all ranks, with sync_dist
     waiting: list[Any] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     total: float = 0.0
@@ -166,14 +167,12 @@ class MetricLog:
         """
         entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
-        values = {entry.name: value for entry, value in zip(entries, to_floats(latest), strict=True)}
-        if sync and self._group.several and any(entry.sync_dist for entry in entries):
-            values |= self._over_ranks(
-                {entry.name: (entry, values[entry.name]) for entry in entries if entry.sync_dist}
-            )
+        values = to_floats(latest)
+        if self._group.several and any(entry.sync_dist for entry in entries):
+            values = self._over_ranks(entries, values, sync)
         result = Values()
-        for entry in entries:
-            result.add(entry, entry.step_name, values[entry.name])
+        for entry, value in zip(entries, values, strict=True):
+            result.add(entry, entry.step_name, value)
         return result
 
     def epoch_values(self) -> Values:
@@ -289,15 +288,18 @@ class MetricLog:
         finally:
             metric._to_sync = synced
 
-    def _over_ranks(self, latest: dict[str, tuple[Entry, float]]) -> dict[str, float]:
-        """Values of one step, reduced over the ranks that have them."""
-        everyone = self._group.gather({name: value for name, (_, value) in latest.items()})
-        values: dict[str, float] = {}
-        for name, (entry, _) in latest.items():
-            kind = _plain(entry.reduce_fx) or "mean"
-            part = merge(kind, [Part(ranks[name], 1.0) for ranks in everyone if name in ranks])
-            values[name] = reduced(kind, part) or 0.0
-        return values
+    def _over_ranks(self, entries: list[Entry], values: list[float], sync: bool) -> list[float]:
+        """The values of a step, those with `sync_dist` reduced over the ranks that have them: now, or as they last were."""
+        if sync:
+            mine = {entry.name: value for entry, value in zip(entries, values, strict=True) if entry.sync_dist}
+            everyone = self._group.gather(mine)
+            for entry in entries:
+                if entry.sync_dist:
+                    kind = _plain(entry.reduce_fx) or "mean"
+                    found = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
+                    entry.synced = reduced(kind, merge(kind, found))
+        pairs = zip(entries, values, strict=True)
+        return [value if entry.synced is None else entry.synced for entry, value in pairs]
 
     def _metric_path(self, entry: Entry) -> str:
         if entry.metric is None:

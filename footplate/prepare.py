@@ -245,6 +245,17 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | No
 
 def explain(error: BaseException) -> Exception | None:
     """A plain error for a traceback that many users have met; None for any other."""
+    if isinstance(error, ValueError) and "Expected more than 1 value per channel when training" in str(error):
+        return DataError(
+            f"Batch norm can't train on a single row ({error}). The last batch of an epoch may be that small, above all "
+            "when several ranks share it: use drop_last=True."
+        )
+    if isinstance(error, RuntimeError) and "Expected to have finished reduction in the prior iteration" in str(error):
+        return ConfigError(
+            "Some parameters got no gradient from the loss, so the ranks wait for them in vain. Freeze those that are "
+            'never used (requires_grad = False), or use strategy="ddp_find_unused_parameters_true", which looks for them '
+            "in every step."
+        )
     found = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error)) if isinstance(error, IndexError) else None
     if found is None:
         return None

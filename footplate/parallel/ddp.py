@@ -15,7 +15,6 @@ evaluation, so that every rank evaluates, and a checkpoint of rank 0 holds, the 
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,10 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from footplate.parallel.base import Strategy
 from footplate.parallel.buckets import average_gradients, send_from_first
-
-
-_NAMES = inspect.signature(DistributedDataParallel.__init__).parameters
-_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in _NAMES)  # from torch 2.13 on
 
 
 class DDP(Strategy):
@@ -57,7 +52,6 @@ class DDP(Strategy):
             return module.training_step
         self._wrapped = DistributedDataParallel(
             _Step(module),
-            **{_BUFFERS: False},  # pyright: ignore[reportArgumentType]
             init_sync=False,
             find_unused_parameters=self._find_unused_parameters,
         )
@@ -65,8 +59,11 @@ class DDP(Strategy):
 
     def begin_batch(self, syncs: bool) -> None:
         if self._wrapped is not None:
-            self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
-        if self._buffers:
+            if self._wrapped.require_backward_grad_sync != syncs:
+                self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
+            if self._buffers:
+                self._wrapped.require_forward_param_sync = True  # they are sent inside a window too
+        elif self._buffers:
             send_from_first(self._buffers)
 
     def sync_buffers(self, module: nn.Module) -> None:

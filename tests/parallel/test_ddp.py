@@ -2,61 +2,214 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models import ranks
-from models.small import dataset
 from torch import nn
-from torch.utils.data import DataLoader
 
 import footplate as fp
 
+from .common import Plain, equal, loader, make, same, seeded, weights
 
-class Plain(fp.Module):
-    """No dropout, so that it does not matter which rank a row is on."""
+
+class BatchNorm(Plain):
+    """Its running statistics are those of rank 0."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
+
+
+class Manual(Plain):
+    """Two optimizers, two backward passes; the second one sees every second batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = nn.Linear(8, 3)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        first, second = self.optimizers()
         loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        first.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(first, 0.5)
+        first.step()
+        if batch_idx % 2:
+            second.zero_grad()
+            self.manual_backward(F.cross_entropy(self.other(batch[0]), batch[1]))
+            second.step()
         self.log("train_loss", loss, on_epoch=True)
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", F.cross_entropy(self.net(batch[0]), batch[1]))
-
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [torch.optim.Adam(self.net.parameters(), lr=1e-2), torch.optim.SGD(self.other.parameters(), lr=0.1)]
 
 
-def train(root, batch_size, rows=50, module=Plain, **settings):
-    torch.manual_seed(0)
-    settings = {"max_epochs": 3, "logger": False, "enable_checkpointing": False, **settings}
-    trainer = fp.Trainer(accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, seed=1,
-                         default_root_dir=root, **settings)  # fmt: skip
-    model = module()
-    loader = DataLoader(dataset(rows), batch_size, shuffle=True)
-    trainer.fit(model, loader, DataLoader(dataset(33), batch_size))
-    return {"weights": model.state_dict(), "metrics": dict(trainer.callback_metrics), "step": trainer.global_step}
+class Closure(Plain):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
-def same(one, other):
-    for name, value in one["weights"].items():
-        torch.testing.assert_close(value, other["weights"][name], rtol=1e-4, atol=1e-6, msg=name)
+class Unfreezes(Plain):
+    """Trains its first layer from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        self.net[0].requires_grad_(self.current_epoch > 0)
 
 
-@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}])
-def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(settings, tmp_path):
-    alone = train(tmp_path / "alone", 16, **settings)
-    first, second = ranks.run(lambda: train(tmp_path / "two", 8, **settings), 2)
-    same(alone, first)
-    same(first, second)
-    assert first["step"] == alone["step"]
-    for name in ("val_loss", "train_loss_epoch"):
-        assert first["metrics"][name] == second["metrics"][name]
-        assert float(first["metrics"][name]) == pytest.approx(float(alone["metrics"][name]), rel=1e-4)
+class Skips(Plain):
+    """Rank 1 skips its third batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if self.global_rank == 1 and batch_idx == 2 else loss
+
+
+class Unused(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+
+
+class LateStarter(Plain):
+    """By hand: on rank 0 alone, the last layer gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.idle = nn.Linear(2, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        hidden = self.net[:2](batch[0])
+        loss = self.net[2](hidden).square().mean() if self.global_rank == 0 else hidden.square().mean()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+def train(root, batch_size: int, module: type, rows: int, **settings: Any) -> dict[str, Any]:
+    model, trainer = seeded(module), make(root, **settings)
+    trainer.fit(model, loader(rows, batch_size), loader(33, batch_size, shuffle=False))
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"weights": weights(model), "metrics": metrics, "step": trainer.global_step}
+
+
+CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
+    "even batches": (Plain, 48, {}),
+    "an uneven tail": (Plain, 51, {}),
+    "a tail of fewer rows than ranks": (Plain, 49, {}),
+    "accumulation": (Plain, 49, {"accumulate_grad_batches": 3}),
+    "clipping": (Plain, 51, {"gradient_clip_val": 0.1}),
+    "two optimizers by hand": (Manual, 51, {}),
+    "a closure": (Closure, 48, {"max_epochs": 1}),
+    "unfreezing": (Unfreezes, 48, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(name, tmp_path):
+    module, rows, settings = CASES[name]
+    alone = train(tmp_path / "alone", 16, module, rows, **settings)
+    first, second = ranks.run(lambda: train(tmp_path / "two", 8, module, rows, **settings), 2)
+    same(alone["weights"], first["weights"])
+    equal(first["weights"], second["weights"])
+    assert first["step"] == second["step"] == alone["step"]
+    for metric in ("val_loss", "train_loss_epoch"):
+        assert first["metrics"][metric] == second["metrics"][metric]
+        assert first["metrics"][metric] == pytest.approx(alone["metrics"][metric], rel=1e-4)
+
+
+def test_three_ranks_do_too(tmp_path):
+    alone = train(tmp_path / "alone", 12, Plain, 50)
+    found = ranks.run(lambda: train(tmp_path / "three", 4, Plain, 50), 3)
+    same(alone["weights"], found[2]["weights"])
+    assert found[0]["metrics"] | {"train_loss": 0, "train_loss_step": 0} == found[2]["metrics"] | {
+        "train_loss": 0,
+        "train_loss_step": 0,
+    }
+
+
+def test_running_statistics_are_those_of_rank_0_everywhere(tmp_path):
+    first, second = ranks.run(lambda: train(tmp_path, 8, BatchNorm, 52), 2)
+    assert first["metrics"]["val_loss"] == second["metrics"]["val_loss"]
+    for name, value in first["weights"].items():
+        if "running" not in name:
+            assert torch.equal(value, second["weights"][name]), name
+
+
+def different_parameters(root) -> dict[str, torch.Tensor]:
+    import os
+
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = Plain()
+    make(root).fit(model, loader())
+    return weights(model)
+
+
+def test_parameters_begin_as_those_of_rank_0(tmp_path):
+    first, second = ranks.run(lambda: different_parameters(tmp_path), 2)
+    equal(first, second)
+
+
+def test_a_batch_that_one_rank_skips_stops_nobody(tmp_path):
+    first, second = ranks.run(lambda: train(tmp_path, 8, Skips, 48), 2)
+    equal(first["weights"], second["weights"])
+    assert first["step"] == second["step"] == 6
+
+
+def failure(root, **settings: Any) -> str:
+    try:
+        train(root, 8, Unused, 48, **settings)
+    except fp.FootplateError as error:
+        return str(error)
+    return "none"
+
+
+def test_parameters_that_nothing_depends_on_are_explained_or_looked_for(tmp_path):
+    for said in ranks.run(lambda: failure(tmp_path / "a"), 2):
+        assert "ddp_find_unused_parameters_true" in said
+    found = ranks.run(lambda: failure(tmp_path / "b", strategy="ddp_find_unused_parameters_true"), 2)
+    assert found == ["none", "none"]
+
+
+def test_by_hand_a_gradient_that_some_ranks_lack_counts_as_zero_there(tmp_path):
+    def run():
+        model = seeded(LateStarter)
+        before = weights(model)
+        make(tmp_path).fit(model, loader(48))
+        return before, weights(model)
+
+    (before, first), (_, second) = ranks.run(run, 2)
+    equal(first, second)
+    assert not torch.equal(before["net.2.weight"], first["net.2.weight"])
+    assert torch.equal(before["idle.weight"], first["idle.weight"])  # nobody had a gradient for it
+
+
+def lonely_backward(root) -> bool:
+    model, trainer = seeded(), make(root)
+    trainer.fit(model, loader())
+    if trainer.global_rank == 0:
+        thread = threading.Thread(target=lambda: model.training_step(next(iter(loader())), 0).backward(), daemon=True)
+        thread.start()
+        thread.join(10)
+        return not thread.is_alive()
+    return True
+
+
+def test_after_training_a_backward_pass_is_a_ranks_own_again(tmp_path):
+    assert ranks.run(lambda: lonely_backward(tmp_path), 2) == [True, True]
+
+
+def test_a_share_that_is_too_small_for_batch_norm_is_explained(tmp_path):
+    def run():
+        with pytest.raises(fp.FootplateError, match="drop_last=True"):
+            train(tmp_path, 8, BatchNorm, 50)
+
+    ranks.run(run, 2)

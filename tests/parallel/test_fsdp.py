@@ -49,7 +49,10 @@ def train(root, batch_size, epochs=2, strategy="fsdp", ckpt_path=None, **setting
     )  # fmt: skip
     model = Deep()
     trainer.fit(
-        model, DataLoader(dataset(50), batch_size, shuffle=True), DataLoader(dataset(33), batch_size), ckpt_path=ckpt_path
+        model,
+        DataLoader(dataset(50), batch_size, shuffle=True),
+        DataLoader(dataset(33), batch_size),
+        ckpt_path=ckpt_path,
     )
     state = trainer.parallel.state_dict(model)
     sharded = sorted(name for name, value in state.items() if isinstance(value, DTensor))
