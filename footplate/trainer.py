@@ -27,6 +27,7 @@ from footplate.callbacks.timer import Duration
 from footplate.data.adapt import weigher
 from footplate.errors import CheckpointError, ConfigError
 from footplate.evaluation import by_loader, evaluate
+from footplate.failing import moment_of, savable
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
@@ -228,6 +229,7 @@ class Trainer:
         self.max_restarts = check_count("max_restarts", max_restarts, 0)
         self.min_devices = check_fewest(min_devices, len(self.device_ids))
         self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
+        self.failed_in_step = False
         self.launch_id: str | None = None  # of the launch that this process is of, where the trainer started it
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
@@ -491,6 +493,8 @@ class Trainer:
             status = "success"
         except BaseException as error:
             status = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            if savable(self, error):
+                self._save_before_failing(error)
             self.hooks.call("on_exception", error)
             plain = explain(error)
             if plain is not None:
@@ -615,6 +619,7 @@ class Trainer:
 
     def _prepare_state(self, loader: Any) -> None:
         self.progress = Progress()
+        self.failed_in_step = False
         self.reports = Reports(self.loggers)
         self.metrics = self._training_metrics = MetricLog(self.module, by_step=True, group=self.group)
         self._state = RunState(
@@ -649,6 +654,11 @@ class Trainer:
         self._state.load_training(loaded, source)
         rng.restore(loaded["rng"])
         self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
+        if loaded["footplate"].get("failed_in_step"):
+            self.print(
+                "It was saved when a step had failed: what that forward pass changed, such as the running statistics of "
+                "batch norm, is in it."
+            )
 
     def write_checkpoint(self, path: Path, weights_only: bool = False, then: Callable[[], None] = lambda: None) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
@@ -667,6 +677,7 @@ class Trainer:
             self.module.on_save_checkpoint(state)
         if self.world.rank != 0:
             return
+        state["footplate"]["failed_in_step"] = self.failed_in_step
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback), "launch": self.launch_id}
         self._writer.save(state, path, meta, then, first=self._flush_loggers)
 
@@ -682,6 +693,16 @@ class Trainer:
             self.group.barrier()  # all ranks end together, so that none is taken for lost while another saves
             self.print(f"{self.signals.reason} after step {self.global_step}: {said}")
         raise self.signals.end()
+
+    def _save_before_failing(self, error: BaseException) -> None:
+        self.failed_in_step = moment_of(error) != "between steps"
+        try:
+            said = save_before_end(self)
+            self._writer.wait()
+        except Exception as failure:  # the first one is what the user is to see
+            log.warning("The run could not be saved as it was when it failed: %s", failure)
+        else:
+            self.print(f"{type(error).__name__} after step {self.global_step}: {said}")
 
     # What the loop, the module and callbacks ask of it
 

@@ -15,7 +15,7 @@ import footplate as fp
 ARGUMENTS = [
     ({"accelerator": "gpuu"}, r'"gpuu".*There are: '),
     ({"accelerator": "cdua"}, r'Did you mean "cuda"'),
-    ({"devices": 5}, r"devices=5"),
+    ({"devices": 500}, r"devices=500"),
     ({"devices": 0}, r"devices=0"),
     ({"precision": "bf16-mixt"}, r'Did you mean "bf16-mixed"'),
     ({"max_epochs": -2}, r"max_epochs=-2"),

@@ -46,8 +46,8 @@ class Recorder(fp.Callback):
             raise PowerCut
 
 
-class PowerCut(Exception):
-    pass
+class PowerCut(BaseException):
+    """Not an `Exception`: before one of those a run would be saved."""
 
 
 class Augmented(Dataset):

@@ -1,0 +1,162 @@
+"""A run that fails is saved as it stands, so that nothing is lost while its author mends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models.small import Classifier, dataset, loader
+from torch import nn
+from torch.utils.data import DataLoader
+
+import footplate as fp
+from footplate import checkpoint
+
+
+class Mistake(Exception):
+    pass
+
+
+class Losses(fp.Callback):
+    """Remembers every batch's loss; may fail after one of them, or in the middle of validation."""
+
+    def __init__(self, fails_after: int = -1, fails_in_validation: bool = False) -> None:
+        self.fails_after, self.fails_in_validation = fails_after, fails_in_validation
+        self.seen: dict[int, str] = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen[trainer.progress.batches] = float(outputs).hex()
+        if trainer.progress.batches == self.fails_after and not self.fails_in_validation:
+            raise Mistake("in a callback")
+
+    def on_validation_batch_end(self, trainer, *_: Any, **__: Any):
+        if self.fails_in_validation and trainer.progress.batches >= self.fails_after >= 0:
+            raise Mistake("in validation")
+
+
+class FailsIn(Classifier):
+    """Fails at batch 17 in some part of its step."""
+
+    def __init__(self, part: str = "", norm: bool = False) -> None:
+        super().__init__()
+        self.part = part
+        if norm:
+            self.net = nn.Sequential(self.net, nn.BatchNorm1d(3))
+
+    def training_step(self, batch, batch_idx):
+        now = self.trainer.progress.batches == 17
+        if now and self.part == "forward":
+            raise Mistake("in the forward pass")
+        loss = super().training_step(batch, batch_idx)
+        return Broken.apply(loss) if now and self.part == "backward" else loss
+
+    def configure_optimizers(self):
+        return BrokenAdamW(self) if self.part == "optimizer" else super().configure_optimizers()
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise Mistake("in the backward pass")
+
+
+class BrokenAdamW(torch.optim.AdamW):
+    def __init__(self, module: FailsIn) -> None:
+        super().__init__(module.parameters(), lr=1e-2)
+        self.module = module
+
+    def step(self, closure=None):
+        if self.module.trainer.progress.batches == 17:
+            raise Mistake("in the optimizer")
+        return super().step(closure)
+
+
+class FailingSet(torch.utils.data.Dataset):
+    """Its rows can't be read once so many have been."""
+
+    def __init__(self, fails_after: int | None) -> None:
+        self.base, self.left = dataset(), fails_after
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Mistake("in the data")
+        return self.base[index]
+
+
+def saved_steps(root) -> list[int]:
+    return sorted(checkpoint.read_meta(path)["global_step"] for path in root.rglob("*.ckpt") if not path.is_symlink())
+
+
+def seeded() -> Classifier:
+    torch.manual_seed(5)
+    return Classifier()
+
+
+@pytest.mark.parametrize("place", ["callback", "validation", "data"])
+def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path):
+    def data(fails_after: int | None = None) -> DataLoader:
+        return DataLoader(FailingSet(fails_after), 10, shuffle=True)
+
+    def saver() -> fp.ModelCheckpoint:
+        return fp.ModelCheckpoint(every_n_epochs=100)
+
+    whole = Losses()
+    trainer(callbacks=[whole, saver()], default_root_dir=tmp_path / "whole").fit(
+        seeded(), data(), loader(shuffle=False)
+    )
+
+    first = Losses(17, False) if place == "callback" else Losses(12, True) if place == "validation" else Losses()
+    with pytest.raises(Mistake):
+        trainer(callbacks=[first, saver()]).fit(seeded(), data(170 if place == "data" else None), loader(shuffle=False))
+    assert saved_steps(tmp_path / "run") == [len(first.seen)]
+    second = Losses()
+    trainer(callbacks=[second, saver()]).fit(seeded(), data(), loader(shuffle=False), ckpt_path="last")
+
+    assert first.seen.keys() | second.seen.keys() == whole.seen.keys()
+    assert not first.seen.keys() & second.seen.keys()
+    assert {**first.seen, **second.seen} == whole.seen
+
+
+def test_a_failed_forward_pass_is_saved_before_it_and_said_so(trainer, tmp_path, caplog):
+    caplog.set_level("INFO")
+    with pytest.raises(Mistake):
+        trainer().fit(FailsIn("forward", norm=True), loader())
+    assert 17 in saved_steps(tmp_path / "run")
+    assert "Mistake after step 17: saved" in caplog.text
+    assert "It was saved when a step had failed" not in caplog.text
+
+    trainer().fit(FailsIn(norm=True), loader(), ckpt_path="last")
+    assert "It was saved when a step had failed" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["backward", "optimizer"])
+def test_half_changed_gradients_or_weights_are_not_saved(part, trainer, tmp_path):
+    with pytest.raises(Mistake):
+        trainer().fit(FailsIn(part), loader())
+    assert saved_steps(tmp_path / "run") == [12]
+
+
+def test_the_first_failure_is_the_one_that_is_shown_when_saving_fails_too(trainer, monkeypatch, caplog):
+    def full(*_: Any):
+        raise fp.CheckpointError("The disk is full.")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    with pytest.raises(Mistake):
+        trainer(max_epochs=1).fit(FailsIn("forward"), loader(400))
+    assert "could not be saved as it was when it failed: The disk is full." in caplog.text
+
+
+def test_without_checkpoints_nothing_is_saved(trainer, tmp_path):
+    with pytest.raises(Mistake):
+        trainer(enable_checkpointing=False).fit(FailsIn("forward"), loader())
+    assert not list(tmp_path.rglob("*.ckpt"))
