@@ -60,7 +60,7 @@ def main(order: Order, fds: list[int]) -> NoReturn:
     report = _run(payload, home, store, order.rank, held)
     _flush()
     line.report()
-    if store and report.kind in ("returned", "left"):
+    if store and report.kind not in ("raised", "exit"):
         line.released.wait()
     _leave(report.code)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +19,7 @@ from footplate.launch.crew import Stream, Wrote
 LONGEST_LINE = 1 << 16  # characters without an end, after which a line is cut
 CLEAR_LINE = "\r\x1b[K"
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?!\Z))")  # the end of a piece may part "\r" from its "\n"
+_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # the end of a piece may part "\r" from its "\n"
 
 
 class Lines:
@@ -31,8 +32,9 @@ class Lines:
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
         text = self._rest + self._decode.decode(data)
-        lines = _LINE.findall(text)
-        self._rest = text[sum(map(len, lines)) :]
+        ends = [found.end() for found in _END.finditer(text)]
+        lines = [text[start:end] for start, end in pairwise([0, *ends])]
+        self._rest = text[ends[-1] :] if ends else text
         if len(self._rest) > LONGEST_LINE:
             lines += self.end()
         return lines
