@@ -148,7 +148,10 @@ def _unpack(payload: int) -> Callable[[], Any]:
 
 
 def _raised(error: BaseException) -> Report:
-    text = "".join(traceback.format_exception(error)).rstrip()
+    own, frames = error.__traceback__, error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # ours, of no interest to a reader
+    text = "".join(traceback.format_exception(type(error), error, frames or own)).rstrip()
     mistake = isinstance(error, FootplateError)
     return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake)
 

@@ -8,6 +8,7 @@ first clears the line that the cursor is in, which the progress bar draws again.
 from __future__ import annotations
 
 import codecs
+import logging
 import re
 import sys
 from itertools import pairwise
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from footplate.launch.crew import Stream, Wrote
+
+log = logging.getLogger(__name__)
 
 LONGEST_LINE = 1 << 16  # characters without an end, after which a line is cut
 CLEAR_LINE = "\r\x1b[K"
@@ -80,8 +83,14 @@ class Output:
 
     def keep(self, rank: int, data: bytes) -> None:
         """Write into a rank's file only."""
-        if rank in self._logs:
+        if rank not in self._logs:
+            return
+        try:
             self._logs[rank].write(data)
+        except OSError as error:  # a full disk: what can't be kept is still shown
+            file = self._logs.pop(rank)
+            file.close()
+            log.warning("the output of rank %d is no longer kept in %s: %s", rank, file.name, error)
 
     def end(self, rank: int) -> None:
         """A rank has ended: pass on the lines that it left incomplete."""

@@ -222,8 +222,20 @@ def test_a_killed_nursery_is_replaced_and_counts_against_the_hosts_budget(said):
 
     assert launch(work, world_size=2, restarts=Restarts(max_restarts=0)) == 1
     (line,) = [record.message for record in said.records]
-    assert "the workers were lost" in line
+    assert "all ranks were lost with the process that starts them, which was killed by SIGKILL in attempt 0" in line
     assert "(restart 1 of 10)" in line
+
+
+@pytest.mark.slow
+def test_a_nursery_that_does_not_kill_when_asked_is_killed(quick, said):
+    def work():
+        if attempt() == 0:
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return attempt()
+
+    assert launch(work, world_size=1, restarts=quick, heartbeat_timeout_s=2) == 1
+    assert "rank 0 gave no sign of life" in said.text
 
 
 def test_the_hosts_budget_ends_too():
@@ -231,7 +243,7 @@ def test_the_hosts_budget_ends_too():
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
 
-    with pytest.raises(LaunchError, match=r"the workers were lost.*max_host_restarts=0"):
+    with pytest.raises(LaunchError, match=r"all ranks were lost.*max_host_restarts=0"):
         launch(work, world_size=1, restarts=Restarts(max_host_restarts=0))
 
 

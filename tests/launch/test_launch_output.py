@@ -62,6 +62,14 @@ def test_output_is_kept_whole_for_each_attempt_and_rank(tmp_path, quick, capsys)
     assert sorted(files["attempt-1/rank-1.log"].splitlines()) == ["err 1", "out 1"]
 
 
+def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path, said, capsys):
+    (tmp_path / "attempt-0").mkdir()
+    (tmp_path / "attempt-0" / "rank-0.log").symlink_to("/dev/full")
+    assert launch(lambda: print("shown") or 1, world_size=1, log_dir=tmp_path) == 1
+    assert capsys.readouterr().out == "[rank 0] shown\n"
+    assert "the output of rank 0 is no longer kept" in said.text
+
+
 def test_what_a_killed_rank_had_written_is_shown(capsys, quick):
     def work():
         if os.environ["FOOTPLATE_ATTEMPT"] == "0":

@@ -198,12 +198,12 @@ import os, time
 from footplate.launch import launch, Restarts
 def work():
     print("there", os.environ["RANK"], flush=True)
-    time.sleep(6)
+    time.sleep(4.5)
     return "unharmed in attempt " + os.environ["FOOTPLATE_ATTEMPT"]
 print(launch(work, world_size=2, heartbeat_timeout_s=2))
 """)
     script.read_until("there 0", "there 1")
     script.process.send_signal(signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(3)
     script.process.send_signal(signal.SIGCONT)
     assert script.end() == (0, "unharmed in attempt 0\n")
