@@ -60,7 +60,7 @@ def main(order: Order, fds: list[int]) -> NoReturn:
     report = _run(payload, home, store, order.rank, held)
     _flush()
     line.report()
-    if store and report.kind in ("returned", "left"):
+    if store and report.kind not in ("raised", "exit"):
         line.released.wait()
     _leave(report.code)
 
@@ -148,7 +148,10 @@ def _unpack(payload: int) -> Callable[[], Any]:
 
 
 def _raised(error: BaseException) -> Report:
-    text = "".join(traceback.format_exception(error)).rstrip()
+    own, frames = error.__traceback__, error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # ours, of no interest to a reader
+    text = "".join(traceback.format_exception(type(error), error, frames or own)).rstrip()
     mistake = isinstance(error, FootplateError)
     return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake)
 

@@ -89,8 +89,8 @@ class Reported:
 class Ended:
     """A process is no more. `code` is its exit code, or a signal's number made negative.
 
-    When the crew lost it rather than saw it end, `code` is None, `text` says what happened, and `whole` whether that
-    befell all ranks together.
+    When the crew lost it rather than saw it end, `code` is None and `text` says what happened, to be read after "rank 1 ".
+    If that befell all ranks together, `whole` is true and `text` a sentence by itself.
     """
 
     rank: int

@@ -24,7 +24,7 @@ class Failure:
 
     Attributes:
         kind: `exception` (raised by the function), `exit` (the process ended by itself without a result), `signal`
-            (killed by one), `frozen` (no sign of life), `host` (the machine or the launcher lost it: not the function's doing).
+            (killed by one), `frozen` (no sign of life), `host` (the machine or the launcher lost it).
         text: what happened, to be read after "rank 1 ".
         at: when, on the monotonic clock of this machine, in seconds.
         rank: which; None when it was no single one.

@@ -31,6 +31,7 @@ from typing import Any
 from footplate.errors import LaunchError
 from footplate.launch import bootstrap, parcel, terminal, wire
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
+from footplate.launch.failure import of_exit
 
 KILL_S = 5.0
 PIECE = 1 << 16  # bytes read at once
@@ -259,8 +260,8 @@ class LocalCrew:
         self._selector.unregister(nursery.connection)
         nursery.connection.close()
         self._nursery = None
+        text = f"all ranks were lost with the process that starts them, which {of_exit(code)[1]}"
         for worker in self._workers.values():
-            text = "was lost with the process that starts workers, which has died"
             self._end(worker, None, time.monotonic(), text, whole=True)
         return code
 

@@ -8,17 +8,21 @@ first clears the line that the cursor is in, which the progress bar draws again.
 from __future__ import annotations
 
 import codecs
+import logging
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
 from footplate.launch.crew import Stream, Wrote
 
+log = logging.getLogger(__name__)
+
 LONGEST_LINE = 1 << 16  # characters without an end, after which a line is cut
 CLEAR_LINE = "\r\x1b[K"
 
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r(?!\Z))")  # the end of a piece may part "\r" from its "\n"
+_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # the end of a piece may part "\r" from its "\n"
 
 
 class Lines:
@@ -31,8 +35,9 @@ class Lines:
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
         text = self._rest + self._decode.decode(data)
-        lines = _LINE.findall(text)
-        self._rest = text[sum(map(len, lines)) :]
+        ends = [found.end() for found in _END.finditer(text)]
+        lines = [text[start:end] for start, end in pairwise([0, *ends])]
+        self._rest = text[ends[-1] :] if ends else text
         if len(self._rest) > LONGEST_LINE:
             lines += self.end()
         return lines
@@ -78,8 +83,14 @@ class Output:
 
     def keep(self, rank: int, data: bytes) -> None:
         """Write into a rank's file only."""
-        if rank in self._logs:
+        if rank not in self._logs:
+            return
+        try:
             self._logs[rank].write(data)
+        except OSError as error:  # a full disk: what can't be kept is still shown
+            file = self._logs.pop(rank)
+            file.close()
+            log.warning("the output of rank %d is no longer kept in %s: %s", rank, file.name, error)
 
     def end(self, rank: int) -> None:
         """A rank has ended: pass on the lines that it left incomplete."""

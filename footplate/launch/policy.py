@@ -30,6 +30,7 @@ class Restarts:
         max_delay_s: the longest pause before an attempt.
         min_world_size: go on with fewer ranks, but no fewer than this; None to keep all.
         drop_after: failures in a row, without progress, by which a slot is given up.
+        peers_grace_s: how long the other ranks may take to end by themselves when one has failed.
     """
 
     max_restarts: int = 3
@@ -37,6 +38,7 @@ class Restarts:
     max_delay_s: float = 60.0
     min_world_size: int | None = None
     drop_after: int = 2
+    peers_grace_s: float = 5.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from footplate.launch.local import LocalCrew
 from footplate.launch.output import Output
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
 from footplate.launch.terminal import terminals
-from footplate.launch.watch import TICK_S, AwakeClock, Rank, Watch
+from footplate.launch.watch import TICK_S, AwakeClock, Patience, Rank, Watch
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ def launch(
             is raised at once.
     """
     _check(world_size, restarts)
+    patience = Patience(heartbeat_timeout_s, grace_s, restarts.peers_grace_s)
     payload = parcel.empty()
     try:
         _pack(payload, fn, args)
@@ -79,8 +80,7 @@ def launch(
         output = Output(Path(log_dir) if log_dir is not None else None)
         try:
             with Interrupts(crew.wake) as interrupts:
-                supervisor = Supervisor(crew, output, interrupts, restarts, name, heartbeat_timeout_s, grace_s)
-                return supervisor.run(world_size)
+                return Supervisor(crew, output, interrupts, restarts, name, patience).run(world_size)
         finally:
             crew.close()
             output.close()
@@ -92,18 +92,17 @@ class Supervisor:
     """Runs attempts, whoever carries them, until one succeeds or no other is to follow. Arguments: see `launch`."""
 
     def __init__(
-        self, crew: Crew, output: Output, interrupts: Interrupts, restarts: Restarts, name: str,
-        heartbeat_timeout_s: float, grace_s: float,
-    ) -> None:  # fmt: skip
+        self, crew: Crew, output: Output, interrupts: Interrupts, restarts: Restarts, name: str, patience: Patience
+    ) -> None:
         self._crew = crew
         self._output = output
         self._interrupts = interrupts
         self._restarts = restarts
         self._name = name
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._grace_s = grace_s
+        self._patience = patience
         self._clock = AwakeClock()
         self._told: signal.Signals | None = None  # the first signal that came
+        self._interrupted = False  # whether SIGINT came
 
     def run(self, world_size: int) -> Any:
         """What `launch` returns and raises."""
@@ -128,7 +127,7 @@ class Supervisor:
     def _attempt(self, attempt: Attempt) -> Watch:
         self._output.begin(attempt.number, len(attempt.slots))
         self._crew.begin(attempt)
-        watch = Watch(self._crew, attempt, self._clock, self._heartbeat_timeout_s, self._grace_s)
+        watch = Watch(self._crew, attempt, self._clock, self._patience)
         while not watch.over:
             self._round(watch, TICK_S)
         for rank in watch.ranks:
@@ -146,11 +145,12 @@ class Supervisor:
                 watch.take(event)
         while self._interrupts.received:
             signum = self._interrupts.received.popleft()
-            if signum == signal.SIGINT and self._told == signal.SIGINT:
+            if signum == signal.SIGINT and self._interrupted:
                 watch.kill_within(0.0)
             else:
                 watch.stop(signum)
             self._told = self._told or signum
+            self._interrupted |= signum == signal.SIGINT
         watch.look()
 
     def _pause(self, delay_s: float) -> None:

@@ -2,7 +2,7 @@
 
 What each rank does is told by the crew's events; `Watch` keeps it, and says when the rest must be killed:
 
-- a rank has failed: the others, which mostly fail of it at once, get `PEERS_GRACE_S`; after a user's mistake, no time;
+- a rank has failed: the others, which mostly fail of it at once, get `peers_grace_s`; after a user's mistake, no time;
 - a rank has ended because it was asked to (exit code 143 or 130): the others should follow within `grace_s`;
 - all have reported: they get `grace_s` for their exit handlers;
 - the supervisor was told to end: see `stop`.
@@ -13,6 +13,7 @@ itself is awake: after it has been suspended, the ranks' signs of life are waiti
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from typing import Any
 from footplate.launch.crew import Alive, Attempt, Crew, Ended, Event, Report, Reported
 from footplate.launch.failure import Failure, cause_of, of_exit
 
+log = logging.getLogger(__name__)
+
 TICK_S = 0.5  # the supervisor looks at least this often
-PEERS_GRACE_S = 5.0
 START_S = 600.0  # for the first sign of life, which follows the imports
 
 
@@ -36,11 +38,20 @@ class AwakeClock:
         self.now = 0.0
 
     def look(self) -> float:
-        """The time now; more than a few ticks since the last look were spent asleep, and aren't counted."""
+        """The time now; what has passed since the last look counts as one tick at most: the rest was spent asleep."""
         real = self._monotonic()
-        self.now += min(real - self._last, 4 * TICK_S)
+        self.now += min(real - self._last, TICK_S)
         self._last = real
         return self.now
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for what, in seconds; see the module's docstring."""
+
+    heartbeat_timeout_s: float = 30.0
+    grace_s: float = 30.0
+    peers_grace_s: float = 5.0
 
 
 @dataclass
@@ -66,19 +77,15 @@ class Watch:
         crew: what carries the attempt, already begun.
         attempt: which.
         clock: counts time awake.
-        heartbeat_timeout_s: silence after which a rank is frozen.
-        grace_s: see the module's docstring.
+        patience: how long to wait for what.
     """
 
-    def __init__(
-        self, crew: Crew, attempt: Attempt, clock: AwakeClock, heartbeat_timeout_s: float, grace_s: float
-    ) -> None:
+    def __init__(self, crew: Crew, attempt: Attempt, clock: AwakeClock, patience: Patience) -> None:
         now = clock.look()
         self.ranks = [Rank(rank, slot, now) for rank, slot in enumerate(attempt.slots)]
         self._crew = crew
         self._clock = clock
-        self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._grace_s = grace_s
+        self._patience = patience
         self._kill_at = float("inf")
         self._stopping = False
         self._released = False
@@ -109,7 +116,7 @@ class Watch:
         """Note what has happened."""
         if isinstance(event, Alive):
             rank = self.ranks[event.rank]
-            rank.alive, rank.heard = True, self._clock.now
+            rank.alive, rank.heard = True, self._clock.look()
             rank.progressed |= event.progressed
         elif isinstance(event, Reported):
             self._take_report(self.ranks[event.rank], event)
@@ -120,13 +127,13 @@ class Watch:
         """Find frozen ranks, release those that have reported, kill those whose time is up."""
         now = self._clock.look()
         for rank in self.ranks:
-            silence, limit = now - rank.heard, self._heartbeat_timeout_s if rank.alive else START_S
+            silence, limit = now - rank.heard, self._patience.heartbeat_timeout_s if rank.alive else START_S
             if silence > limit and not rank.ended and not rank.killed:
                 self._freeze(rank, silence)
         if not self._released and all(rank.report is not None or rank.ended for rank in self.ranks):
             self._released = True
             self._crew.release()
-            self.kill_within(self._grace_s)
+            self.kill_within(self._patience.grace_s)
         if now >= self._kill_at:
             for rank in self.ranks:
                 self._kill(rank)
@@ -137,7 +144,7 @@ class Watch:
         for rank in self.ranks:
             self._crew.send(rank.rank, signum)
         if signum == signal.SIGTERM:
-            self.kill_within(self._grace_s)
+            self.kill_within(self._patience.grace_s)
 
     def kill_within(self, seconds: float) -> None:
         """All that is left is killed after so many seconds, or sooner if that was already settled."""
@@ -153,21 +160,20 @@ class Watch:
         elif report.kind == "exit":
             self._fail(rank, Failure("exit", of_exit(report.code)[1], report.at, rank.rank, rank.slot))
         elif report.kind == "stopped":
-            self.kill_within(self._grace_s)
+            self.kill_within(self._patience.grace_s)
 
     def _take_end(self, rank: Rank, event: Ended) -> None:
         rank.ended = True
         if self._stopping:
-            self.kill_within(self._grace_s)
+            self.kill_within(self._patience.grace_s)
         if rank.report is not None or rank.killed:
             return
         if event.code is None:
             place = (None, None) if event.whole else (rank.rank, rank.slot)
-            text = "the workers were lost: " + event.text if event.whole else event.text
-            self._fail(rank, Failure("host", text, event.at, *place))
+            self._fail(rank, Failure("host", event.text, event.at, *place))
         elif event.code in (143, 130):  # by os._exit, or from a library: asked to, as well
             rank.report = Report("stopped", event.at, event.code)
-            self.kill_within(self._grace_s)
+            self.kill_within(self._patience.grace_s)
         else:
             kind, text = of_exit(event.code)
             self._fail(rank, Failure(kind, text, event.at, rank.rank, rank.slot))
@@ -180,9 +186,11 @@ class Watch:
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
         rank.failure = rank.failure or failure
-        self.kill_within(0.0 if failure.mistake else PEERS_GRACE_S)
+        self.kill_within(0.0 if failure.mistake else self._patience.peers_grace_s)
 
     def _kill(self, rank: Rank) -> None:
         if not rank.ended and not rank.killed:
+            if rank.report is not None and rank.report.kind == "returned":
+                log.warning("rank %d had returned but did not end: its threads or exit handlers are killed", rank.rank)
             rank.killed = True
             self._crew.kill(rank.rank)

@@ -1,0 +1,51 @@
+"""What the launch tests share: programs to kill, and the certainty that nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import Program
+
+from footplate.launch import Restarts
+
+
+@pytest.fixture
+def quick() -> Restarts:
+    """Restarts that don't let a test wait."""
+    return Restarts(peers_grace_s=0.3, max_delay_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def no_orphans() -> Iterator[None]:
+    """Whatever a test's launches did, nothing that they started is left."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not psutil.wait_procs(list(left), timeout=2)[1]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What the supervisor has logged."""
+    with caplog.at_level(logging.INFO, "footplate.launch"):
+        yield caplog
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
+    """A function that starts a program, given as text, in a process of its own."""
+    started: list[Program] = []
+
+    def start(text: str) -> Program:
+        started.append(Program(text, tmp_path))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        one.process.stdout.close()

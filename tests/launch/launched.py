@@ -1,0 +1,60 @@
+"""Programs that launch, to be killed in every way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Program:
+    """A running program; what it prints and logs is one stream."""
+
+    def __init__(self, text: str, place: Path) -> None:
+        script = place / "program.py"
+        script.write_text(text)
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, str(script)], cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+
+    def read_until(self, *words: str) -> str:
+        """Its output, up to the line by which all `words` have come."""
+        text = ""
+        while not all(word in text for word in words):
+            line = self.process.stdout.readline()
+            assert line, f"ended early:\n{text}"
+            text += line
+        return text
+
+    def family(self) -> list[psutil.Process]:
+        """The processes that it has started, and those that they have."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; its exit code and the rest of its output."""
+        rest = self.process.stdout.read()
+        return self.process.wait(20), rest
+
+
+def gone_within(seconds: float, processes: list[psutil.Process]) -> bool:
+    """Whether all these processes end in time; a zombie has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not any(_runs(one) for one in processes):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
