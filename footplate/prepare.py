@@ -16,6 +16,7 @@ from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hooks import overrides
 from footplate.module import Module
 from footplate.settings import as_list, count_batches, limit_batches
+from footplate.storage import Place, to_place
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def check_writable(directory: Path) -> None:
         ) from None
 
 
-def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | None:
+def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | None:
     """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
 
     Raises:
@@ -197,10 +198,10 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | No
     if ckpt_path is None:
         return None
     savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
-    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None})
+    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None}, key=str)
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
     if ckpt_path == "last":
-        found = checkpoint.newest([directory for directory in directories if directory.is_dir()])
+        found = checkpoint.newest(directories)
         if found is None and trainer.stage != "fit":
             raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
         if found is None:
@@ -210,12 +211,12 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | No
         for callback in savers:
             link = (callback.dirpath or trainer.run_dir) / f"best{checkpoint.SUFFIX}"
             for candidate in (callback.best_model_path, link):
-                if candidate and Path(candidate).exists():
-                    return Path(candidate)
+                if candidate and checkpoint.exists(candidate):
+                    return to_place(candidate)
         raise CheckpointError(
             'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
         )
-    return Path(ckpt_path)
+    return to_place(ckpt_path)
 
 
 def explain(error: BaseException) -> Exception | None:
