@@ -1,29 +1,25 @@
-"""Checkpoints: a run state on disk, whole or not at all.
+"""Checkpoints: a run state, whole or not at all.
 
 A checkpoint is a directory, `epoch=3-step=940.ckpt/`, with two files:
 
     state.safetensors    the run state: plain values and tensors (see `statefile.py`)
-    meta.json            written last: what it is, each file's size and checksum; without it there is no checkpoint
+    meta.json            its marker, written last: what it is, the state's size and checksum
 
 Saving, in order: (1) at the end of a step the tensors are copied into host memory that is kept from save to save;
-training goes on. (2) A thread writes `.tmp-…` beside the target, syncs it to the disk, and (3) renames it. (4) Only then
-are older checkpoints deleted. A second save waits until the first is written. Killed at any moment, what is left is the
-old checkpoint, or the new one, and perhaps a `.tmp-…`, which the next run sweeps away.
+training goes on. (2) A thread writes it where it shall lie, on a disk or in an object store (see `storage/`), so that it
+is there whole or not at all. (3) Only then are older checkpoints deleted. A second save waits until the first is written.
+Killed at any moment, what is left is the old checkpoint, or the new one, and perhaps some litter, which the next run sweeps
+away.
 
 No code of a file is ever run in loading it.
 """
 
 from __future__ import annotations
 
-import errno
+import io
 import json
-import logging
-import os
 import re
-import shutil
-import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,120 +29,140 @@ import torch
 from footplate import statefile
 from footplate.errors import CheckpointError, ConfigError, did_you_mean
 from footplate.statefile import Frozen, Snapshot
+from footplate.storage import Place, store_of, to_place
+from footplate.storage.base import META, STATE, SUFFIX, note_time
 
-log = logging.getLogger(__name__)
+__all__ = ["LAST", "META", "STATE", "SUFFIX", "CheckpointWriter", "load", "load_module", "newest", "read_meta", "save"]
 
-STATE, META = "state.safetensors", "meta.json"
-SUFFIX = ".ckpt"
 LAST = f"last{SUFFIX}"
-_TEMPORARY, _REPLACED = ".tmp-", ".old-"
 
 
-def save(state: dict[str, Any], path: Path, meta: dict[str, Any]) -> None:
-    """Write a checkpoint and return when it is on the disk.
+def save(state: dict[str, Any], path: str | Place, meta: dict[str, Any]) -> None:
+    """Write a checkpoint and return when it is whole.
 
     Raises:
-        CheckpointError: it can't be written (a full disk, a directory that may not be written to), or holds a value that
-            can't be kept. What was at `path` before is still there.
+        CheckpointError: it can't be written (a full disk, a service that can't be reached), or holds a value that can't be
+            kept. What was at `path` before is still there.
     """
-    _write(statefile.freeze(state), Path(path), meta)
+    place = to_place(path)
+    store_of(place).write(place, statefile.freeze(state), meta)
 
 
-def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+def load(path: str | Place, map_location: Any = "cpu") -> dict[str, Any]:
     """Read a checkpoint's state without running any code of it; a Lightning `.ckpt` file can be read too.
 
     Args:
-        path: the checkpoint.
+        path: the checkpoint: a path or a URI.
         map_location: the device that tensors come to; anything but a device or its name means the CPU.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
     """
-    path = Path(path)
-    if not path.exists():
-        raise CheckpointError(f"There is no checkpoint at {path}.{_neighbours(path)}")
-    if path.is_dir():
-        meta = read_meta(path)
+    place = to_place(path)
+    store = store_of(place)
+    kind = store.kind(place)
+    if kind is None:
+        raise CheckpointError(f"There is no checkpoint at {place}.{_neighbours(place)}")
+    if kind == "directory":
+        meta = read_meta(place)
+        file = meta["files"][STATE]
         device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
-        state, read = statefile.read(path / STATE, device)
-        if read.crc32 != meta["files"][STATE].get("crc32"):
+        place = store.resolve(place)
+        with store.open(place, STATE) as opened:
+            state, read = statefile.read(opened, file["bytes"], str(place / STATE), device)
+        if read.crc32 != file.get("crc32"):
             raise CheckpointError(
-                f"{path} is damaged: the checksum of {STATE} is not the one it was written with. "
-                f"Nothing of it was loaded.{_neighbours(path)}"
+                f"{place} is damaged: the checksum of {STATE} is not the one it was written with. "
+                f"Nothing of it was loaded.{_neighbours(place)}"
             )
     else:
-        state = _load_pickle(path, map_location)
+        state = _load_pickle(place, map_location)
     if not isinstance(state, dict) or "state_dict" not in state:
-        raise CheckpointError(f'{path} is no checkpoint: it has no "state_dict".')
+        raise CheckpointError(f'{place} is no checkpoint: it has no "state_dict".')
     return state
 
 
-def read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: str | Place) -> dict[str, Any]:
     """What a complete checkpoint says of itself.
 
     Raises:
         CheckpointError: it is incomplete.
     """
-    meta, fault = _examine(path)
+    meta, fault = examine(path)
     if fault:
-        raise CheckpointError(f"{fault}{_neighbours(path)}")
+        raise CheckpointError(f"{fault}{_neighbours(to_place(path))}")
     return meta
 
 
-def is_complete(path: Path) -> bool:
+def examine(path: str | Place) -> tuple[dict[str, Any], str]:
+    """What a checkpoint says of itself, and what is wrong with it; nothing, if it is complete."""
+    place = to_place(path)
+    store = store_of(place)
+    place = store.resolve(place)
+    try:
+        meta = json.loads(store.read_marker(place) or b"")
+        expected = int(meta["files"][STATE]["bytes"])
+        created = float(meta["created"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
+    found = store.size(place, STATE) or 0
+    if found != expected:
+        return meta, f"{path} is damaged: {STATE} has {found} bytes instead of {expected}."
+    note_time(created)
+    return meta, ""
+
+
+def is_complete(path: str | Place) -> bool:
     """Whether a checkpoint can be loaded."""
-    return not _examine(path)[1]
+    return not examine(path)[1]
 
 
-def newest(directories: list[Path], wanted: Callable[[dict[str, Any]], bool] = lambda meta: True) -> Path | None:
+def exists(path: str | Place) -> bool:
+    """Whether there is a checkpoint, whole or not."""
+    place = to_place(path)
+    return store_of(place).kind(place) is not None
+
+
+def newest(
+    directories: Iterable[str | Place], wanted: Callable[[dict[str, Any]], bool] = lambda meta: True
+) -> Place | None:
     """The complete checkpoint that was written last in some directories, of those whose `meta` is wanted; or None."""
-    found: list[tuple[float, Path]] = []
-    for directory in directories:
-        for path in directory.rglob(f"*{SUFFIX}"):
-            if path.is_symlink() or path.name.startswith(_REPLACED):
-                continue
-            meta, fault = _examine(path)
+    found: list[tuple[float, str, Place]] = []
+    for directory in map(to_place, directories):
+        for path in store_of(directory).find(directory):
+            meta, fault = examine(path)
             if not fault and wanted(meta):
-                found.append((meta["created"], path))
-    return max(found)[1] if found else None
+                found.append((meta["created"], str(path), path))
+    return max(found)[2] if found else None
 
 
-def sweep(directory: Path) -> None:
+def prepare(directory: str | Place) -> None:
+    """Make a directory for checkpoints, and remove what killed writes have left in it.
+
+    Raises:
+        ConfigError: it can't be written to.
+    """
+    place = to_place(directory)
+    store_of(place).prepare(place)
+    store_of(place).sweep(place)
+
+
+def sweep(directory: str | Place) -> None:
     """Remove what killed writes have left in a directory, and finish a replacement that was cut short."""
-    for old in directory.glob(f"{_REPLACED}*"):
-        target = directory / old.name[len(_REPLACED) :]
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.rename(target)
-    for temporary in directory.glob(f"{_TEMPORARY}*"):
-        if temporary.is_dir() and not temporary.is_symlink():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+    place = to_place(directory)
+    store_of(place).sweep(place)
 
 
-def delete(path: Path) -> None:
+def delete(path: str | Place) -> None:
     """Delete a checkpoint: its marker first, so that it is never half there."""
-    try:
-        for name in (META, STATE):
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
-    except OSError:  # it holds more than is ours, or is gone
-        shutil.rmtree(path, ignore_errors=True)
+    place = to_place(path)
+    store_of(place).delete(place)
 
 
-def point(link: Path, target: Path) -> None:
+def point(link: str | Place, target: str | Place) -> None:
     """Make `link` (such as `last.ckpt`) stand for the checkpoint `target`, atomically."""
-    temporary = link.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        temporary.symlink_to(os.path.relpath(target, link.parent))
-    except OSError as error:
-        log.warning(
-            "%s can't be linked to %s here (%s); resuming finds it all the same.", link, target.name, error.strerror
-        )
-        return
-    temporary.replace(link)
+    place = to_place(link)
+    store_of(place).point(place, to_place(target))
 
 
 def _nothing() -> None: ...
@@ -163,7 +179,7 @@ class CheckpointWriter:
     def save(
         self,
         state: dict[str, Any],
-        path: Path,
+        path: str | Place,
         meta: dict[str, Any],
         then: Callable[[], None] = _nothing,
         first: Callable[[], None] = _nothing,
@@ -181,7 +197,8 @@ class CheckpointWriter:
             CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
         """
         self.wait()
-        self._writing = self._thread.submit(_write_between, first, self._snapshot.take(state), path, meta, then)
+        frozen = self._snapshot.take(state)
+        self._writing = self._thread.submit(_write_between, first, frozen, to_place(path), meta, then)
 
     def wait(self) -> None:
         """Until nothing is being written.
@@ -194,7 +211,7 @@ class CheckpointWriter:
             writing.result()
 
 
-def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
+def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """See `footplate.Module.load_from_checkpoint`."""
     import inspect
 
@@ -226,101 +243,34 @@ def load_module(cls: type, path: str | Path, map_location: Any, strict: bool | N
 
 
 def _write_between(
-    first: Callable[[], None], state: Frozen, path: Path, meta: dict[str, Any], then: Callable[[], None]
+    first: Callable[[], None], state: Frozen, path: Place, meta: dict[str, Any], then: Callable[[], None]
 ) -> None:
     first()
-    _write(state, path, meta)
+    store_of(path).write(path, state, meta)
     try:
         then()
     except Exception as error:
         raise CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _write(state: Frozen, path: Path, meta: dict[str, Any]) -> None:
-    temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+def _load_pickle(path: Place, map_location: Any) -> Any:
+    store = store_of(path)
     try:
-        temporary.mkdir(parents=True)
-        with (temporary / STATE).open("xb", buffering=0) as file:
-            written = state.write(file)
-            os.fsync(file.fileno())
-        files = {STATE: {"bytes": written.nbytes, "crc32": written.crc32}}
-        with (temporary / META).open("xb") as file:
-            file.write(json.dumps({**meta, "created": time.time(), "files": files}).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        _replace(temporary, path)
-        _sync_directory(path.parent)
-    except Exception as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise _cannot_write(path, error) from error
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    if not os.path.lexists(path):
-        temporary.rename(path)
-        return
-    if path.is_symlink():
-        path.unlink()
-        temporary.rename(path)
-        return
-    old = path.with_name(f"{_REPLACED}{path.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    path.rename(old)
-    temporary.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _cannot_write(path: Path, error: Exception) -> CheckpointError:
-    code = getattr(error, "errno", None)
-    free = ""
-    existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
-    if existing is not None:
-        free = f" ({shutil.disk_usage(existing).free / 1e6:,.0f} MB free)"
-    if code == errno.ENOSPC:
-        return CheckpointError(
-            f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
-            'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
-        )
-    reason = os.strerror(code) if code else _first_line(error)
-    return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")
-
-
-def _load_pickle(path: Path, map_location: Any) -> Any:
-    try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        with store.open(store.resolve(path), "") as file:
+            content = file if isinstance(path, Path) else io.BytesIO(file.read())
+            return torch.load(content, map_location=map_location, weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it holds {foreign.group(1)}, and to load that would run code" if foreign else "it is damaged"
         raise CheckpointError(f"{path} can't be read: {why}. Nothing of it was loaded.{_neighbours(path)}") from error
 
 
-def _examine(path: Path) -> tuple[dict[str, Any], str]:
-    """What a checkpoint says of itself, and what is wrong with it; nothing, if it is complete."""
-    try:
-        meta = json.loads((path / META).read_text())
-        sizes = {str(name): int(file["bytes"]) for name, file in meta["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
-    for name, nbytes in sizes.items():
-        file = path / name
-        found = file.stat().st_size if file.is_file() else 0
-        if found != nbytes:
-            return meta, f"{path} is damaged: {name} has {found} bytes instead of {nbytes}."
-    return meta, ""
-
-
-def _neighbours(path: Path) -> str:
-    if not path.parent.is_dir():
-        return ""
-    names = [other.name for other in path.parent.glob(f"*{SUFFIX}") if other != path and is_complete(other)]
+def _neighbours(path: Place) -> str:
+    names = [
+        other.name for other in store_of(path).find(path.parent, deep=False) if other != path and is_complete(other)
+    ]
     return f" {did_you_mean(path.name, names)}" if names else ""
 
 

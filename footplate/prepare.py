@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
 from footplate.settings import as_list, count_batches, limit_batches
+from footplate.storage import Place, to_place
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
@@ -209,14 +209,14 @@ def started_again(trainer: Trainer) -> bool:
     return trainer.launch_id is not None and trainer.stage == "fit" and worker.attempt() > 0
 
 
-def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | None:
+def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | None:
     """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
 
     Raises:
         CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
     """
     savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
-    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None})
+    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None}, key=str)
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
     if started_again(trainer):
         found = checkpoint.newest(directories, lambda meta: meta.get("launch") == trainer.launch_id)
@@ -225,7 +225,7 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | No
     if ckpt_path is None:
         return None
     if ckpt_path == "last":
-        found = checkpoint.newest([directory for directory in directories if directory.is_dir()])
+        found = checkpoint.newest(directories)
         if found is None and trainer.stage != "fit":
             raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
         if found is None:
@@ -235,12 +235,12 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Path | None) -> Path | No
         for callback in savers:
             link = (callback.dirpath or trainer.run_dir) / f"best{checkpoint.SUFFIX}"
             for candidate in (callback.best_model_path, link):
-                if candidate and Path(candidate).exists():
-                    return Path(candidate)
+                if candidate and checkpoint.exists(candidate):
+                    return to_place(candidate)
         raise CheckpointError(
             'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
         )
-    return Path(ckpt_path)
+    return to_place(ckpt_path)
 
 
 def explain(error: BaseException) -> Exception | None:

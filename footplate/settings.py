@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from footplate.errors import ConfigError
+from footplate.storage import is_remote
 
 Limit = int | float | None
 
@@ -27,6 +29,20 @@ def check_limit(name: str, value: Limit) -> Limit:
     if isinstance(value, float) and value > 1.0:
         raise ConfigError(f"{name}={value!r}: a float is a part, 0.0 to 1.0; for batches use {name}={int(value)}.")
     return value
+
+
+def local_directory(path: str | Path) -> Path:
+    """The run's directory.
+
+    Raises:
+        ConfigError: it is a URI.
+    """
+    if is_remote(path):
+        raise ConfigError(
+            f"default_root_dir=\"{path}\": the run's directory holds logs that grow line by line, which objects can't. "
+            f'Use a directory of this machine, and for the checkpoints ModelCheckpoint(dirpath="{path}/checkpoints").'
+        )
+    return Path(path)
 
 
 def limit_batches(name: str, limit: Limit, total: float) -> float:

@@ -18,7 +18,7 @@ from footplate.errors import CheckpointError
 from footplate.hparams import split_plain
 
 FORMAT = 1
-LIGHTNING = "2.6.6"  # whose names the state uses: with it, LightningModule.load_from_checkpoint reads a state.pt
+LIGHTNING = "2.6.6"  # whose names the state uses; its load_from_checkpoint wants to be told
 
 
 @dataclass

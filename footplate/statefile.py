@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from footplate.errors import CheckpointError
 _TAG = "$"  # marks what JSON has no form for: {"$": "tuple", "of": [1, 2]}
 _TREE = "footplate"
 _PIECE = 16 << 20  # bytes that are written at once
+_DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, RecursionError)
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -53,6 +53,36 @@ class Written:
 
     nbytes: int
     crc32: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file: its type, shape, and bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a file's header says.
+
+    Attributes:
+        header_nbytes: its size.
+        tree: the state in JSON's terms, with the names of its tensors in their places.
+        tensors: each tensor by its name.
+    """
+
+    header_nbytes: int
+    tree: Any
+    tensors: dict[str, Entry]
+
+    def tensors_of(self, part: str) -> dict[str, Entry]:
+        """The tensors that a top-level part of the state refers to; one that several share is counted in each."""
+        names: set[str] = set()
+        _gather_names(self.tree.get(part) if isinstance(self.tree, dict) else None, names)
+        return {name: entry for name, entry in self.tensors.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -138,45 +168,53 @@ def freeze(state: Any) -> Frozen:
     return Snapshot().take(state)
 
 
-def read(path: Path, device: Any = "cpu") -> tuple[Any, Written]:
+def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple[Any, Written]:
     """The state in a file, and what the file's bytes say of themselves.
 
-    Raises:
-        CheckpointError: it is no such file, or is damaged.
-    """
-    try:
-        with path.open("rb") as file:
-            size, header, checksum = _read_header(file)
-            tree = json.loads(header["__metadata__"][_TREE])
-            tensors: dict[str, Tensor] = {}
-            entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-            for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
-                tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-                raw = _bytes_of(tensor)
-                if file.readinto(raw) != len(raw):
-                    raise ValueError(f"{name} is cut short")
-                size, checksum = size + len(raw), zlib.crc32(raw, checksum)
-                tensors[name] = tensor.to(device)
-            if file.read(1):
-                raise ValueError("there are bytes behind its end")
-            return _decode(tree, tensors), Written(size, checksum)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise CheckpointError(f"{path} can't be read: it is damaged ({error}). Nothing of it was loaded.") from error
-
-
-def outline(path: Path) -> tuple[Any, dict[str, tuple[torch.dtype, tuple[int, ...]]]]:
-    """The tree of a file with the names of tensors in their places, and each one's type and shape; none is read.
+    Args:
+        file: at its beginning.
+        nbytes: how many it has.
+        source: its name, for messages.
+        device: where tensors come to.
 
     Raises:
         CheckpointError: it is no such file, or is damaged.
     """
     try:
-        with path.open("rb") as file:
-            _, header, _ = _read_header(file)
+        size, header, checksum = _read_header(file, nbytes)
+        tree = json.loads(header["__metadata__"][_TREE])
+        tensors: dict[str, Tensor] = {}
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
+            tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            raw = _bytes_of(tensor)
+            if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
+                raise ValueError(f"{name} is cut short")
+            size, checksum = size + len(raw), zlib.crc32(raw, checksum)
+            tensors[name] = tensor.to(device)
+        if file.read(1):
+            raise ValueError("there are bytes behind its end")
+        return _decode(tree, tensors), Written(size, checksum)
+    except _DAMAGED as error:
+        raise CheckpointError(f"{source} can't be read: it is damaged ({error}). Nothing of it was loaded.") from error
+
+
+def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
+    """What a file's header says is in it; no tensor is read. The arguments are those of `read`.
+
+    Raises:
+        CheckpointError: it is no such file, or is damaged.
+    """
+    try:
+        size, header, _ = _read_header(file, nbytes)
         tree = json.loads(header.pop("__metadata__")[_TREE])
-        return tree, {name: (_DTYPES[one["dtype"]], tuple(one["shape"])) for name, one in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} can't be read: it is damaged ({error}).") from error
+        entries = {
+            name: Entry(_DTYPES[one["dtype"]], tuple(one["shape"]), one["data_offsets"][1] - one["data_offsets"][0])
+            for name, one in header.items()
+        }
+    except _DAMAGED as error:
+        raise CheckpointError(f"{source} can't be read: it is damaged ({error}).") from error
+    return Outline(size, tree, entries)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -186,12 +224,11 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
 
 
-def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], int]:
+def _read_header(file: BinaryIO, nbytes: int) -> tuple[int, dict[str, Any], int]:
     """How many bytes the header has, what it says, and the checksum up to its end."""
     length = file.read(8)
-    available = os.fstat(file.fileno()).st_size
     count = int.from_bytes(length, "little")
-    if len(length) < 8 or count > available - 8:
+    if len(length) < 8 or count > nbytes - 8:
         raise ValueError("its header is cut short")
     text = file.read(count)
     return 8 + count, json.loads(text), zlib.crc32(text, zlib.crc32(length))
@@ -297,6 +334,19 @@ def _kind_of(tensor: Tensor) -> str:
     if type(tensor) is not Tensor:
         return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
     return f"tensor of {tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout} tensor"
+
+
+def _gather_names(value: Any, names: set[str]) -> None:
+    """The names of the tensors that a part of a tree refers to."""
+    if isinstance(value, dict):
+        if value.get(_TAG) == "tensor":
+            names.add(value["of"])
+        else:
+            for item in value.values():
+                _gather_names(item, names)
+    elif isinstance(value, list):
+        for item in value:
+            _gather_names(item, names)
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -69,6 +69,7 @@ from footplate.settings import (
     check_limit,
     check_seconds,
     check_sync_batchnorm,
+    local_directory,
     set_deterministic,
     validation_interval,
 )
@@ -77,6 +78,7 @@ from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
 from footplate.step.precision import Precision
 from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
+from footplate.storage import Place, to_place
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 
@@ -132,7 +134,7 @@ class Trainer:
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
         seed: of all randomness; the one of `seed_everything`, or a fresh one that checkpoints remember.
-        default_root_dir: the run's directory: checkpoints, metrics, logs. A new one under `runs/` by default.
+        default_root_dir: the run's directory, on this machine: checkpoints, metrics, logs. Default: a new one in `runs/`.
         gpus: the older spelling of `accelerator="cuda", devices=…`.
         tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
         **others: Lightning's other arguments, which are refused with a word on what to do instead.
@@ -235,7 +237,7 @@ class Trainer:
         self.detect_anomaly = detect_anomaly
         self.compile = check_compile(compile)
         self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
-        self.run_dir = Path(default_root_dir or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
+        self.run_dir = local_directory(default_root_dir or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
 
         if self.fast_dev_run:
             self.max_steps, self.max_epochs, self.num_sanity_val_steps = self.fast_dev_run, 1, 0
@@ -302,8 +304,8 @@ class Trainer:
             train_dataloaders: a loader, or a `DataModule`.
             val_dataloaders: a loader or several.
             datamodule: a `DataModule` or a `LightningDataModule`.
-            ckpt_path: continue from this checkpoint; "last" from the newest complete one of this run's directory, or from
-                the beginning when there is none; "best" from the best.
+            ckpt_path: continue from this checkpoint, a path or a URI; "last" from the newest complete one of this run, or
+                from the beginning when there is none; "best" from the best.
 
         Raises:
             FootplateError: something that can be mended, said before training begins wherever it can be known then.
@@ -408,7 +410,7 @@ class Trainer:
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it."""
-        self.write_checkpoint(Path(filepath), weights_only)
+        self.write_checkpoint(to_place(filepath), weights_only)
         self._writer.wait()
         self.group.barrier()
 
@@ -543,7 +545,7 @@ class Trainer:
         return loader, val_loaders
 
     def _prepare_evaluation(
-        self, stage: Stage, dataloaders: Any, ckpt_path: str | Path | None, is_new: bool
+        self, stage: Stage, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool
     ) -> tuple[list[Any], list[float]]:
         self._set_up(stage)
         ckpt_path = self._or_best(ckpt_path, is_new)
@@ -563,7 +565,7 @@ class Trainer:
         self._prepare_step()
         return loaders, limits
 
-    def _or_best(self, ckpt_path: str | Path | None, is_new: bool) -> str | Path | None:
+    def _or_best(self, ckpt_path: str | Place | None, is_new: bool) -> str | Place | None:
         """`ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
         if ckpt_path is None and not is_new:
             with contextlib.suppress(CheckpointError):
@@ -660,7 +662,9 @@ class Trainer:
                 "batch norm, is in it."
             )
 
-    def write_checkpoint(self, path: Path, weights_only: bool = False, then: Callable[[], None] = lambda: None) -> None:
+    def write_checkpoint(
+        self, path: Place, weights_only: bool = False, then: Callable[[], None] = lambda: None
+    ) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
 
         All ranks call it, since a state holds something of each; rank 0 writes.

@@ -315,9 +315,9 @@ def test_killed_at_any_moment_what_is_left_is_whole(mode, tmp_path):
 
 def test_litter_of_killed_writes_is_swept_and_a_cut_replacement_is_finished(tmp_path):
     whole = write(tmp_path / "whole.ckpt")
-    (tmp_path / ".tmp-abc").mkdir()
-    (tmp_path / ".tmp-abc" / "state.safetensors").write_bytes(b"half")
-    (tmp_path / ".tmp-link").symlink_to("nowhere")
+    (tmp_path / ".tmp-ckpt-abc").mkdir()
+    (tmp_path / ".tmp-ckpt-abc" / "state.safetensors").write_bytes(b"half")
+    (tmp_path / ".tmp-ckpt-link").symlink_to("nowhere")
     write(tmp_path / "a.ckpt").rename(tmp_path / ".old-a.ckpt")
     write(tmp_path / "b.ckpt", x=1)
     write(tmp_path / "c.ckpt", x=2).rename(tmp_path / ".old-b.ckpt")
@@ -328,7 +328,7 @@ def test_litter_of_killed_writes_is_swept_and_a_cut_replacement_is_finished(tmp_
 
 
 def test_a_run_sweeps_its_directory_when_it_begins(trainer, tmp_path):
-    litter = tmp_path / "run" / "checkpoints" / ".tmp-abc"
+    litter = tmp_path / "run" / "checkpoints" / ".tmp-ckpt-abc"
     litter.mkdir(parents=True)
     trainer(max_epochs=1).fit(Classifier(), loader())
     assert not litter.exists()

@@ -16,6 +16,7 @@ from models.small import Classifier, loader
 import footplate as fp
 from footplate import checkpoint
 from footplate.callbacks.model_checkpoint import format_name
+from footplate.storage.local import LocalStore
 
 
 class Scripted(Classifier):
@@ -208,14 +209,14 @@ def test_at_every_moment_there_is_a_complete_one_once_there_was_one(scripted, mo
 
 def test_a_failed_save_deletes_nothing(trainer, monkeypatch):
     saver = fp.ModelCheckpoint(filename="{epoch}")
-    write = checkpoint._write
+    write = LocalStore.write
 
-    def fails_later(state, path, meta):
+    def fails_later(self, path, state, meta):
         if meta["epoch"] == 1:
             raise fp.CheckpointError("The disk is full")
-        write(state, path, meta)
+        write(self, path, state, meta)
 
-    monkeypatch.setattr(checkpoint, "_write", fails_later)
+    monkeypatch.setattr(LocalStore, "write", fails_later)
     with pytest.raises(fp.CheckpointError):
         trainer(max_epochs=4, callbacks=[saver]).fit(Classifier(), loader(20))
     assert checkpoint.newest([saver.dirpath]).name == "epoch=0.ckpt"

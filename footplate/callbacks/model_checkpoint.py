@@ -1,11 +1,15 @@
 """Save checkpoints: when, under which name, and which to keep.
 
 A checkpoint is written in the background (see `footplate.checkpoint`). An older one is deleted only once the new one is
-complete, and the newest complete one is never deleted before there is another, so that a run can always be resumed.
+complete, and the newest complete one is never deleted before there is another, so that a run can always be resumed. What
+a save makes superfluous is written down in it: if the process is killed before it is deleted, the resumed run deletes it.
+
+Several savers may share a directory. Each deletes only what it has saved, and takes no name that another has taken.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,17 +20,23 @@ from footplate import checkpoint
 from footplate.callbacks.base import Callback
 from footplate.callbacks.monitor import better, check_mode, monitored
 from footplate.errors import ConfigError
+from footplate.storage import Place, is_remote, to_place
+from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
     from footplate.module import Module
     from footplate.trainer import Trainer
 
 
+log = logging.getLogger(__name__)
+
+
 class ModelCheckpoint(Callback):
     """Save the run state after validation (or training epochs, or so many steps, or so much time).
 
     Args:
-        dirpath: where; `checkpoints/` of the run's directory by default.
+        dirpath: where: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`); `checkpoints/`
+            of the run's directory by default.
         filename: a template such as `"{epoch}-{val_loss:.2f}"`; `"{epoch}-{step}"` by default.
         monitor: keep the best by this metric; without it, the latest.
         verbose: say each save.
@@ -47,7 +57,7 @@ class ModelCheckpoint(Callback):
 
     def __init__(
         self,
-        dirpath: str | Path | None = None,
+        dirpath: str | Place | None = None,
         filename: str | None = None,
         monitor: str | None = None,
         verbose: bool = False,
@@ -77,7 +87,7 @@ class ModelCheckpoint(Callback):
                 "ModelCheckpoint: give one of every_n_train_steps, train_time_interval and every_n_epochs; "
                 "for several rhythms, use several ModelCheckpoints."
             )
-        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.dirpath: Place | None = None if dirpath is None else to_place(dirpath)
         self.filename = filename
         self.monitor = monitor
         self.verbose = verbose
@@ -100,6 +110,8 @@ class ModelCheckpoint(Callback):
         self.best_model_score: float | None = None
         self.last_model_path = ""
         self.current_score: float | None = None
+        self._unkept: set[str] = set()  # what the latest save made superfluous
+        self._left_over: set[str] = set()  # of these, what a killed process may not have deleted
         self._saved_at = 0
         self._saved_batches = -1
         self._saved_when = 0.0
@@ -121,6 +133,7 @@ class ModelCheckpoint(Callback):
             "best_k_models": dict(self.best_k_models),
             "last_model_path": self.last_model_path,
             "current_score": self.current_score,
+            "unkept": sorted(self._unkept),
             "saved_at": self._saved_at,
             "saved_batches": self._saved_batches,
         }
@@ -128,12 +141,16 @@ class ModelCheckpoint(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["dirpath"] != str(self.dirpath):
             return  # another directory: begin a new collection
-        kept = {path: score for path, score in state_dict["best_k_models"].items() if Path(path).exists()}
-        self.best_k_models = kept
+        scores = state_dict["best_k_models"]
+        self.best_k_models = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
         self.best_model_path = state_dict["best_model_path"]
         self.best_model_score = state_dict["best_model_score"]
+        if self.best_k_models and self.best_model_path not in self.best_k_models:  # somebody has deleted it
+            self.best_model_path = min(self.best_k_models, key=lambda path: _rank(self.best_k_models[path], self.mode))
+            self.best_model_score = self.best_k_models[self.best_model_path]
         self.last_model_path = state_dict["last_model_path"]
         self.current_score = state_dict["current_score"]
+        self._left_over = set(state_dict.get("unkept", ()))
         self._saved_at = state_dict["saved_at"]
         self._saved_batches = state_dict["saved_batches"]
 
@@ -143,17 +160,9 @@ class ModelCheckpoint(Callback):
         if stage == "fit":
             self._forget()
         if stage == "fit" and trainer.world.rank == 0:
-            try:
-                self.dirpath.mkdir(parents=True, exist_ok=True)
-                probe = self.dirpath / ".tmp-probe"
-                probe.touch()
-                probe.unlink()
-            except OSError as error:
-                raise ConfigError(
-                    f"ModelCheckpoint: {self.dirpath} can't be written to ({error.strerror}). "
-                    "Set another dirpath or default_root_dir."
-                ) from None
-            checkpoint.sweep(self.dirpath)
+            checkpoint.prepare(self.dirpath)
+            if is_remote(self.dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
+                log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", self.dirpath)
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
@@ -191,51 +200,50 @@ class ModelCheckpoint(Callback):
         score = None if self.monitor is None else monitored(trainer, self.monitor, "ModelCheckpoint")
         self.current_score = score
         kept = self._is_kept(score)
-        if not kept and not self.save_last:
-            return
-        path = self._path(trainer, metrics)
-        before = set(self._own_paths())
-        if kept:
-            self._remember(path, score)
-        self._write(trainer, path, before, is_best=self.best_model_path == str(path))
+        if kept or self.save_last:
+            self._write(trainer, self._path(trainer, metrics, score, kept), score, kept)
 
-    def save_now(self, trainer: Trainer) -> Path | None:
+    def save_now(self, trainer: Trainer) -> Place | None:
         """Save the run as it stands, as the last, unless it has been: before an early end, and at the end."""
         if trainer.fast_dev_run or self.save_weights_only:
             return None
         if trainer.progress.batches == self._saved_batches:
-            return Path(self.last_model_path)
-        path = self._path(trainer, trainer.latest_metrics())
-        before = set(self._own_paths())
-        if self.monitor is None and self.save_top_k != 0:
-            self._remember(path, None)
-        self._write(trainer, path, before, is_best=self.best_model_path == str(path))
+            return to_place(self.last_model_path)
+        kept = self.monitor is None and self.save_top_k != 0
+        path = self._path(trainer, trainer.latest_metrics(), None, kept)
+        self._write(trainer, path, None, kept)
         return path
 
-    def _write(self, trainer: Trainer, path: Path, before: set[str], is_best: bool) -> None:
-        """Write a checkpoint, as the last; once it is complete, delete those from before that are no longer kept."""
+    def _write(self, trainer: Trainer, path: Place, score: float | None, kept: bool) -> None:
+        """Write a checkpoint, as the last; once it is complete, delete what it makes superfluous."""
         assert self.dirpath is not None
+        before = self._own_paths()
+        if kept:
+            self._remember(path, score)
+        is_best = self.best_model_path == str(path)
         self.last_model_path = str(path)
         self._saved_at, self._saved_when = trainer.global_step, trainer.clock()
         self._saved_batches = trainer.progress.batches
-        unkept = before - self._own_paths() - {""}
+        unkept = self._unkept = (before | self._left_over) - self._own_paths() - self._others_paths(trainer)
+        self._left_over = set()
         last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
 
         def finish() -> None:
-            if self.save_last:
+            if self.save_last and path != last_link:
                 checkpoint.point(last_link, path)
-            if is_best and self.monitor is not None:
+            if is_best and self.monitor is not None and path != best_link:
                 checkpoint.point(best_link, path)
             for old in unkept:
-                checkpoint.delete(Path(old))
-            for logger in trainer.loggers:
-                logger.log_checkpoint(path, aliases)
+                checkpoint.delete(to_place(old))
+            if isinstance(path, Path):
+                for logger in trainer.loggers:
+                    logger.log_checkpoint(path, aliases)
 
         trainer.write_checkpoint(path, self.save_weights_only, finish)
         if self.verbose:
-            score = "" if self.current_score is None else f" ({self.monitor} = {self.current_score:.6g})"
-            trainer.print(f"Saving {path.name}{score}")
+            said = "" if self.current_score is None else f" ({self.monitor} = {self.current_score:.6g})"
+            trainer.print(f"Saving {path.name}{said}")
 
     def _is_kept(self, score: float | None) -> bool:
         if self.save_top_k == 0:
@@ -246,7 +254,7 @@ class ModelCheckpoint(Callback):
             return False
         return any(better(score, other, self.mode) or other != other for other in self.best_k_models.values())
 
-    def _remember(self, path: Path, score: float | None) -> None:
+    def _remember(self, path: Place, score: float | None) -> None:
         if score is None:
             if self.save_top_k == 1:
                 self.best_k_models.clear()
@@ -260,19 +268,36 @@ class ModelCheckpoint(Callback):
         self.best_k_models = dict(ranked)
         self.best_model_path, self.best_model_score = ranked[0]
 
-    def _path(self, trainer: Trainer, metrics: Mapping[str, float]) -> Path:
+    def _path(self, trainer: Trainer, metrics: Mapping[str, float], score: float | None, kept: bool) -> Place:
+        """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
         assert self.dirpath is not None
         values = {**metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
         path = self.dirpath / f"{name}{checkpoint.SUFFIX}"
+        still_kept = set(self.best_k_models) - ({self._superseded()} if kept else set())
+        taken = still_kept | self._others_paths(trainer)
+        own = self._own_paths() | self._unkept | self._left_over
         version = 1
-        while self.enable_version_counter and path.exists() and str(path) not in self._own_paths():
+        while self.enable_version_counter and (
+            str(path) in taken or (str(path) not in own and checkpoint.exists(path))
+        ):
             path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1
         return path
 
+    def _superseded(self) -> str:
+        """Which of the best is no longer kept when one more is; nothing, if there is room."""
+        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
+            return ""
+        return max(self.best_k_models, key=lambda path: _rank(self.best_k_models[path], self.mode))
+
     def _own_paths(self) -> set[str]:
-        return {*self.best_k_models, self.last_model_path}
+        return {*self.best_k_models, self.last_model_path} - {""}
+
+    def _others_paths(self, trainer: Trainer) -> set[str]:
+        """What other savers keep, which may be in the same directory."""
+        others = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint) and one is not self]
+        return set().union(*(one._own_paths() for one in others))
 
 
 def format_name(template: str, values: Mapping[str, float], insert_names: bool = True) -> str:
@@ -292,6 +317,10 @@ def format_name(template: str, values: Mapping[str, float], insert_names: bool =
     if Path(filled).is_absolute() or ".." in Path(filled).parts:
         raise ConfigError(f'ModelCheckpoint(filename="{template}"): a name must stay inside dirpath.')
     return filled
+
+
+def _wants_checkpoints(logger: Any) -> bool:
+    return type(logger).log_checkpoint is not Logger.log_checkpoint
 
 
 def _rank(score: float, mode: str) -> float:

@@ -174,12 +174,9 @@ def test_checkpoints_are_read_back_into_the_users_class(trainer: Any) -> None:
     runner.fit(module, datamodule=ImagesDataModule())
     path = Path(runner.checkpoint_callback.best_model_path)
 
-    for loaded in (
-        load_from_checkpoint(LitClassificationModel, path),
-        LitClassificationModel.load_from_checkpoint(path / "state.pt"),  # Lightning's own
-    ):
-        assert loaded.hparams.learning_rate == 0.5
-        assert changed(weights(module), loaded) == set()
+    loaded = load_from_checkpoint(LitClassificationModel, path)
+    assert loaded.hparams.learning_rate == 0.5
+    assert changed(weights(module), loaded) == set()
 
 
 def test_a_trained_module_is_copied_pickled_and_exported_as_before(trainer: Any) -> None:

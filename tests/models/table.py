@@ -78,7 +78,8 @@ MODULE = (
         "inside the module may log too"),
     Row("logger", "different", "the logger that you gave; a Lightning logger answers for all that it can do"),
     Row("load_from_checkpoint", "different", "Lightning's own, for Lightning's `.ckpt` files. For a Footplate checkpoint "
-        "give it the `state.pt` inside, or use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`"),
+        "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`, or give it the torch file that "
+        "`footplate checkpoint convert` makes"),
     Row("fabric", "different", "always None"),
     Row("device_mesh", "different", "always None"),
     Row("to_onnx", "different", "Lightning's own; it needs the `onnx` packages. `footplate.export_model` writes `.pt2`"),

@@ -1,0 +1,167 @@
+"""Checkpoints on a disk of this machine.
+
+A write goes to `.tmp-…` beside its target, is synced, and is renamed: no move between file systems is needed, and at
+every moment the target is the old checkpoint or the new one. Where it replaces one, that steps aside to `.old-…` for as
+long as the renaming takes; `sweep` puts it back if the process was killed in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from footplate.errors import CheckpointError, ConfigError
+from footplate.statefile import Frozen
+from footplate.storage.base import META, STATE, SUFFIX, Store, marker
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY, _REPLACED = ".tmp-ckpt-", ".old-"
+
+
+class LocalStore(Store):
+    """See the module's docstring; paths are `Path`s."""
+
+    def prepare(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / f"{_TEMPORARY}probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"ModelCheckpoint: {directory} can't be written to ({error.strerror}). "
+                "Set another dirpath or default_root_dir."
+            ) from None
+
+    def sweep(self, directory: Path) -> None:
+        for old in directory.rglob(f"{_REPLACED}*{SUFFIX}"):
+            target = _replaced_by(old)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                old.rename(target)
+        for temporary in directory.rglob(f"{_TEMPORARY}*"):
+            if temporary.is_dir() and not temporary.is_symlink():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+
+    def kind(self, path: Path) -> Literal["directory", "file"] | None:
+        return "directory" if path.is_dir() else "file" if path.exists() else None
+
+    def find(self, directory: Path, deep: bool = True) -> list[Path]:
+        if not directory.is_dir():
+            return []
+        found = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
+        return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not _is_spare(path))
+
+    def resolve(self, path: Path) -> Path:
+        return path.resolve() if path.is_symlink() else path
+
+    def read_marker(self, path: Path) -> bytes | None:
+        try:
+            return (path / META).read_bytes()
+        except OSError:
+            return None
+
+    def size(self, path: Path, name: str) -> int | None:
+        file = path / name
+        return file.stat().st_size if file.is_file() else None
+
+    def open(self, path: Path, name: str) -> BinaryIO:
+        try:
+            return (path / name).open("rb")
+        except OSError as error:
+            raise CheckpointError(f"{path / name} can't be read: {error.strerror}.") from error
+
+    def write(self, path: Path, state: Frozen, meta: dict[str, Any]) -> None:
+        temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            temporary.mkdir(parents=True)
+            with (temporary / STATE).open("xb", buffering=0) as file:
+                written = state.write(file)
+                os.fsync(file.fileno())
+            with (temporary / META).open("xb") as file:
+                file.write(marker(meta, written))
+                file.flush()
+                os.fsync(file.fileno())
+            _replace(temporary, path)
+            _sync_directory(path.parent)
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise _cannot_write(path, error) from error
+
+    def delete(self, path: Path) -> None:
+        try:
+            for name in (META, STATE):
+                (path / name).unlink(missing_ok=True)
+            path.rmdir()
+        except OSError:  # it holds more than is ours, or is gone
+            shutil.rmtree(path, ignore_errors=True)
+
+    def point(self, link: Path, target: Path) -> None:
+        temporary = link.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            temporary.symlink_to(os.path.relpath(target, link.parent))
+        except OSError as error:
+            log.warning(
+                "%s can't be linked to %s here (%s); resuming finds it all the same.", link, target.name, error.strerror
+            )
+            return
+        if link.is_dir() and not link.is_symlink():  # a copy that followed the link has made it a checkpoint of its own
+            _replace(temporary, link)
+        else:
+            temporary.replace(link)
+
+
+def _replaced_by(old: Path) -> Path:
+    return old.with_name(old.name[len(_REPLACED) :])
+
+
+def _is_spare(path: Path) -> bool:
+    """Whether a checkpoint has stepped aside for one that is there."""
+    return path.name.startswith(_REPLACED) and _replaced_by(path).exists()
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    if not os.path.lexists(path):
+        temporary.rename(path)
+        return
+    if path.is_symlink():
+        path.unlink()
+        temporary.rename(path)
+        return
+    old = path.with_name(f"{_REPLACED}{path.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    temporary.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+    code = getattr(error, "errno", None)
+    free = ""
+    existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
+    if existing is not None:
+        free = f" ({shutil.disk_usage(existing).free / 1e6:,.0f} MB free)"
+    if code == errno.ENOSPC:
+        return CheckpointError(
+            f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
+            'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
+        )
+    reason = os.strerror(code) if code else (str(error) or type(error).__name__).splitlines()[0]
+    return CheckpointError(f"The checkpoint {path} could not be written: {reason}{free}.")

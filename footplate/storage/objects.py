@@ -1,0 +1,276 @@
+"""Checkpoints in S3 and Google Cloud Storage, where nothing can be renamed.
+
+    checkpoints/epoch=3.ckpt/state-5f1c….safetensors    uploaded first, in parts, under a name of its own
+    checkpoints/epoch=3.ckpt/meta.json                  the marker: names that object; put last
+    checkpoints/last.ckpt                               a pointer: {"points_to": "epoch=3.ckpt"}
+
+A write puts the state, then the marker, then removes the state that an older marker had named: at every moment the marker
+names a whole state, the old one or the new one. A deletion takes the marker first. What a process leaves that is killed in
+between is a state that no marker names; `sweep` removes it. Parts of an upload that was never finished are invisible and
+can't be reached from here: a rule of the bucket that aborts unfinished multi-part uploads after a day removes them.
+
+The state goes up straight from the memory it was copied into, some parts at a time (`_IN_FLIGHT`), so an upload takes
+little memory of its own. Every request is repeated, more and more slowly, while the service fails or can't be reached;
+after some minutes (`DELAYS_S`, and as long again in the library's own attempts) that is an error. Credentials and
+endpoints are those of tables: see `footplate.data.location`.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Literal, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from footplate.data.location import locate
+from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.statefile import Frozen, Written
+from footplate.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+DELAYS_S = (0.5, 1, 2, 4, 8, 16, 30)  # before each repetition
+_IN_FLIGHT = 64 << 20  # bytes that may be on their way up at once
+_PIECE = 16 << 20  # bytes that are asked for at once
+_AHEAD = 8 << 20  # bytes that are asked for where less is wanted
+_SETTINGS = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR")
+_OURS = re.compile(r"(?P<checkpoint>.*\.ckpt)/(state[^/]*\.safetensors|meta\.json)")
+_FINAL = re.compile(  # what no repetition can mend
+    r"ACCESS_DENIED|NO_SUCH_|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_(CLIENT_)?TOKEN|EXPIRED_TOKEN|"
+    r"PERMISSION_DENIED|UNAUTHENTICATED|NOT_FOUND|INVALID_ARGUMENT|HTTP status 40[0134]|Permission denied"
+)
+
+
+class ObjectStore(Store):
+    """See the module's docstring; paths are `RemotePath`s."""
+
+    def __init__(self, filesystem: pafs.FileSystem) -> None:
+        self._files = filesystem
+
+    @classmethod
+    def of(cls, place: RemotePath) -> ObjectStore:
+        """The store of a place, with the credentials and endpoints of the environment as it is now."""
+        settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+        return cls(_filesystem(place.uri.partition("://")[0], tuple(sorted(settings.items()))))
+
+    def prepare(self, directory: RemotePath) -> None:
+        probe = directory / f".tmp-probe-{uuid.uuid4().hex}"
+        try:
+            self._put(probe, b"")
+            self._ask(f"{directory} can't be written to", lambda: self._files.delete_file(_key(probe)))
+        except CheckpointError as error:
+            raise ConfigError(
+                f"ModelCheckpoint: {directory} can't be written to ({error}). Check the bucket's name and the credentials: "
+                "s3:// takes AWS_ACCESS_KEY_ID and its like, AWS_REGION and AWS_ENDPOINT_URL; gs:// takes "
+                "GOOGLE_APPLICATION_CREDENTIALS."
+            ) from error
+
+    def sweep(self, directory: RemotePath) -> None:
+        objects: dict[str, set[str]] = {}
+        for name in self._list(directory):
+            found = _OURS.fullmatch(name)
+            if found is not None:
+                objects.setdefault(found.group("checkpoint"), set()).add(name)
+        for checkpoint, names in objects.items():
+            content = self.read_marker(directory / checkpoint)
+            if content is None:
+                self.delete(directory / checkpoint)
+            elif named := _state_in(content):
+                for name in names - {f"{checkpoint}/{named}", f"{checkpoint}/{META}"}:
+                    self._remove(directory / name)
+
+    def kind(self, path: RemotePath) -> Literal["directory", "file"] | None:
+        kind = self._info(self.resolve(path)).type
+        return "directory" if kind == pafs.FileType.Directory else "file" if kind == pafs.FileType.File else None
+
+    def find(self, directory: RemotePath, deep: bool = True) -> list[RemotePath]:
+        marked = {name.removesuffix(f"/{META}") for name in self._list(directory) if name.endswith(f"{SUFFIX}/{META}")}
+        return [directory / name for name in sorted(marked) if deep or "/" not in name]
+
+    def resolve(self, path: RemotePath) -> RemotePath:
+        info = self._info(path)
+        if info.type != pafs.FileType.File or info.size > 4096:
+            return path
+        try:
+            target = json.loads(self._get(path))["points_to"]
+        except (ValueError, KeyError, TypeError):
+            return path
+        return path.parent / str(target)
+
+    def read_marker(self, path: RemotePath) -> bytes | None:
+        file = path / META
+        return self._get(file) if self._info(file).type == pafs.FileType.File else None
+
+    def size(self, path: RemotePath, name: str) -> int | None:
+        info = self._info(self._file(path, name))
+        return info.size if info.type == pafs.FileType.File else None
+
+    def open(self, path: RemotePath, name: str) -> BinaryIO:
+        file = self._file(path, name)
+        source = self._ask(f"{file} can't be read", lambda: self._files.open_input_file(_key(file)))
+        return cast(BinaryIO, io.BufferedReader(_Ranges(self, file, source), _AHEAD))
+
+    def write(self, path: RemotePath, state: Frozen, meta: dict[str, Any]) -> None:
+        before = _state_in(self.read_marker(path) or b"")
+        name = f"state-{uuid.uuid4().hex}.safetensors"
+        written = self._ask(f"The checkpoint {path} could not be written", lambda: self._upload(path / name, state))
+        self._put(path / META, marker(meta, written, object=name))
+        if before:
+            self._remove(path / before)
+
+    def delete(self, path: RemotePath) -> None:
+        self._remove(path / META)
+        try:
+            self._ask(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
+        except CheckpointError as error:
+            log.warning("%s", error)
+
+    def point(self, link: RemotePath, target: RemotePath) -> None:
+        name = target.uri.removeprefix(f"{link.parent}/")
+        try:
+            self._put(link, json.dumps({"points_to": name}).encode())
+        except CheckpointError as error:
+            log.warning("%s Resuming finds the newest checkpoint all the same.", error)
+
+    def _file(self, path: RemotePath, name: str) -> RemotePath:
+        """The object that is a file of a checkpoint."""
+        if name == STATE:
+            name = _state_in(self.read_marker(path) or b"") or STATE
+        return path / name if name else path
+
+    def _upload(self, file: RemotePath, state: Frozen) -> Written:
+        with self._files.open_output_stream(_key(file), buffer_size=None) as stream:
+            written = state.write(cast(io.RawIOBase, _Bounded(stream)))
+        found = self._files.get_file_info(_key(file)).size
+        if found != written.nbytes:
+            raise OSError(f"{file} has {found} bytes instead of {written.nbytes}")
+        return written
+
+    def _put(self, file: RemotePath, content: bytes) -> None:
+        def put() -> None:
+            with self._files.open_output_stream(_key(file)) as stream:
+                stream.write(content)
+
+        self._ask(f"{file} can't be written", put)
+
+    def _get(self, file: RemotePath) -> bytes:
+        def get() -> bytes:
+            with self._files.open_input_file(_key(file)) as source:
+                return source.read()
+
+        return self._ask(f"{file} can't be read", get)
+
+    def _remove(self, file: RemotePath) -> None:
+        try:
+            self._ask(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
+        except CheckpointError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                log.warning("%s", error)
+
+    def _info(self, path: RemotePath) -> pafs.FileInfo:
+        return self._ask(f"{path} can't be asked for", lambda: self._files.get_file_info(_key(path)))
+
+    def _list(self, directory: RemotePath) -> list[str]:
+        """The names of all objects below a directory."""
+        selector = pafs.FileSelector(_key(directory), recursive=True, allow_not_found=True)
+        infos = self._ask(f"{directory} can't be listed", lambda: self._files.get_file_info(selector))
+        start = len(_key(directory)) + 1
+        return [info.path[start:] for info in infos if info.type == pafs.FileType.File]
+
+    def _ask(self, what: str, request: Callable[[], T]) -> T:
+        """Make a request, again and again while the service fails.
+
+        Raises:
+            CheckpointError: it failed for good, or for too long.
+        """
+        for delay_s in (*DELAYS_S, None):
+            try:
+                return request()
+            except (OSError, pa.ArrowException) as error:
+                final = isinstance(error, (FileNotFoundError, PermissionError)) or _FINAL.search(str(error))
+                if final or delay_s is None:
+                    raise CheckpointError(f"{what}: {_first_line(error)}.") from error
+                log.info("%s: %s. Trying again in %g s.", what, _first_line(error), delay_s)
+                time.sleep(delay_s)
+        raise AssertionError
+
+
+class _Bounded:
+    """What a state is written to: an upload that may be so many bytes behind, and no more."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self._behind = 0
+
+    def write(self, piece: bytes | memoryview) -> int:
+        nbytes = memoryview(piece).nbytes
+        self._stream.write(piece)
+        self._behind += nbytes
+        if self._behind >= _IN_FLIGHT:
+            self._stream.flush()
+            self._behind = 0
+        return nbytes
+
+
+class _Ranges(io.RawIOBase):
+    """An object, read range by range; a range that fails is asked for again."""
+
+    def __init__(self, store: ObjectStore, file: RemotePath, source: pa.NativeFile) -> None:
+        self._store = store
+        self._path = file
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        nbytes = min(len(view), _PIECE, self._source.size() - self._position)
+        if nbytes <= 0:
+            return 0
+        content = self._store._ask(f"{self._path} can't be read", lambda: self._source.read_at(nbytes, self._position))
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
+
+
+@functools.lru_cache(maxsize=8)
+def _filesystem(scheme: str, settings: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
+    environ: Mapping[str, str] = dict(settings)
+    try:
+        return locate(f"{scheme}://any", environ).filesystem
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _key(path: RemotePath) -> str:
+    """Bucket and key, as pyarrow wants them."""
+    return path.uri.partition("://")[2]
+
+
+def _state_in(content: bytes) -> str:
+    """The object that a marker names as the state; nothing, if it can't be read."""
+    try:
+        return str(json.loads(content)["files"][STATE].get("object", STATE))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
