@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from footplate.errors import FootplateError, LaunchError
 from footplate.launch import failure, parcel, worker
 from footplate.launch.crew import Report
+from footplate.launch.rendezvous import host_store
 
 BEAT_S = 1.0
 ALIVE, PROGRESSED, REPORT = b"a", b"p", b"r"
@@ -115,7 +116,7 @@ class Line:
 def _run(payload: int, home: int, store: list[int], rank: int, held: list[Any]) -> Report:
     """Call the function; put into the parcel how it ended, and return that. What must outlive the call goes to `held`."""
     try:
-        held.extend(_host_store(fd) for fd in store)
+        held.extend(host_store(fd) for fd in store)
         value = _unpack(payload)()
     except SystemExit as end:
         code = _exit_code(end)
@@ -126,14 +127,6 @@ def _run(payload: int, home: int, store: list[int], rank: int, held: list[Any]) 
     except BaseException as error:
         return _send_home(home, _raised(error), error)
     return _send_home(home, Report("returned", time.monotonic()), value if rank == 0 else None)
-
-
-def _host_store(listening: int) -> Any:
-    """The store through which the ranks find each other, on a socket that the supervisor has bound."""
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
 
 
 def _unpack(payload: int) -> Callable[[], Any]:

@@ -6,8 +6,7 @@ For each worker there are
 - a pipe for standard output and one for standard error, or a pseudo-terminal in place of them for rank 0;
 - a parcel for its report; and one parcel with the function that all of them read.
 
-For each attempt there is a socket bound to a free port of the loopback interface, on which rank 0 hosts the store of the
-rendezvous: the port can't be taken in between, nor can anything of an earlier attempt be found there.
+For each attempt there is a rendezvous (`rendezvous.py`).
 
 When the nursery dies, its workers die with it; all of them are then reported as lost, and the next attempt begins with a
 new nursery. One that doesn't heed a request to kill within `KILL_S` is killed itself.
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.launch import bootstrap, parcel, terminal, wire
+from footplate.launch import bootstrap, parcel, rendezvous, terminal, wire
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit
 
@@ -89,7 +88,7 @@ class LocalCrew:
         if self._nursery is None:
             self._nursery = self._start_nursery()
         size = len(attempt.slots)
-        with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * size)) as store:
+        with rendezvous.listen(size) as store:
             for rank in range(size):
                 self._start_worker(attempt, rank, store)
 
@@ -164,7 +163,7 @@ class LocalCrew:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(worker, fd))
         order = {
             "rank": rank,
-            "environment": {**self._environment, **_environment(attempt, rank, store.getsockname()[1])},
+            "environment": {**self._environment, **rendezvous.environment(attempt, rank, store.getsockname()[1])},
             "argv": sys.argv,
         }
         fds = [theirs.fileno(), self._payload, worker.home, out, err, *([store.fileno()] if rank == 0 else [])]
@@ -299,23 +298,3 @@ def _open_outputs(terminals: frozenset[Stream]) -> tuple[dict[int, tuple[Stream,
         ours, theirs = terminal.open_pair(stream) if raw else os.pipe()
         reads[ours], writes[stream] = (stream, raw), theirs
     return reads, writes["stdout"], writes["stderr"]
-
-
-def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
-    """What tells a worker its place, in torchrun's words and ours."""
-    size = str(len(attempt.slots))
-    place = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: torch is only to connect to it
-        "FOOTPLATE_ATTEMPT": str(attempt.number),
-        "FOOTPLATE_SLOT": str(attempt.slots[rank]),
-    }
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
-        place["GLOO_SOCKET_IFNAME"] = loopback.pop()  # all are here: not by a network that may go away
-    return place

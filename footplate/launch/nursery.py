@@ -97,7 +97,8 @@ class Nursery:
                 os.kill(pid, message["signum"])
 
     def _fork(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
-        sys.stdout.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()  # or both processes would write what waits in it
         try:
             if len(fds) < order["fds"]:
                 raise OSError("too many open files")
