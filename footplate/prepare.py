@@ -157,7 +157,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
         trainer: whose loader it is.
         given: what the user passed.
         limit: `limit_train_batches`.
-        saved: the loader's state in a checkpoint of another number of ranks, whose global batches go on.
+        saved: the loader's state in a checkpoint, where it says how large global batches are: that goes on.
 
     Raises:
         ConfigError: there is none, it is empty, or its limit leaves nothing.
@@ -170,6 +170,8 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
         )
     overfit = trainer.overfit_batches
     loader = adapt(found, trainer.seed, shuffle=not overfit, world=trainer.world)
+    if saved is None and trainer.ranks_meant > trainer.world.size:
+        saved = as_meant(loader.state_dict(), trainer.ranks_meant, trainer.world.size)
     if saved is not None:
         loader.load_state_dict(saved)
     total = count_batches(loader)
@@ -183,6 +185,12 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
     if batches == 0:
         raise ConfigError(f"{name}={limit}: nothing is left to train on.")
     return loader, batches
+
+
+def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
+    """A fresh loader's state on fewer ranks than it was meant for, with the global batches of all; None if it has none."""
+    size = state.get("global_batch_size")
+    return None if size is None else {**state, "global_batch_size": size // ranks * meant, "ranks": meant}
 
 
 def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:

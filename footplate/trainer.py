@@ -39,7 +39,7 @@ from footplate.metrics import MetricLog
 from footplate.notice import watching
 from footplate.parallel.agreement import Agreement
 from footplate.parallel.group import ALONE, join
-from footplate.parallel.resharing import OWN, made_by, part_of
+from footplate.parallel.resharing import OWN, part_of
 from footplate.parallel.strategies import check_strategy, make_strategy
 from footplate.parallel.world import World
 from footplate.prepare import (
@@ -420,13 +420,13 @@ class Trainer:
         self._set_up("fit")
         found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
         loaded = None if found is None else checkpoint.load(found)
-        moved = None  # where the loader was, on another number of ranks
+        place = None  # of the loader
         if loaded is not None:
             self.seed = loaded.get("seed", self.seed)
-            loaded, ranks = part_of(loaded, self.world, self._metric_reductions), made_by(loaded)
-            moved = None if ranks == self.world.size else loaded.get("loader")
+            loaded = part_of(loaded, self.world, self._metric_reductions)
+            place = loaded["loader"] if "global_batch_size" in loaded.get("loader", {}) else None
 
-        loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, moved)
+        loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
         self._prepare_module()
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
         self._prepare_step(weigher(loader, self.world))
@@ -531,9 +531,9 @@ class Trainer:
         self.module.configure_model()
 
     def _prepare_loaders(
-        self, train_dataloaders: Any, val_dataloaders: Any, moved: dict[str, Any] | None
+        self, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None
     ) -> tuple[Any, list[Any]]:
-        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"], moved)
+        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"], place)
         val_loaders: list[Any] = []
         if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
             limit = self.overfit_batches or self._limits["validate"]
@@ -718,6 +718,11 @@ class Trainer:
             yield
         finally:
             self.metrics = before
+
+    @property
+    def ranks_meant(self) -> int:
+        """How many ranks the run was asked for; some of them may have been given up."""
+        return self.world.size if self.launch_id is None else len(self.device_ids)
 
     @property
     def starts_ranks(self) -> bool:

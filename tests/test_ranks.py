@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,6 @@ def test_predictions_of_all_ranks_come_home_in_the_order_of_the_rows(several):
 
 def test_what_can_not_be_sent_is_said(several):
     module = Classifier()
-    module.file = open(__file__)  # noqa: SIM115
-    with module.file, pytest.raises(fp.FootplateError, match="can't be sent to worker processes.*make them in it"):
+    module.lock = threading.Lock()
+    with pytest.raises(fp.FootplateError, match=r"can't be sent to worker processes.*make them in it"):
         several().fit(module, loader())

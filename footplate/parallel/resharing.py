@@ -47,11 +47,6 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
     }
 
 
-def made_by(state: dict[str, Any]) -> int:
-    """How many ranks made a checkpoint."""
-    return len(state.get("ranks") or [0])
-
-
 def _average_gradients(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not any("gradients" in step for step in steps):
         return steps[0]
