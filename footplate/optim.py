@@ -159,7 +159,7 @@ class StepOptimizer:
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Accepted for Lightning's sake: does nothing with one process."""
+        """Accepted for Lightning's sake: gradients are averaged over the ranks just before a step, whatever is said here."""
         yield
 
     def __getattr__(self, name: str) -> Any:
