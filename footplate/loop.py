@@ -182,7 +182,7 @@ class TrainingLoop:
         progress = trainer.progress
         self.loader.set_epoch(progress.epoch)
         if progress.batch_idx == 0:
-            if progress.batches == 0:
+            if progress.batches == 0 and trainer.world.rank == 0:
                 _warn_of_evaluation_mode(trainer.module)
             trainer.metrics.by_step = False
             trainer.hooks.call("on_train_epoch_start")
@@ -223,7 +223,7 @@ class TrainingLoop:
         progress = trainer.progress
         if progress.batch_idx == 0:
             raise DataError("The training loader gave no batch in this epoch.")
-        if math.isfinite(total):
+        if math.isfinite(total) and trainer.world.rank == 0:
             log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
         steps_before = progress.global_step
         trainer.step.finish_window(progress.epoch, progress.batch_idx - 1)

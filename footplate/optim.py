@@ -159,7 +159,7 @@ class StepOptimizer:
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Accepted for Lightning's sake: does nothing with one process."""
+        """Accepted for Lightning's sake: whatever is said here, ranks average gradients just before a step."""
         yield
 
     def __getattr__(self, name: str) -> Any:

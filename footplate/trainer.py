@@ -674,7 +674,8 @@ class Trainer:
         """
         state = self.parallel.whole(self._state.state_dict(weights_only))
         if self.group.several and not weights_only:
-            state["ranks"] = self.group.gather_to_first(to_device({name: state[name] for name in OWN}, CPU))
+            own = {name: state[name] for name in OWN if name != "step" or self.parallel.own_gradients}
+            state["ranks"] = self.group.gather_to_first(to_device(own, CPU))
         if not weights_only:
             self.hooks.call("on_save_checkpoint", state)
         elif overrides(self.module, "on_save_checkpoint"):

@@ -283,7 +283,7 @@ class ModelCheckpoint(Callback):
         ):
             path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1
-        return path
+        return trainer.group.from_first(path)
 
     def _superseded(self) -> str:
         """Which of the best is no longer kept when one more is; nothing, if there is room."""

@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
+from footplate.data.sharing import share_rows
 from footplate.errors import ConfigError
+from footplate.parallel.world import World
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -158,7 +160,7 @@ class PredictionCollector(ours.Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         loaders = trainer.predict_dataloaders
         loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-        self._orders = [_order(loader) for loader in loaders]
+        self._orders = [_order(loader, trainer.world) for loader in loaders]
         self._found: list[list[Any]] = [[] for _ in loaders]
         self.epoch_batch_indices: list[list[list[int]]] = [[] for _ in loaders]
         self.current_batch_indices: list[int] = []
@@ -176,11 +178,16 @@ class PredictionCollector(ours.Callback):
         self._found[dataloader_idx].append(outputs)
 
 
-def _order(loader: Any) -> list[list[int]]:
-    """The rows of each batch of a torch DataLoader that goes through its set in order; nothing for any other."""
-    from torch.utils.data import SequentialSampler
+def _order(loader: Any, world: World) -> list[list[int]]:
+    """The rows of each batch of this rank of a torch DataLoader that goes through its set in order; else nothing."""
+    from torch.utils.data import BatchSampler, SequentialSampler
 
     sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+    if not isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+        return []
+    if world.size == 1:
         return [list(rows) for rows in sampler]  # type: ignore[union-attr]
-    return []
+    if type(sampler) is not BatchSampler:
+        return []
+    order, size = list(sampler.sampler), sampler.batch_size * world.size
+    return [one.rows for one in share_rows(order, size, sampler.drop_last, world.rank, world.size) if one.weight]

@@ -25,12 +25,14 @@ class Strategy:
         name: what `Trainer(strategy=…)` is given.
         several: whether there are other ranks.
         skips: whether a rank may skip a batch by returning no loss.
+        own_gradients: whether a rank's gradients differ from the others' until a window ends.
         lockstep: whether the forward pass itself is collective, so that every rank must evaluate as many batches.
     """
 
     name: str = "auto"
     several: bool = False
     skips: bool = True
+    own_gradients: bool = True
     lockstep: bool = False
 
     def prepare(self, module: nn.Module) -> None:

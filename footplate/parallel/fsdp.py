@@ -30,6 +30,7 @@ class FSDP(Strategy):
     name = "fsdp"
     several = True
     skips = False
+    own_gradients = False
     lockstep = True
 
     def __init__(self) -> None:

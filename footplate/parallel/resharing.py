@@ -4,7 +4,7 @@ A checkpoint is written by rank 0 and holds the model once. What differs between
 each: the gradients of an unfinished accumulation window, running metrics, the loader's position, the states of the global
 generators. With as many ranks as before, each takes its own. With another number, totals stay what they were:
 
-    gradients    every rank takes their average, whose average over the new ranks is the same
+    gradients    every rank takes the average of theirs, whose average over the new ranks is the same
     metrics      merged; rank 0 takes them, the others begin at nothing
     loader       the place in global batches, which is the same for all
     generators   rank r takes those of rank r; a rank that is new gets a fresh seed
@@ -40,7 +40,7 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
     seed = rng.mix(state["seed"], state["progress"]["batches"], world.rank)
     return {
         **state,
-        "step": _average_gradients([part["step"] for part in parts]),
+        "step": _average_gradients([part.get("step", state["step"]) for part in parts]),
         "metrics": merge_states([part["metrics"] for part in parts], reductions) if world.rank == 0 else {},
         "loader": parts[world.rank % len(parts)]["loader"],
         "rng": parts[world.rank]["rng"] if world.rank < len(parts) else _fresh_generators(seed),

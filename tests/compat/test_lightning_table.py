@@ -262,6 +262,8 @@ VALUES: dict[str, Any] = {
     "gradient_clip_algorithm": "value",
     "deterministic": False,
     "benchmark": False,
+    "strategy": "ddp",
+    "sync_batchnorm": True,
     "inference_mode": False,
     "detect_anomaly": True,
     "overfit_batches": 2,

@@ -75,7 +75,8 @@ MODULE = (
         "no hook of the optimizer is called, no scheduler steps; `dataloader_iter` as an argument is refused"),
     Row("validation_step", "different", "values logged with `on_step=True` aren't reported batch by batch, only reduced"),
     Row("log", "different", "an epoch's mean is kept in float64 (Lightning: float32), so its last digits differ; a module "
-        "inside the module may log too"),
+        "inside the module may log too; with several ranks, it is always that of all of them, and `sync_dist` matters to "
+        "values of a step alone"),
     Row("logger", "different", "the logger that you gave; a Lightning logger answers for all that it can do"),
     Row("load_from_checkpoint", "different", "Lightning's own, for Lightning's `.ckpt` files. For a Footplate checkpoint "
         "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`, or give it the torch file that "
@@ -99,8 +100,11 @@ ARGUMENTS = (
         "accelerator devices precision callbacks fast_dev_run max_epochs min_epochs max_steps min_steps max_time "
         "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches check_val_every_n_epoch "
         "num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary "
-        "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches"
+        "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches "
+        "sync_batchnorm"
     ),
+    Row("strategy", "different", "by name: \"auto\", \"ddp\", \"ddp_find_unused_parameters_true\", \"fsdp\" (which is "
+        "FSDP2); objects and other names are refused"),
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "with a loader of unknown length, the last, partial window is stepped "
@@ -125,7 +129,8 @@ ATTRIBUTES = (
         "predict_dataloaders fit validate test predict save_checkpoint print default_root_dir"
     ),
     Row("accelerator", "different", "a `footplate.Accelerator`: `name`, `stats(device)`"),
-    Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, `broadcast`, `barrier`"),
+    Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, "
+        "`reduce_boolean_decision`, `broadcast`, `all_gather`, `barrier`"),
     Row("precision", "different", "an object; `trainer.precision.name` is \"bf16-mixed\""),
     Row("min_epochs", "different", "None where Lightning has 0"),
     Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),

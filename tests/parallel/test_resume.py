@@ -26,6 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "validation in mid-epoch": {"trainer": {"val_check_interval": 3}},
     "two optimizers by hand": {"module": TwoOptimizers},
+    "sharded, saved inside a window": {
+        "trainer": {"accumulate_grad_batches": 4, "val_check_interval": 5, "strategy": "fsdp"},
+        "every": {"every_n_epochs": 1},
+    },
 }
 
 
@@ -53,7 +57,8 @@ def train(root: Path, case: dict[str, Any], end_at: int | None = None, number: i
         **case.get("trainer", {}),
     )  # fmt: skip
     trainer.fit(model, DataLoader(dataset(), 5, shuffle=True), DataLoader(dataset(33), 8), ckpt_path="last")
-    return {"weights": model.state_dict(), "metrics": dict(trainer.callback_metrics)}
+    weights = trainer.parallel.whole(dict(model.state_dict()))
+    return {"weights": weights, "metrics": dict(trainer.callback_metrics)}
 
 
 def losses(root: Path, rank: int) -> dict[str, set[str]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
+import textwrap
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -124,6 +127,77 @@ def test_a_signal_inside_validation_ends_all_ranks_and_saves(even, tmp_path):
         assert started.exit_codes(30) == [143, 143]
         assert time.monotonic() - began < 5  # all of validation would take that long
     assert checkpoint.newest([tmp_path / "checkpoints"]) is not None
+
+
+def test_an_interrupt_to_one_rank_ends_all_after_the_same_step(tmp_path):
+    class Interrupts(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_rank == 0 and trainer.progress.batches == 3:
+                os.kill(os.getpid(), 2)
+
+    def run():
+        trainer = make(tmp_path, max_epochs=100, callbacks=Interrupts())
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(seeded(), loader())
+        return trainer.global_step
+
+    first, second = ranks.run(run, 2)
+    assert first == second < 100
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_rank_is_killed_the_others_raise_at_once(victim, tmp_path):
+    class Dies(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_rank == victim and trainer.progress.batches == 3:
+                os.kill(os.getpid(), 9)
+
+    def run():
+        make(tmp_path, max_epochs=1000, callbacks=Dies()).fit(seeded(), loader())
+
+    with ranks.start(run, 2) as started:
+        began = time.monotonic()
+        codes = started.exit_codes(20)
+        assert time.monotonic() - began < 10
+    assert codes[victim] == -9
+    assert codes[1 - victim] == 1
+
+
+SCRIPT = """
+    import os, sys
+    sys.path.insert(0, {tests!r})
+    from models.small import Classifier, loader
+    import footplate as fp
+
+    class Slow(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            import time; time.sleep(0.02)
+            if trainer.progress.batches == 10 and trainer.global_rank == 1:
+                open(sys.argv[1] + "/pid", "w").write(str(os.getpid()))
+
+    trainer = fp.Trainer(accelerator="cpu", default_root_dir=sys.argv[1], logger=False, max_epochs=1000, callbacks=Slow())
+    trainer.fit(Classifier(), loader())
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_starts_it_and_a_signal_to_one_worker_saves_and_ends_all(tmp_path):
+    script, root = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parents[1]))))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, root]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not (root / "pid").exists() or not (root / "pid").read_text():
+            assert time.monotonic() < end and process.poll() is None  # noqa: PT018
+            time.sleep(0.1)
+        os.kill(int((root / "pid").read_text()), 15)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert said.count("SIGTERM after step") == 1
+    assert "exitcode  : 143" in said
+    assert checkpoint.newest([root / "checkpoints"]) is not None
 
 
 # Loaders

@@ -1,0 +1,82 @@
+"""LightningModules and Lightning's callbacks, unchanged, on several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.utilities import rank_zero_only
+from models import ranks
+from models.small import dataset
+from torch import nn
+
+from .common import equal, loader, make, same, seeded, weights
+
+
+class Lit(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]), sync_dist=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return batch[0][:, 0]
+
+    @rank_zero_only
+    def write(self, path: Path) -> None:
+        with path.open("a") as file:
+            file.write(f"{self.global_rank} of {self.trainer.world_size}\n")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def train(root: Path, batch_size: int, **settings: Any) -> Any:
+    model, trainer = seeded(Lit), make(root, **settings)
+    trainer.fit(model, loader(50, batch_size), loader(33, batch_size))
+    model.write(root / "written")
+    return trainer.parallel.whole(weights(model)), float(trainer.callback_metrics["val_loss"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_lightning_module_learns_on_two_ranks_what_it_learns_alone(strategy, tmp_path):
+    alone = train(tmp_path / "alone", 16)
+    first, second = ranks.run(lambda: train(tmp_path / "two", 8, strategy=strategy), 2)
+    same(alone[0], first[0])
+    equal(first[0], second[0])
+    assert first[1] == second[1] == pytest.approx(alone[1], rel=1e-4)
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self) -> None:
+        super().__init__("epoch")
+        self.found: list[tuple[int, float]] = []
+
+    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
+        for rows, values in zip(batch_indices[0], predictions, strict=True):
+            self.found += zip(rows, values.tolist(), strict=True)
+
+
+def test_a_prediction_writer_learns_which_rows_a_rank_has_predicted(tmp_path):
+    def run():
+        writer = Writer()
+        make(tmp_path, callbacks=writer).predict(seeded(Lit), loader(37, 4, shuffle=False))
+        return writer.found
+
+    first, second = ranks.run(run, 2)
+    found = dict(first + second)
+    assert len(first) + len(second) == len(found) == 37
+    assert found == pytest.approx(dict(enumerate(dataset(37).tensors[0][:, 0].tolist())))
