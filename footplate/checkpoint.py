@@ -123,13 +123,19 @@ def exists(path: str | Place) -> bool:
     return store_of(place).kind(place) is not None
 
 
+def find(directory: str | Place) -> list[Place]:
+    """What there is below a directory that may be a checkpoint, by name; no links."""
+    place = to_place(directory)
+    return store_of(place).find(place)
+
+
 def newest(
     directories: Iterable[str | Place], wanted: Callable[[dict[str, Any]], bool] = lambda meta: True
 ) -> Place | None:
     """The complete checkpoint that was written last in some directories, of those whose `meta` is wanted; or None."""
     found: list[tuple[float, str, Place]] = []
-    for directory in map(to_place, directories):
-        for path in store_of(directory).find(directory):
+    for directory in directories:
+        for path in find(directory):
             meta, fault = examine(path)
             if not fault and wanted(meta):
                 found.append((meta["created"], str(path), path))

@@ -111,6 +111,7 @@ class ModelCheckpoint(Callback):
         self.last_model_path = ""
         self.current_score: float | None = None
         self._unkept: set[str] = set()  # what the latest save made superfluous
+        self._there: set[str] = set()  # what lay in the directory when training began
         self._left_over: set[str] = set()  # of these, what a killed process may not have deleted
         self._saved_at = 0
         self._saved_batches = -1
@@ -157,12 +158,14 @@ class ModelCheckpoint(Callback):
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         if self.dirpath is None:
             self.dirpath = trainer.run_dir / "checkpoints"
-        if stage == "fit":
-            self._forget()
-        if stage == "fit" and trainer.world.rank == 0:
+        if stage != "fit":
+            return
+        self._forget()
+        if trainer.world.rank == 0:
             checkpoint.prepare(self.dirpath)
             if is_remote(self.dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
                 log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", self.dirpath)
+        self._there = set(map(str, checkpoint.find(self.dirpath)))  # once: a save must not wait for an answer
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
@@ -279,7 +282,7 @@ class ModelCheckpoint(Callback):
         own = self._own_paths() | self._unkept | self._left_over
         version = 1
         while self.enable_version_counter and (
-            str(path) in taken or (str(path) not in own and checkpoint.exists(path))
+            str(path) in taken or (str(path) in self._there and str(path) not in own)
         ):
             path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1

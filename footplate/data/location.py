@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -154,7 +155,10 @@ def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
 
 
 def _gcs(emulator: str | None) -> pafs.FileSystem:
+    patience = timedelta(seconds=30)  # with a service that doesn't answer; pyarrow's own is a quarter of an hour
     if emulator:
         parsed = urlparse(emulator if "://" in emulator else f"http://{emulator}")
-        return pafs.GcsFileSystem(anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc)
-    return pafs.GcsFileSystem()
+        return pafs.GcsFileSystem(
+            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=patience
+        )
+    return pafs.GcsFileSystem(retry_time_limit=patience)

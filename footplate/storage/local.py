@@ -59,7 +59,7 @@ class LocalStore(Store):
         if not directory.is_dir():
             return []
         found = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
-        return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not _is_spare(path))
+        return sorted(path for path in found if not path.is_symlink() and not _is_spare(path))
 
     def resolve(self, path: Path) -> Path:
         return path.resolve() if path.is_symlink() else path

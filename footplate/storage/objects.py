@@ -47,7 +47,7 @@ _SETTINGS = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR")
 _OURS = re.compile(r"(?P<checkpoint>.*\.ckpt)/(state[^/]*\.safetensors|meta\.json)")
 _FINAL = re.compile(  # what no repetition can mend
     r"ACCESS_DENIED|NO_SUCH_|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_(CLIENT_)?TOKEN|EXPIRED_TOKEN|"
-    r"PERMISSION_DENIED|UNAUTHENTICATED|NOT_FOUND|INVALID_ARGUMENT|HTTP status 40[0134]|Permission denied"
+    r"No such directory|PERMISSION_DENIED|UNAUTHENTICATED|NOT_FOUND|INVALID_ARGUMENT|HTTP status 40[0134]|Permission denied"
 )
 
 
@@ -121,19 +121,21 @@ class ObjectStore(Store):
         return cast(BinaryIO, io.BufferedReader(_Ranges(self, file, source), _AHEAD))
 
     def write(self, path: RemotePath, state: Frozen, meta: dict[str, Any]) -> None:
-        before = _state_in(self.read_marker(path) or b"")
         name = f"state-{uuid.uuid4().hex}.safetensors"
-        written = self._ask(f"The checkpoint {path} could not be written", lambda: self._upload(path / name, state))
-        self._put(path / META, marker(meta, written, object=name))
+        try:
+            before = _state_in(self.read_marker(path) or b"")
+            written = self._ask(f"{path / name} can't be written", lambda: self._upload(path / name, state))
+            self._put(path / META, marker(meta, written, object=name))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"The checkpoint {path} could not be written. {error} Earlier checkpoints are whole."
+            ) from error
         if before:
             self._remove(path / before)
 
     def delete(self, path: RemotePath) -> None:
         self._remove(path / META)
-        try:
-            self._ask(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
-        except CheckpointError as error:
-            log.warning("%s", error)
+        self._forget(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
 
     def point(self, link: RemotePath, target: RemotePath) -> None:
         name = target.uri.removeprefix(f"{link.parent}/")
@@ -171,10 +173,14 @@ class ObjectStore(Store):
         return self._ask(f"{file} can't be read", get)
 
     def _remove(self, file: RemotePath) -> None:
+        self._forget(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
+
+    def _forget(self, what: str, request: Callable[[], None]) -> None:
+        """Delete something, if it is there; where that fails it is said, and swept some other day."""
         try:
-            self._ask(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
+            self._ask(what, request)
         except CheckpointError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
+            if not isinstance(error.__cause__, FileNotFoundError) and "No such directory" not in str(error):
                 log.warning("%s", error)
 
     def _info(self, path: RemotePath) -> pafs.FileInfo:

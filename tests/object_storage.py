@@ -1,0 +1,68 @@
+"""S3 and Google Cloud Storage on loopback, for tests: servers that are started and ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serve(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server while it is needed, once it answers."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=1)
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                assert process.poll() is None, f"{command} ended with {process.returncode}"
+                time.sleep(0.1)
+            else:
+                break
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def serve_s3(port: int) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A server of S3, with no bucket yet."""
+    return serve([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
+
+
+def serve_gcs(port: int) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A server of Google Cloud Storage with the bucket `lake`."""
+    command = Path(sys.executable).with_name("gcp-storage-emulator")
+    arguments = ["start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "lake"]
+    return serve([str(command), *arguments], port)
+
+
+def s3_settings(port: int) -> dict[str, str]:
+    """The environment for that server."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+
+
+def make_bucket(port: int, name: str = "lake") -> None:
+    """Make a bucket on the S3 server."""
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/{name}", method="PUT"))
