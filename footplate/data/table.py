@@ -19,12 +19,12 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from footplate.data.delta_versions import Version
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, positions, to_expression
 from footplate.data.source import RowGroup
@@ -64,7 +64,8 @@ class Table:
     Args:
         source: a path or URI (a Delta table; Parquet, TFRecord or image files: one, a directory, a glob), or an Arrow
             table, a pandas, polars or Spark frame, or a dict of columns.
-        version: of a Delta table: a number, a datetime, or an ISO 8601 string. Default: the newest.
+        version: of a Delta table: a number, or a moment (a datetime, a date, or an ISO 8601 string; without a zone, in
+            local time). Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
 
@@ -75,7 +76,7 @@ class Table:
     def __init__(
         self,
         source: str | os.PathLike[str] | Any,
-        version: int | str | datetime | None = None,
+        version: Version = None,
         columns: Sequence[str] | None = None,
         filter: Any = None,
     ) -> None:
