@@ -215,18 +215,21 @@ class ParquetSource:
         number, index, _ = self._places[group]
         file = self._files[number]
         metadata = self._footers[number].metadata
-        stored = set(metadata.schema.to_arrow_schema().names)
+        stored = metadata.schema.to_arrow_schema()
+        present = set(stored.names)
         wanted = [self._renamed.get(name, name) for name in columns]
         try:
             with self._filesystem.open_input_file(file.path) as handle:
                 fetch_ahead = first is None and self._filesystem.type_name != "local"
                 parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=fetch_ahead)
-                names = [name for name in wanted if name in stored]
+                names = [name for name in wanted if name in present]
                 if first is None or not names:
                     read = parquet.read_row_group(index, names, use_threads=False)
                 else:
                     pages = parquet.iter_batches(first, [index], names, use_threads=False)
-                    read = pa.Table.from_batches(itertools.islice(pages, 1), _chosen(metadata, names))
+                    read = pa.Table.from_batches(
+                        itertools.islice(pages, 1), pa.schema([stored.field(name) for name in names])
+                    )
         except FileNotFoundError:
             raise DataError(
                 f"{file.path}: this file of {self.uri} (version {self.version}) is gone: the table was vacuumed or "
@@ -234,15 +237,13 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        if read.schema == schema:
+            return read.replace_schema_metadata()
         rows = metadata.row_group(index).num_rows if first is None or not names else read.num_rows
-        fields = [self.schema.field(name) for name in columns]
-        arrays = [_conform(read, own, field, file, rows, index) for own, field in zip(wanted, fields, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _chosen(metadata: pq.FileMetaData, names: Sequence[str]) -> pa.Schema:
-    stored = metadata.schema.to_arrow_schema()
-    return pa.schema([stored.field(name) for name in names])
+        found = dict(zip(read.column_names, read.columns, strict=True))
+        arrays = [_conform(found.get(own), field, file, rows, index) for own, field in zip(wanted, schema, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:
@@ -285,10 +286,9 @@ def _check_same(expected: pa.Schema, found: pa.Schema, first: str, path: str) ->
             )
 
 
-def _conform(read: pa.Table, name: str, field: pa.Field, file: DataFile, rows: int, index: int) -> pa.ChunkedArray:
+def _conform(column: pa.ChunkedArray | None, field: pa.Field, file: DataFile, rows: int, index: int) -> pa.ChunkedArray:
     """A column as the table means it: read, or a partition value, or nulls where an older file lacks it."""
-    if name in read.column_names:
-        column = read.column(name)
+    if column is not None:
         if column.type == field.type:
             return column
         try:

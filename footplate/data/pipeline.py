@@ -17,6 +17,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
+from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
 from footplate.data.making import Maker, Making
 from footplate.data.plan import Epoch
@@ -40,6 +41,7 @@ class Pipeline:
         threads: how many threads decode and transform.
         prefetch: how many batches may be in the making.
         caches: the decoded caches of image columns; when all are complete, images are not read.
+        buffers: memory for windows and batches, kept from epoch to epoch.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Pipeline:
         threads: int,
         prefetch: int,
         caches: Mapping[str, CachedImages],
+        buffers: Buffers,
     ) -> None:
         complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
         content = replace(recipe.content, images=()) if complete else recipe.content
@@ -61,8 +64,8 @@ class Pipeline:
         self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
         self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
-        self._schedule = Schedule(table, content, epoch, world, start, self._readers)
-        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches)
+        self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
+        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers)
         self._feeder = threading.Thread(target=self._feed, name="footplate-feed", daemon=True)
         self._feeder.start()
 
