@@ -4,11 +4,13 @@ Fresh memory costs a page fault for every 4 KiB, which is as much work as copyin
 when the last array or tensor on it, views included, is gone: each lent array stands on a lease of its own, which numpy
 and torch keep alive, and the end of the lease is what gives the memory back. A batch that is kept is simply never reused.
 
-A request takes the free memory that fits it best. What lies free is never more than what is lent, or one piece.
+A request takes the free memory that fits it best. What lies free is never more than a quarter of what is lent, or one
+piece.
 """
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
 from collections import deque
@@ -18,6 +20,8 @@ from typing import Any
 import numpy as np
 
 _SPARE = 8  # memory may be larger than asked for by an eighth, and serves a request down to half of its size
+
+_LARGE = 256 * 1024
 
 
 class Buffers:
@@ -39,20 +43,27 @@ class Buffers:
                 memory = min(fitting, key=lambda one: one.nbytes)
                 self._free = [one for one in self._free if one is not memory]
             else:
-                memory = np.empty(nbytes + nbytes // _SPARE, np.uint8)
+                memory = _allocate(nbytes + nbytes // _SPARE)
             self._lent += memory.nbytes
         lease = _Lease(memory)
         weakref.finalize(lease, self._returned.append, memory).atexit = False
         return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
 
     def _collect(self) -> None:
-        """Keep what has been given back, as far as it is no more than what is lent."""
+        """Keep what has been given back, as far as it isn't too much."""
         while self._returned:
             memory = self._returned.popleft()
             self._lent -= memory.nbytes
             self._free.append(memory)
-        while len(self._free) > 1 and sum(memory.nbytes for memory in self._free) > self._lent:
+        while len(self._free) > 1 and sum(memory.nbytes for memory in self._free) > self._lent // 4:
             self._free.pop(0)
+
+
+def _allocate(nbytes: int) -> np.ndarray:
+    """New memory; a large piece is mapped by itself, so that the system has it back as soon as it is dropped."""
+    if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 class _Lease:

@@ -31,8 +31,14 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
+from footplate.data.arrow import indices
 from footplate.data.buffers import Buffers
 from footplate.errors import DataError
+
+_DTYPES = {
+    getattr(pa, name)(): np.dtype(name) for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64")
+}
+_DTYPES |= {getattr(pa, name)(): np.dtype(name) for name in ("uint8", "uint16", "uint32", "uint64")}
 
 Slice = tuple[Any, int, int]  # a block, and the rows of it from … to
 
@@ -93,7 +99,7 @@ class Texts(Columns):
 
     def load(self, values: Sequence[pa.ChunkedArray], order: np.ndarray | None, buffers: Buffers) -> pa.ChunkedArray:
         """The values in their new order."""
-        return values[0] if order is None else values[0].take(pa.array(order))
+        return values[0] if order is None else values[0].take(indices(order))
 
     def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
         """A list of Python values."""
@@ -135,43 +141,6 @@ class Ragged(Columns):
                 padded[row, :size] = flat[begin : begin + size]
                 row += 1
         return {name: torch.from_numpy(padded), f"{name}_length": torch.from_numpy(lengths)}
-
-
-@dataclass(frozen=True)
-class BytesBlock:
-    """Binary values without a copy: row i is `data[chunk[i]][start[i]:stop[i]]`; null where start is negative."""
-
-    data: list[np.ndarray]
-    chunk: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-
-    def views(self, start: int, stop: int) -> list[np.ndarray | None]:
-        """The bytes of some rows as uint8 arrays, None where they are null."""
-        span = slice(start, stop)
-        places = zip(self.chunk[span].tolist(), self.start[span].tolist(), self.stop[span].tolist(), strict=True)
-        return [self.data[chunk][begin:end] if begin >= 0 else None for chunk, begin, end in places]
-
-
-def load_bytes(values: pa.ChunkedArray, order: np.ndarray | None) -> BytesBlock:
-    """A binary column as a block for decoding."""
-    data, chunks, starts, stops = [], [], [], []
-    for number, chunk in enumerate(values.chunks):
-        wide = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type)
-        offsets = np.frombuffer(chunk.buffers()[1], np.int64 if wide else np.int32)
-        offsets = offsets[chunk.offset : chunk.offset + len(chunk) + 1].astype(np.int64)
-        begin = offsets[:-1].copy()
-        if chunk.null_count:
-            begin[~chunk.is_valid().to_numpy(zero_copy_only=False)] = -1
-        buffer = chunk.buffers()[2]
-        data.append(np.frombuffer(buffer, np.uint8) if buffer is not None else np.zeros(0, np.uint8))
-        chunks.append(np.full(len(chunk), number, np.int32))
-        starts.append(begin)
-        stops.append(offsets[1:])
-    empty = np.zeros(0, np.int64)
-    parts = [np.concatenate([empty, *part]) for part in (chunks, starts, stops)]
-    chunk, start, stop = parts if order is None else [part[order] for part in parts]
-    return BytesBlock(data, chunk, start, stop)
 
 
 def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
@@ -264,6 +233,9 @@ class _Readable:
 
 def _to_numpy(chunk: pa.Array) -> np.ndarray:
     """Numbers without a copy where that can be; nulls of what is not a float become 0 (their rows are bad anyway)."""
+    dtype = None if chunk.null_count else _DTYPES.get(chunk.type)
+    if dtype is not None:
+        return np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]
     if pt.is_floating(chunk.type):
         return chunk.to_numpy(zero_copy_only=False)
     if pt.is_fixed_size_list(chunk.type):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from footplate.data.arrow import table_from
 from footplate.data.delta_versions import Version, number_of
 from footplate.data.parquet import DataFile, ParquetSource
 from footplate.errors import DataError
@@ -43,7 +44,7 @@ def open_delta(
     renamed = _column_mapping(uri, table)
     schema = _clean(pa.schema(table.schema().to_arrow()))
     physical: dict[str, str] = {own: name for name, own in renamed.items()}
-    actions = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    actions = table_from(table.get_add_actions(flatten=False)).to_pylist()
     masks = _deletion_masks(uri, table)
     prefix = path.rstrip("/") + "/"
     files = []
@@ -117,7 +118,7 @@ def _deletion_masks(uri: str, table: Any) -> dict[str, np.ndarray]:
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     try:
-        vectors = pa.table(table.deletion_vectors())
+        vectors = table_from(table.deletion_vectors())
     except DeltaError as error:
         raise DataError(f"{uri}: its deletion vectors can't be read, so neither can its rows ({error}).") from error
     root = _path_of(table.table_uri)

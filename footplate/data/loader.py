@@ -20,7 +20,6 @@ from typing import Any, Literal
 import numpy as np
 
 from footplate.data import rows
-from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages, DecodedCache
 from footplate.data.images import ImageMode, parse_size
 from footplate.data.pipeline import Pipeline
@@ -30,7 +29,7 @@ from footplate.data.table import Table
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.parallel.world import World
 
-_ROWS_IN_MAKING = 256
+_ROWS_IN_MAKING = 128
 
 
 class Loader:
@@ -106,7 +105,6 @@ class Loader:
         if cache is not None and image_size is None:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
         self._caches: dict[str, CachedImages] | None = None
-        self._buffers = Buffers()
         self._global_batch_size: int | None = None
         self._epoch = 0
         self._batch = 0
@@ -148,8 +146,7 @@ class Loader:
         start = min(self._batch, batches)
         threads = self._num_threads or _cores(world)
         ahead = self._batches_ahead(threads)
-        caches, buffers = self._open_caches(), self._buffers
-        pipeline = Pipeline(self.table, self._recipe, epoch, start, world, threads, ahead, caches, buffers)
+        pipeline = Pipeline(self.table, self._recipe, epoch, start, world, threads, ahead, self._open_caches())
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
                 self.skipped += skipped
@@ -219,10 +216,7 @@ class Loader:
         self._restored = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_caches": None, "_buffers": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _buffers=Buffers())
+        return {**self.__dict__, "_caches": None}
 
     def _open_caches(self) -> dict[str, CachedImages]:
         if self._caches is None:

@@ -16,7 +16,7 @@ import torch
 from footplate.data import rows
 from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
-from footplate.data.columns import BytesBlock
+from footplate.data.encoded import EncodedImages
 from footplate.data.images import BadImage, decode, decode_into
 from footplate.data.plan import Piece
 from footplate.data.recipe import Recipe
@@ -206,10 +206,10 @@ def _null_rows(pieces: list[Piece], windows: dict[int, Window]) -> list[Bad]:
 
 
 def _views(name: str, pieces: list[Piece], windows: dict[int, Window]) -> Views:
-    blocks: list[tuple[BytesBlock | None, int, int]] = [
+    blocks: list[tuple[EncodedImages | None, int, int]] = [
         (windows[piece.window].blocks.get(name), piece.start, piece.stop) for piece in pieces
     ]
-    return [view for block, start, stop in blocks if block is not None for view in block.views(start, stop)]
+    return [view for block, start, stop in blocks if block is not None for view in block.take(start, stop)]
 
 
 def _cut(argument: Any, span: slice) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.types as pt
 
 from footplate.data import rows
@@ -87,6 +88,7 @@ def _examples(table: Table, binary: list[str]) -> dict[str, np.ndarray]:
         DataError: none of the first rows' images can be.
     """
     head = table.select(binary).head(_ROWS_TO_LOOK_AT)
+    pa.default_memory_pool().release_unused()  # the pages that hold the first rows may be large
     found = {}
     for name in binary:
         values = [value.get("bytes") if isinstance(value, dict) else value for value in head.column(name).to_pylist()]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from footplate.data.arrow import indices
 from footplate.data.delta_versions import Version
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, positions, to_expression
@@ -106,6 +107,11 @@ class Table:
     def in_memory(self) -> bool:
         """Whether reading costs nothing."""
         return self._source.in_memory
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return self._source.is_remote
 
     @property
     def fingerprint(self) -> str:
@@ -192,11 +198,23 @@ class Table:
         """The rows of a row group that are meant."""
         read = self._source.read(group, self._columns if columns is None else columns)
         chosen = self._positions[group]
-        return read if chosen is None else read.take(pa.array(chosen))
+        return read if chosen is None else read.take(indices(chosen))
+
+    def stream_group(self, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of a row group that are meant, in pieces one after the other."""
+        chosen, first = self._positions[group], 0
+        for piece in self._source.stream(group, self._columns if columns is None else columns):
+            if chosen is None:
+                yield piece
+                continue
+            low, high = np.searchsorted(chosen, [first, first + piece.num_rows])
+            if high > low:
+                yield piece.take(indices(chosen[low:high] - first))
+            first += piece.num_rows
 
     def head(self, n: int = 5) -> pa.Table:
         """The first `n` rows."""
-        found: list[pa.Table] = [self.schema.empty_table()]
+        found: list[pa.Table] = [pa.Table.from_batches([], self.schema)]
         missing = n
         for number, group in enumerate(self.row_groups):
             if missing <= 0:

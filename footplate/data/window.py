@@ -2,12 +2,14 @@
 
 A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
+Images are let go of one by one, as they are handed out: there, the next windows are loaded as room becomes free, so that
+what is held is about a quarter more than the open windows when full.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.data.buffers import Buffers
-from footplate.data.columns import Columns, Slice, is_float, load_bytes, plain_type
+from footplate.data.columns import Columns, Slice, is_float, plain_type
+from footplate.data.encoded import EncodedImages
 from footplate.data.plan import Epoch, Part, Piece
 from footplate.data.table import Table
 from footplate.errors import DataError
 from footplate.parallel.world import World
 
 _LOOK_AHEAD_BATCHES = 256
-_FEWEST_AHEAD = 1
+_MOST_HELD = 1.25  # of the rows of the open windows, where rows are let go of one by one
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,17 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffe
     """
     parts = epoch.window_parts(number)
     order = epoch.window_order(number)
-    read = pa.concat_tables(_read(table, part, content.names) for part in parts)
-    blocks: dict[str, Any] = {name: load_bytes(_bytes_of(read.column(name)), order) for name in content.images}
+    images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in content.images}
+    places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
+    others, first = [], 0
+    for part in parts:
+        for read in _read(table, part, content):
+            for name, encoded in images.items():
+                _add(encoded, _bytes_of(read.column(name)), places[first : first + read.num_rows])
+            others.append(read.drop_columns(list(images)))
+            first += read.num_rows
+    read = pa.concat_tables(others) if others else pa.table({})
+    blocks: dict[str, Any] = {**images}
     bad: np.ndarray | None = None
     for columns in content.columns:
         values = [read.column(name) for name in columns.names]
@@ -93,6 +105,21 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffe
     return Window(blocks, parts, order, bad)
 
 
+def _inverse(order: np.ndarray | None, num_rows: int) -> np.ndarray:
+    """At which place each row is handed out, (rows,)."""
+    if order is None:
+        return np.arange(num_rows)
+    places = np.empty(num_rows, np.int64)
+    places[order] = np.arange(num_rows)
+    return places
+
+
+def _add(images: EncodedImages, values: pa.ChunkedArray, places: np.ndarray) -> None:
+    for chunk in values.chunks:
+        images.add(chunk, places[: len(chunk)])
+        places = places[len(chunk) :]
+
+
 def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
     """Row group and number there of rows of some parts one after the other, (rows, 2)."""
     ends = np.cumsum([part.stop - part.start for part in parts])
@@ -101,12 +128,23 @@ def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
     return np.stack([np.array([part.group for part in parts])[which], rows + first[which]], axis=1)
 
 
-def _read(table: Table, part: Part, names: list[str]) -> pa.Table:
-    if not names:
-        return pa.table({})
-    read = table.read_group(part.group, names)
-    whole = part.stop - part.start == read.num_rows
-    return read if whole else read.slice(part.start, part.stop - part.start)
+def _read(table: Table, part: Part, content: Content) -> Iterator[pa.Table]:
+    """The rows of a part; images bit by bit, as they are copied anyway."""
+    if not content.names:
+        return
+    if not content.images:
+        read = table.read_group(part.group, content.names)
+        whole = part.stop - part.start == read.num_rows
+        yield read if whole else read.slice(part.start, part.stop - part.start)
+        return
+    first = 0
+    for read in table.stream_group(part.group, content.names):
+        low, high = max(part.start - first, 0), min(part.stop - first, read.num_rows)
+        if low < high:
+            yield read.slice(low, high - low)
+        first += read.num_rows
+        if first >= part.stop:
+            break
 
 
 def null_error(column: str, where: str) -> DataError:
@@ -147,27 +185,44 @@ class Schedule:
         self._seen = start  # batches before this one have been looked at
         self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
         self._windows: dict[int, Future[Window]] = {}
+        self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
         self._buffers = buffers
 
     def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
         """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
         for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
-            del self._windows[number]
+            del self._windows[number], self._left[number]
         if not self._ahead:
-            self._look_at_next()
+            self._look_at(self._next_pieces())
         pieces = self._ahead.popleft()
         needed = {piece.window for piece in pieces}
-        most = len(needed) + max(_FEWEST_AHEAD, len(needed) // 2)
-        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES and len(self._windows) < most:
-            self._look_at_next()
+        for piece in pieces:
+            self._left[piece.window] -= piece.stop - piece.start
+        going_on = {number for number in needed if self._left[number]} or needed
+        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES:
+            following = self._next_pieces()
+            if not self._has_room(going_on, {piece.window for piece in following} - self._windows.keys()):
+                break
+            self._look_at(following)
         return pieces, {number: self._windows[number].result() for number in needed}
 
-    def _look_at_next(self) -> None:
-        pieces = self._epoch.pieces(self._seen, self._world.rank, self._world.size)
+    def _next_pieces(self) -> list[Piece]:
+        return self._epoch.pieces(self._seen, self._world.rank, self._world.size)
+
+    def _has_room(self, going_on: set[int], more: set[int]) -> bool:
+        """Whether some more windows may be loaded while some are being handed out."""
+        if not self._content.images:
+            return len(self._windows) + len(more) <= len(going_on) + max(1, len(going_on) // 2)
+        held = sum(self._left[number] for number in self._windows)
+        opened, new = (sum(map(self._epoch.window_rows, windows)) for windows in (going_on, more))
+        return held + new <= _MOST_HELD * max(opened, new)
+
+    def _look_at(self, pieces: list[Piece]) -> None:
         self._seen += 1
         self._ahead.append(pieces)
         for piece in pieces:
             if piece.window not in self._windows:
+                self._left[piece.window] = self._epoch.window_rows(piece.window)
                 self._windows[piece.window] = self._pool.submit(
                     load_window, self._table, self._content, self._epoch, piece.window, self._buffers
                 )

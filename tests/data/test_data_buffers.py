@@ -47,12 +47,12 @@ def test_memory_serves_other_shapes_and_types_of_about_its_size() -> None:
     assert buffers.take((1000,), np.float32).ctypes.data == place
 
 
-def test_no_more_lies_free_than_is_lent() -> None:
+def test_little_lies_free_beside_what_is_lent() -> None:
     buffers = Buffers()
-    held = [buffers.take((1000,)) for _ in range(10)]
-    del held[2:]
-    buffers.take((1,))
-    assert sum(memory.nbytes for memory in buffers._free) <= 3 * 1125
+    held = [buffers.take((1000,)) for _ in range(20)]
+    del held[10:]
+    held.append(buffers.take((1,)))
+    assert 0 < sum(memory.nbytes for memory in buffers._free) <= 3 * 1125
 
 
 def test_memory_is_kept_alive_by_a_tensor_after_the_pool_is_gone() -> None:
