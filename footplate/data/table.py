@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from footplate.data.arrow import indices
 from footplate.data.delta_versions import Version
+from footplate.data.filecache import FileCache
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, positions, to_expression
 from footplate.data.source import RowGroup
@@ -69,6 +70,7 @@ class Table:
             local time). Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
+        cache: a local directory that keeps what is read over a network; see `footplate.data.filecache`.
 
     Raises:
         DataError: nothing is there, it is no table, or the version, a column or the filter doesn't fit it.
@@ -80,8 +82,10 @@ class Table:
         version: Version = None,
         columns: Sequence[str] | None = None,
         filter: Any = None,
+        cache: FileCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        self._source = open_source(source, version)
+        kept = FileCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
+        self._source = open_source(source, version, kept)
         self._filter = to_expression(filter, self._source.schema)
         self._splits: tuple[Split, ...] = ()
         self._columns = list(self._source.schema.names if columns is None else columns)
