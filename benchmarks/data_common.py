@@ -47,11 +47,16 @@ def parse(description: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="little data, two rounds: shows that it works, no more")
     parser.add_argument("--rows", type=int, help="how many rows")
     parser.add_argument("--rounds", type=int, help="how many interleaved rounds")
+    parser.add_argument(
+        "--seconds", type=float, help="how long each loader runs in a round, at least (one pass, at least)"
+    )
     parser.add_argument("--data", type=Path, help="keep the data sets here, and use them again")
     return parser.parse_args()
 
 
-def run(entrants: Iterable[Entrant], directory: Path, batch: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+def run(
+    entrants: Iterable[Entrant], directory: Path, batch: int, rounds: int, seconds: float
+) -> dict[str, list[dict[str, float]]]:
     """Every entrant once in each round, so that whatever else the machine does falls on all alike."""
     entrants = [
         entrant for entrant in entrants if entrant.there() or print(f"{entrant.name}: no environment, left out")
@@ -59,17 +64,19 @@ def run(entrants: Iterable[Entrant], directory: Path, batch: int, rounds: int) -
     found: dict[str, list[dict[str, float]]] = {entrant.name: [] for entrant in entrants}
     for number in range(rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
-            figures = once(entrant, directory, batch)
+            figures = once(entrant, directory, batch, seconds)
             if figures:
                 found[entrant.name].append(figures)
                 print(f"round {number} {entrant.name:28} {figures['steady']:12,.0f} rows/s", flush=True)
     return {name: runs for name, runs in found.items() if runs}
 
 
-def once(entrant: Entrant, directory: Path, batch: int) -> dict[str, float] | None:
+def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> dict[str, float] | None:
     command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
     try:
-        done = subprocess.run([*command, str(entrant.workers)], capture_output=True, text=True, timeout=900)
+        done = subprocess.run(
+            [*command, str(entrant.workers), str(seconds)], capture_output=True, text=True, timeout=900
+        )
     except subprocess.TimeoutExpired:
         print(f"{entrant.name}: stopped after 15 minutes")
         return None
@@ -78,6 +85,13 @@ def once(entrant: Entrant, directory: Path, batch: int) -> dict[str, float] | No
             return json.loads(line.removeprefix("FIGURES "))
     print(f"{entrant.name}: failed\n{done.stderr[-1500:]}")
     return None
+
+
+def how_long(options: argparse.Namespace) -> tuple[int, float]:
+    """Rounds, and seconds of a loader in each, as asked for."""
+    rounds = options.rounds or (2 if options.quick else 5)
+    default = 0.0 if options.quick else 30.0
+    return rounds, default if options.seconds is None else options.seconds
 
 
 def median(runs: list[dict[str, float]], figure: str) -> float:

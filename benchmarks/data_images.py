@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pyarrow as pa
-from data_common import HERE, Entrant, best, once, parse, ratio, report, run, with_data
+from data_common import HERE, Entrant, best, how_long, once, parse, ratio, report, run, with_data
 from deltalake import write_deltalake
 
 BATCH = 64
@@ -63,11 +63,11 @@ def make(directory: Path, rows: int) -> None:
 def main() -> None:
     options = parse(__doc__ or "")
     rows = options.rows or (2000 if options.quick else 60_000)
-    rounds = options.rounds or (2 if options.quick else 5)
+    rounds, seconds = how_long(options)
 
     def body(directory: Path) -> None:
         once(CACHED, directory, BATCH)
-        found = run([LIMIT, FOOTPLATE, CACHED, *PEERS, PETASTORM], directory, BATCH, rounds)
+        found = run([LIMIT, FOOTPLATE, CACHED, *PEERS, PETASTORM], directory, BATCH, rounds, seconds)
         peers = [peer.name for peer in PEERS]
         ratios = {"footplate_vs_limit": ratio(found, FOOTPLATE.name, LIMIT.name, "steady")}
         fastest = best(found, peers, "steady")

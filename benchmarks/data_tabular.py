@@ -3,8 +3,8 @@
     bash benchmarks/peers/data.sh && python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 
 5 million rows of 40 float32 columns and a label, uncompressed, in row groups of 50,000; batches of 8,192; two threads. The
-limit is pyarrow reading all row groups with two threads. Peers that shuffle do it with a buffer of 100,000 rows, or (in
-memory) fully.
+limit is pyarrow reading all row groups with two threads, the floor the same with each column permuted once, which is the
+least that a shuffle costs. Peers that shuffle do it with a buffer of 100,000 rows, or (in memory) fully.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_common import Entrant, best, parse, ratio, report, run, with_data
+from data_common import Entrant, best, how_long, parse, ratio, report, run, with_data
 
 BATCH = 8192
 COLUMNS = 40
@@ -28,6 +28,7 @@ PEERS = [
 PETASTORM = Entrant("petastorm, batched", "tabular_petastorm", "petastorm")
 FOOTPLATE = Entrant("footplate", "tabular_footplate")
 LIMIT = Entrant("limit: read only", "tabular_limit")
+FLOOR = Entrant("floor: read and permute", "tabular_floor")
 
 
 def make(directory: Path, rows: int) -> None:
@@ -44,11 +45,12 @@ def make(directory: Path, rows: int) -> None:
 def main() -> None:
     options = parse(__doc__ or "")
     rows = options.rows or (400_000 if options.quick else 5_000_000)
-    rounds = options.rounds or (2 if options.quick else 5)
+    rounds, seconds = how_long(options)
 
     def body(directory: Path) -> None:
-        found = run([LIMIT, FOOTPLATE, *PEERS, PETASTORM], directory, BATCH, rounds)
+        found = run([LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM], directory, BATCH, rounds, seconds)
         ratios = {"footplate_vs_limit": ratio(found, FOOTPLATE.name, LIMIT.name, "steady")}
+        ratios["footplate_vs_floor"] = ratio(found, FOOTPLATE.name, FLOOR.name, "steady")
         fastest = best(found, [peer.name for peer in PEERS], "whole")
         if fastest:
             ratios["footplate_vs_best_peer"] = ratio(found, FOOTPLATE.name, fastest, "whole")

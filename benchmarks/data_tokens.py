@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_common import Entrant, parse, ratio, report, run, with_data
+from data_common import Entrant, how_long, parse, ratio, report, run, with_data
 
 BATCH = 32
 FILES = 10
@@ -38,10 +38,10 @@ def make(directory: Path, rows: int) -> None:
 def main() -> None:
     options = parse(__doc__ or "")
     rows = options.rows or (20_000 if options.quick else 200_000)
-    rounds = options.rounds or (2 if options.quick else 5)
+    rounds, seconds = how_long(options)
 
     def body(directory: Path) -> None:
-        found = run([LIMIT, FOOTPLATE, PEER], directory, BATCH, rounds)
+        found = run([LIMIT, FOOTPLATE, PEER], directory, BATCH, rounds, seconds)
         ratios = {"footplate_vs_limit": ratio(found, FOOTPLATE.name, LIMIT.name, "steady")}
         if PEER.name in found:
             ratios["footplate_vs_best_peer"] = ratio(found, FOOTPLATE.name, PEER.name, "whole")

@@ -1,6 +1,9 @@
-"""One pass of one loader over one data set, in whichever environment runs this file; prints one line of JSON.
+"""One loader over one data set, in whichever environment runs this file; prints one line of JSON.
 
-    python data_loaders.py NAME DIRECTORY BATCH WORKERS
+    python data_loaders.py NAME DIRECTORY BATCH WORKERS SECONDS
+
+It is opened and gone through at least once, and again until so many seconds are over. The first batch is that of the first
+pass; the steady rate leaves out the time to the first batch of each.
 
 DIRECTORY holds the same rows in each loader's own format (see `prepare`). Every loader decodes with OpenCV where it takes
 a decoder, and hands out shuffled batches: uint8 (n, 3, 224, 224) and labels, or float32 columns. Imports are outside of
@@ -237,6 +240,33 @@ def tabular_limit(directory, batch, workers):
             yield {"label": torch.empty(table.num_rows)}
 
 
+def tabular_floor(directory, batch, workers):
+    """What no shuffling loader can do without: all cores read row groups, and each column is permuted into kept memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import pyarrow.parquet as pq
+
+    files = _found(directory, "parquet/*.parquet")
+    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
+    kept = threading.local()
+
+    def read(group):
+        table = pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False)
+        order = np.random.permutation(table.num_rows)
+        if not hasattr(kept, "memory"):
+            kept.memory = {}
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            array = column.chunk(0).to_numpy()
+            out = kept.memory.setdefault((name, len(array)), np.empty_like(array))
+            np.take(array, order, out=out, mode="clip")
+        return table.num_rows
+
+    with ThreadPoolExecutor(workers or 1) as pool:
+        yield {"label": torch.zeros(0)}
+        for rows in pool.map(read, groups):
+            yield {"label": torch.empty(rows)}
+
+
 tokens_limit = tabular_limit
 
 
@@ -271,7 +301,7 @@ def cpu_seconds():
     return found
 
 
-def main(name, directory, batch, workers):
+def main(name, directory, batch, workers, least_seconds):
     torch.set_num_threads(1)
     make = globals()[name]
     for module in IMPORTS.get(name.split("_")[1], ()):
@@ -280,20 +310,32 @@ def main(name, directory, batch, workers):
     peak = Peak()
     peak.start()
     cpu, start = cpu_seconds(), time.perf_counter()
-    rows = first_rows = 0
-    first = used = 0.0
-    for found in make(directory, batch, workers):
-        count = len(found["label"] if "label" in found else found["tokens"])
-        rows += count
-        if not first:
-            first, first_rows = time.perf_counter() - start, count
-        used = cpu_seconds() - cpu if rows % (batch * 16) < batch else used
-    seconds = time.perf_counter() - start
+    rows = steady_rows = passes = 0
+    seconds = steady_seconds = used = first = 0.0
+    while seconds < least_seconds or not passes:
+        began, first_rows, first_at = time.perf_counter(), 0, 0.0
+        looked = began
+        for found in make(directory, batch, workers):
+            count = len(found["label"] if "label" in found else found["tokens"])
+            now = time.perf_counter()
+            if not first_at:
+                first_at, first_rows = now, count
+            if now - looked > 0.5:  # workers are gone at the end, and what they used with them
+                used, looked = cpu_seconds() - cpu, now
+            rows += count
+            steady_rows += count
+        ended = time.perf_counter()
+        steady_rows -= first_rows
+        steady_seconds += ended - first_at
+        first = first or first_at - began
+        seconds = ended - start
+        passes += 1
     used = max(used, cpu_seconds() - cpu)
     peak.over = True
     figures = {
         "rows": rows,
-        "steady": (rows - first_rows) / (seconds - first),
+        "passes": passes,
+        "steady": steady_rows / steady_seconds,
         "whole": rows / seconds,
         "first_batch_s": first,
         "rows_per_cpu_s": rows / used,
@@ -303,4 +345,4 @@ def main(name, directory, batch, workers):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from footplate.data.cache import DecodedCache as DecodedCache
+    from footplate.data.filecache import FileCache as FileCache
     from footplate.data.loader import Loader as Loader
     from footplate.data.module import TableDataModule as TableDataModule
     from footplate.data.prefetch import Prefetcher as Prefetcher
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DecodedCache": "footplate.data.cache",
+    "FileCache": "footplate.data.filecache",
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
     "Prefetcher": "footplate.data.prefetch",
     "TableDataModule": "footplate.data.module",
 }
 
-__all__ = ["DecodedCache", "Loader", "Prefetcher", "Table", "TableDataModule"]
+__all__ = ["DecodedCache", "FileCache", "Loader", "Prefetcher", "Table", "TableDataModule"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,39 +1,73 @@
-"""Memory for batches that is used again, once nobody holds the batch any more.
+"""Memory for batches and windows that is used again, once nobody holds it any more.
 
-Fresh memory costs a page fault for every 4 KiB, which for images is as much work as copying them. So a batch's memory
-goes back to its pool when the last tensor on it, views included, is gone: a tensor made by `torch.from_numpy` keeps its
-array alive, and the end of that array is what gives the memory back. A batch that is kept is simply never reused.
+Fresh memory costs a page fault for every 4 KiB, which is as much work as copying into it. So memory goes back to its pool
+when the last array or tensor on it, views included, is gone: each lent array stands on a lease of its own, which numpy
+and torch keep alive, and the end of the lease is what gives the memory back. A batch that is kept is simply never reused.
+
+A request takes the free memory that fits it best. What lies free is never more than a quarter of what is lent, or one
+piece.
 """
 
 from __future__ import annotations
 
+import mmap
+import threading
 import weakref
-from collections import defaultdict
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 
-_KEPT = 16
+_SPARE = 8  # memory may be larger than asked for by an eighth, and serves a request down to half of its size
+
+_LARGE = 256 * 1024
 
 
 class Buffers:
-    """A pool of uint8 tensors of the shapes that have been asked for."""
+    """A pool of memory; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, ...], list[np.ndarray]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._free: list[np.ndarray] = []
+        self._lent = 0  # bytes
+        self._returned: deque[np.ndarray] = deque()  # the end of a lease may come at any time, so it takes no lock
 
-    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A uint8 tensor, its contents undefined."""
-        free = self._free[shape]
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = np.empty(shape, np.uint8)
-        lent = memory.view()
-        weakref.finalize(lent, _give_back, free, memory).atexit = False
-        return torch.from_numpy(lent)
+    def take(self, shape: Sequence[int], dtype: Any = np.uint8) -> np.ndarray:
+        """An array, its contents undefined."""
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        with self._lock:
+            self._collect()
+            fitting = [memory for memory in self._free if nbytes <= memory.nbytes <= 2 * nbytes]
+            if fitting:
+                memory = min(fitting, key=lambda one: one.nbytes)
+                self._free = [one for one in self._free if one is not memory]
+            else:
+                memory = _allocate(nbytes + nbytes // _SPARE)
+            self._lent += memory.nbytes
+        lease = _Lease(memory)
+        weakref.finalize(lease, self._returned.append, memory).atexit = False
+        return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+
+    def _collect(self) -> None:
+        """Keep what has been given back, as far as it isn't too much."""
+        while self._returned:
+            memory = self._returned.popleft()
+            self._lent -= memory.nbytes
+            self._free.append(memory)
+        while len(self._free) > 1 and sum(memory.nbytes for memory in self._free) > self._lent // 4:
+            self._free.pop(0)
 
 
-def _give_back(free: list[np.ndarray], memory: np.ndarray) -> None:
-    if len(free) < _KEPT:
-        free.append(memory)
+def _allocate(nbytes: int) -> np.ndarray:
+    """New memory; a large piece is mapped by itself, so that the system has it back as soon as it is dropped."""
+    if nbytes < _LARGE or not hasattr(mmap, "MAP_PRIVATE"):
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+class _Lease:
+    """What stands between memory and the arrays on it. No array itself, so that no view can reach past it."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.__array_interface__ = memory.__array_interface__

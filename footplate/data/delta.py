@@ -8,7 +8,6 @@ a plain Parquet read wrong is refused.
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -16,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from footplate.data.arrow import table_from
+from footplate.data.delta_versions import Version, number_of
 from footplate.data.parquet import DataFile, ParquetSource
 from footplate.errors import DataError
-
-Version = int | str | datetime | None
 
 _READABLE = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "typeWidening"}
 _READABLE |= {"typeWidening-preview"}
@@ -35,17 +34,17 @@ def open_delta(
         location: the same for delta-rs: a local path or a URI.
         filesystem: where the files lie for pyarrow.
         path: the table's path within `filesystem`.
-        version: a number, a timestamp, or an ISO 8601 string.
+        version: see `footplate.data.delta_versions`.
         options: delta-rs storage options.
 
     Raises:
         DataError: no such version, an unreadable log, or a feature that can't be honoured.
     """
-    table = _at_version(uri, location, version, options)
+    table = _at_version(uri, location, version, options, filesystem, path)
     renamed = _column_mapping(uri, table)
     schema = _clean(pa.schema(table.schema().to_arrow()))
     physical: dict[str, str] = {own: name for name, own in renamed.items()}
-    actions = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    actions = table_from(table.get_add_actions(flatten=False)).to_pylist()
     masks = _deletion_masks(uri, table)
     prefix = path.rstrip("/") + "/"
     files = []
@@ -66,31 +65,25 @@ def open_delta(
     return ParquetSource(uri, files, filesystem, "delta", table.version(), schema, renamed)
 
 
-def _at_version(uri: str, location: str, version: Version, options: dict[str, str] | None) -> Any:
+def _at_version(
+    uri: str, location: str, version: Version, options: dict[str, str] | None, filesystem: pafs.FileSystem, path: str
+) -> Any:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
-    if isinstance(version, str) and version.isdigit():
-        version = int(version)
     try:
         table = DeltaTable(location, storage_options=options)
     except (DeltaError, OSError) as error:
         raise DataError(f"{uri}: its Delta log can't be read ({error}).") from error
-    if version is None:
+    number = number_of(uri, table, version, filesystem, path)
+    if number == table.version():
         return table
-    newest = table.version()
-    if isinstance(version, int) and not 0 <= version <= newest:
-        raise DataError(f"{uri}: there is no version {version}; there are 0 to {newest}.")
     try:
-        if isinstance(version, str):
-            version = datetime.fromisoformat(version)
-        if isinstance(version, datetime) and version.tzinfo is None:
-            version = version.astimezone()
-        table.load_as_version(version)
-    except (DeltaError, OSError, ValueError, TypeError) as error:
+        table.load_as_version(number)
+    except (DeltaError, OSError) as error:
         raise DataError(
-            f"{uri}: version {version!r} can't be had ({error}). Expected a number from 0 to {newest}, a datetime or "
-            "an ISO 8601 string; an old version is gone once the table is vacuumed and its log cleaned up."
+            f"{uri}: version {number} can't be had ({error}). An old version is gone once the table is vacuumed and its "
+            "log cleaned up."
         ) from error
     return table
 
@@ -125,7 +118,7 @@ def _deletion_masks(uri: str, table: Any) -> dict[str, np.ndarray]:
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     try:
-        vectors = pa.table(table.deletion_vectors())
+        vectors = table_from(table.deletion_vectors())
     except DeltaError as error:
         raise DataError(f"{uri}: its deletion vectors can't be read, so neither can its rows ({error}).") from error
     root = _path_of(table.table_uri)

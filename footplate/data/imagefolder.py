@@ -9,7 +9,7 @@ Classes are numbered in the order of their names. Without class directories ther
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -46,6 +46,11 @@ class ImageFolderSource:
             self.schema = self.schema.insert(2, pa.field("label_name", pa.string()))
         content = "\n".join(f"{file.relative} {file.nbytes} {file.changed}" for file in files)
         self.version = hashlib.sha1(content.encode()).hexdigest()[:16]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return self._filesystem.type_name != "local"
 
     @property
     def files(self) -> list[str]:
@@ -86,6 +91,10 @@ class ImageFolderSource:
         return pa.Table.from_arrays(
             [pa.array(values[field.name](), field.type) for field in fields], schema=pa.schema(fields)
         )
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """In one piece."""
+        yield self.read(group, columns)
 
     def _bytes(self, file: FoundFile) -> bytes:
         try:

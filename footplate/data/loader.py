@@ -29,7 +29,7 @@ from footplate.data.table import Table
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.parallel.world import World
 
-_ROWS_IN_MAKING = 256
+_ROWS_IN_MAKING = 128
 
 
 class Loader:

@@ -20,7 +20,11 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from footplate.data.filecache import FileCache
+from footplate.data.remote import wrap
 from footplate.errors import DataError
+
+_GCS_RETRIES = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,18 @@ class FoundFile:
     changed: int
 
 
-def locate(source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ) -> Location:
+def locate(
+    source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ, cache: FileCache | None = None
+) -> Location:
     """The place that a path or URI means.
 
+    Args:
+        source: the path or URI.
+        environ: where addresses and credentials are.
+        cache: keeps what is read of it, if it is remote.
+
     Raises:
-        DataError: a scheme that is not known.
+        DataError: a scheme that is not known, or a cache that can't be used.
     """
     uri = os.fspath(source)
     parsed = urlparse(uri)
@@ -77,9 +88,9 @@ def locate(source: str | os.PathLike[str], environ: Mapping[str, str] = os.envir
         options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
         if endpoint and endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
-        return Location(uri, _s3(endpoint, environ), path, f"s3://{path}", options)
+        return Location(uri, wrap(_s3(endpoint, environ), cache), path, f"s3://{path}", options)
     if scheme in ("gs", "gcs"):
-        return Location(uri, _gcs(environ.get("STORAGE_EMULATOR_HOST")), path, f"gs://{path}")
+        return Location(uri, wrap(_gcs(environ.get("STORAGE_EMULATOR_HOST")), cache), path, f"gs://{path}")
     raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
 
 
@@ -145,7 +156,7 @@ def _glob_to_regex(pattern: str) -> str:
 
 def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=5)
+    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=1)  # see footplate.data.remote
     if endpoint:
         parsed = urlparse(endpoint)
         return pafs.S3FileSystem(
@@ -155,10 +166,9 @@ def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
 
 
 def _gcs(emulator: str | None) -> pafs.FileSystem:
-    patience = timedelta(seconds=30)  # with a service that doesn't answer; pyarrow's own is a quarter of an hour
     if emulator:
         parsed = urlparse(emulator if "://" in emulator else f"http://{emulator}")
         return pafs.GcsFileSystem(
-            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=patience
+            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=_GCS_RETRIES
         )
-    return pafs.GcsFileSystem(retry_time_limit=patience)
+    return pafs.GcsFileSystem(retry_time_limit=_GCS_RETRIES)

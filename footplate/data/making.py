@@ -16,7 +16,7 @@ import torch
 from footplate.data import rows
 from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
-from footplate.data.columns import BytesBlock
+from footplate.data.encoded import EncodedImages
 from footplate.data.images import BadImage, decode, decode_into
 from footplate.data.plan import Piece
 from footplate.data.recipe import Recipe
@@ -55,7 +55,7 @@ class Making:
 
     def places(self) -> np.ndarray:
         """Row group and row of each row, (rows, 2)."""
-        return np.concatenate([_places(self.windows[piece.window], piece) for piece in self.pieces])
+        return np.concatenate([self.windows[piece.window].places(piece.start, piece.stop) for piece in self.pieces])
 
 
 class Maker:
@@ -67,6 +67,7 @@ class Maker:
         epoch: its number, for the row generators.
         decoders: the threads that decode and transform.
         caches: the decoded caches of image columns.
+        buffers: where batches find memory.
     """
 
     def __init__(
@@ -76,18 +77,19 @@ class Maker:
         epoch: int,
         decoders: ThreadPoolExecutor,
         caches: Mapping[str, CachedImages],
+        buffers: Buffers,
     ) -> None:
         self._table, self._recipe, self._epoch = table, recipe, epoch
         self._decoders, self._caches = decoders, caches
-        self._buffers = Buffers()
+        self._buffers = buffers
         self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
         self._with_rng = recipe.transform is not None and rows.takes_rng(recipe.transform)
 
     def begin(self, pieces: list[Piece], windows: dict[int, Window]) -> Making:
         """Put a batch's columns together and hand its images and rows to the decoders."""
         making = Making({}, pieces, windows, _null_rows(pieces, windows))
-        for column in self._recipe.content.columns:
-            making.values.update(column.collate(slices_of(column.name, pieces, windows)))
+        for columns in self._recipe.content.columns:
+            making.values.update(columns.collate(slices_of(columns.names[0], pieces, windows), self._buffers))
         if self._recipe.transform is None and not self._recipe.content.images:
             return making
         places = making.places()
@@ -96,8 +98,8 @@ class Maker:
         if self._recipe.transform is None:
             for name, views in encoded.items():
                 images = self._buffers.take((len(places), *self._recipe.shapes[name]))
-                making.values[name] = images
-                self._submit(making, self._fill, name, views, numbers, images.numpy())
+                making.values[name] = torch.from_numpy(images)
+                self._submit(making, self._fill, name, views, numbers, images)
         else:
             plain = rows.unbatch(making.values, len(places))
             making.values = {}
@@ -190,11 +192,6 @@ class Maker:
         return self._table.where(*making.places()[number].tolist())
 
 
-def _places(window: Window, piece: Piece) -> np.ndarray:
-    span = slice(piece.start, piece.stop)
-    return np.stack([window.group[span], window.row[span]], axis=1)
-
-
 def _null_rows(pieces: list[Piece], windows: dict[int, Window]) -> list[Bad]:
     found: list[Bad] = []
     first = 0
@@ -209,10 +206,10 @@ def _null_rows(pieces: list[Piece], windows: dict[int, Window]) -> list[Bad]:
 
 
 def _views(name: str, pieces: list[Piece], windows: dict[int, Window]) -> Views:
-    blocks: list[tuple[BytesBlock | None, int, int]] = [
+    blocks: list[tuple[EncodedImages | None, int, int]] = [
         (windows[piece.window].blocks.get(name), piece.start, piece.stop) for piece in pieces
     ]
-    return [view for block, start, stop in blocks if block is not None for view in block.views(start, stop)]
+    return [view for block, start, stop in blocks if block is not None for view in block.take(start, stop)]
 
 
 def _cut(argument: Any, span: slice) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ class MemorySource:
     """
 
     in_memory = True
+    is_remote = False
     kind = "memory"
 
     def __init__(self, table: pa.Table, name: str) -> None:
@@ -61,6 +62,10 @@ class MemorySource:
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """A slice, without a copy."""
         return self._table.select(list(columns)).slice(group * _ROWS_PER_GROUP, _ROWS_PER_GROUP)
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """In one piece."""
+        yield self.read(group, columns)
 
 
 def open_memory(data: Any) -> MemorySource | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from footplate.data.delta import open_delta
+from footplate.data.filecache import FileCache
 from footplate.data.imagefolder import open_image_folder
 from footplate.data.location import Location, exists, find_files, locate
 from footplate.data.memory import open_memory
@@ -18,12 +19,13 @@ from footplate.data.tfrecord import open_tfrecord
 from footplate.errors import DataError
 
 
-def open_source(data: Any, version: Any) -> Source:
+def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Source:
     """The source that a path, a URI or a frame stands for.
 
     Args:
         data: what `Table` was given.
         version: of a Delta table.
+        cache: keeps what is read of remote files.
 
     Raises:
         DataError: nothing is there, or nothing that is a table.
@@ -36,7 +38,7 @@ def open_source(data: Any, version: Any) -> Source:
                 "frame, or a dict of columns."
             )
         return _without_version(source, version)
-    place = locate(data)
+    place = locate(data, cache=cache)
     if exists(place, f"{place.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
         return open_delta(place.uri, place.delta_uri, place.filesystem, place.path, version, place.options)
     _refuse_inside_delta(place)

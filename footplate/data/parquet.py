@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -28,6 +27,8 @@ from footplate.errors import DataError
 
 _TAIL_BYTES = 64 * 1024
 _MAGIC = b"PAR1"
+_ROWS_PER_PIECE = 256
+_STREAM_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,11 @@ class ParquetSource:
         return cast("int | str", self._version)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return self._filesystem.type_name != "local"
+
+    @property
     def files(self) -> list[str]:
         """Paths of the files, in order."""
         return [file.path for file in self._files]
@@ -205,28 +211,38 @@ class ParquetSource:
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """Read only the pages that hold a row group's first rows."""
-        return self._read(group, columns, rows)
+        return next(iter(self._pieces(group, columns, rows)))
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read one row group and give it the table's names, types and partition columns."""
-        return self._read(group, columns, None)
+        return next(iter(self._pieces(group, columns, None)))
 
-    def _read(self, group: int, columns: Sequence[str], first: int | None) -> pa.Table:
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Read one row group bit by bit, page after page."""
+        return self._pieces(group, columns, _ROWS_PER_PIECE)
+
+    def _pieces(self, group: int, columns: Sequence[str], rows: int | None) -> Iterator[pa.Table]:
+        """A row group in pieces of so many rows; None means in one."""
         number, index, _ = self._places[group]
-        file = self._files[number]
-        metadata = self._footers[number].metadata
-        stored = set(metadata.schema.to_arrow_schema().names)
+        file, metadata = self._files[number], self._footers[number].metadata
+        total = metadata.row_group(index).num_rows
+        stored = metadata.schema.to_arrow_schema()
+        present = set(stored.names)
         wanted = [self._renamed.get(name, name) for name in columns]
+        names = [name for name in wanted if name in present]
+        schema = pa.schema([self.schema.field(name) for name in columns])
         try:
             with self._filesystem.open_input_file(file.path) as handle:
-                fetch_ahead = first is None and self._filesystem.type_name != "local"
-                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=fetch_ahead)
-                names = [name for name in wanted if name in stored]
-                if first is None or not names:
+                buffered = _STREAM_BYTES if rows is not None and not self.is_remote else 0
+                fetch_ahead = rows is None and self.is_remote
+                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=fetch_ahead, buffer_size=buffered)
+                if rows is None or not names:
                     read = parquet.read_row_group(index, names, use_threads=False)
-                else:
-                    pages = parquet.iter_batches(first, [index], names, use_threads=False)
-                    read = pa.Table.from_batches(itertools.islice(pages, 1), _chosen(metadata, names))
+                    yield _conform(read, wanted, schema, file, total, index)
+                    return
+                for batch in parquet.iter_batches(rows, [index], names, use_threads=False):
+                    read = pa.Table.from_batches([batch])
+                    yield _conform(read, wanted, schema, file, read.num_rows, index)
         except FileNotFoundError:
             raise DataError(
                 f"{file.path}: this file of {self.uri} (version {self.version}) is gone: the table was vacuumed or "
@@ -234,15 +250,6 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
-        rows = metadata.row_group(index).num_rows if first is None or not names else read.num_rows
-        fields = [self.schema.field(name) for name in columns]
-        arrays = [_conform(read, own, field, file, rows, index) for own, field in zip(wanted, fields, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _chosen(metadata: pq.FileMetaData, names: Sequence[str]) -> pa.Schema:
-    stored = metadata.schema.to_arrow_schema()
-    return pa.schema([stored.field(name) for name in names])
 
 
 def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:
@@ -285,10 +292,20 @@ def _check_same(expected: pa.Schema, found: pa.Schema, first: str, path: str) ->
             )
 
 
-def _conform(read: pa.Table, name: str, field: pa.Field, file: DataFile, rows: int, index: int) -> pa.ChunkedArray:
+def _conform(
+    read: pa.Table, wanted: Sequence[str], schema: pa.Schema, file: DataFile, rows: int, index: int
+) -> pa.Table:
+    """What was read under the files' own names, with the columns as the table means them."""
+    if read.schema == schema:
+        return read.replace_schema_metadata()
+    found = dict(zip(read.column_names, read.columns, strict=True))
+    columns = [_column(found.get(own), field, file, rows, index) for own, field in zip(wanted, schema, strict=True)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _column(column: pa.ChunkedArray | None, field: pa.Field, file: DataFile, rows: int, index: int) -> pa.ChunkedArray:
     """A column as the table means it: read, or a partition value, or nulls where an older file lacks it."""
-    if name in read.column_names:
-        column = read.column(name)
+    if column is not None:
         if column.type == field.type:
             return column
         try:

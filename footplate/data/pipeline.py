@@ -1,6 +1,6 @@
 """The threads between a table and the one who asks for batches.
 
-    readers (2) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
+    readers (1, 2) windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
 
 The feeder keeps up to `prefetch` batches in the making: it waits for the windows of the next batch, puts its columns
 together, and hands its images to the decoders in small tasks that write straight into the batch's memory. The consumer
@@ -17,6 +17,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
+from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
 from footplate.data.making import Maker, Making
 from footplate.data.plan import Epoch
@@ -53,16 +54,18 @@ class Pipeline:
         prefetch: int,
         caches: Mapping[str, CachedImages],
     ) -> None:
+        buffers = Buffers()
         complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
         content = replace(recipe.content, images=()) if complete else recipe.content
         self._batches = range(start, epoch.num_batches(world.size))
         self._stopped = False
         self._room = threading.Semaphore(prefetch)
         self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
-        self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
+        one_at_a_time = content.images and not table.is_remote  # decoding is what takes time, and reading takes memory
+        self._readers = ThreadPoolExecutor(1 if one_at_a_time else _READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
-        self._schedule = Schedule(table, content, epoch, world, start, self._readers)
-        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches)
+        self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
+        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers)
         self._feeder = threading.Thread(target=self._feed, name="footplate-feed", daemon=True)
         self._feeder.start()
 

@@ -205,11 +205,15 @@ class Epoch:
         span = range(int(self._first_part[window]), int(self._first_part[window + 1]))
         return [Part(int(self._part_group[i]), int(self._part_start[i]), int(self._part_stop[i])) for i in span]
 
+    def window_rows(self, window: int) -> int:
+        """How many rows a window has."""
+        return int(self._window_start[window + 1] - self._window_start[window])
+
     def window_order(self, window: int) -> np.ndarray | None:
         """The permutation of a window's rows, (rows,) int64; None when they stay in the order of the table."""
         if not self.order.shuffle:
             return None
-        rows = int(self._window_start[window + 1] - self._window_start[window])
+        rows = self.window_rows(window)
         return _generator(self.order.seed, self.epoch, _ROW_ORDER, window).permutation(rows)
 
     def last_batch(self, window: int) -> int:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.types as pt
 
 from footplate.data import rows
-from footplate.data.columns import column_for, is_bytes, is_float
+from footplate.data.columns import columns_for, is_bytes, is_float
 from footplate.data.images import BadImage, ImageFormat, ImageMode, choose_format, decode, looks_like_image
 from footplate.data.table import Table
 from footplate.data.window import Content, null_error
@@ -62,11 +63,11 @@ def make_recipe(
     if mode not in ("auto", "L", "RGB", "bytes"):
         raise ConfigError(f'image_mode={mode!r}: expected "auto", "L" (grey), "RGB", or "bytes" (not decoded).')
     examples = _examples(table, binary) if binary and mode != "bytes" else {}
-    columns = tuple(column_for(field) for field in table.schema if field.name not in examples)
-    for column in columns:
-        floats = is_float(table.schema.field(column.name).type)
-        if not skip and not column.nulls_mean_something and not floats and table.nulls(column.name):
-            raise null_error(column.name, f"{table.nulls(column.name)} rows of {table.uri}")
+    columns = columns_for(field for field in table.schema if field.name not in examples)
+    for names in (kind.names for kind in columns if not skip and not kind.nulls_mean_something):
+        for name in names:
+            if not is_float(table.schema.field(name).type) and table.nulls(name):
+                raise null_error(name, f"{table.nulls(name)} rows of {table.uri}")
     if size is not None and not examples:
         raise DataError(
             f"image_size={size}: none of the columns {', '.join(table.columns)} holds images (JPEG, PNG, WebP, …)."
@@ -87,6 +88,7 @@ def _examples(table: Table, binary: list[str]) -> dict[str, np.ndarray]:
         DataError: none of the first rows' images can be.
     """
     head = table.select(binary).head(_ROWS_TO_LOOK_AT)
+    pa.default_memory_pool().release_unused()  # the pages that hold the first rows may be large
     found = {}
     for name in binary:
         values = [value.get("bytes") if isinstance(value, dict) else value for value in head.column(name).to_pylist()]

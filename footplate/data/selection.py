@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from footplate.data.source import RowGroup, Source
@@ -39,7 +39,7 @@ class Split:
     high: float
 
 
-def to_expression(filter: Any, schema: pa.Schema) -> ds.Expression | None:
+def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
     """A filter as an Arrow expression, checked against the columns that there are.
 
     Args:
@@ -53,7 +53,7 @@ def to_expression(filter: Any, schema: pa.Schema) -> ds.Expression | None:
     if filter is None:
         return None
     try:
-        expression = filter if isinstance(filter, ds.Expression) else pq.filters_to_expression(filter)
+        expression = filter if isinstance(filter, pc.Expression) else pq.filters_to_expression(filter)
         _keeps(expression, schema.empty_table())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         missing = re.search(r"FieldRef\.Name\((.*?)\)", str(error))
@@ -67,7 +67,7 @@ def to_expression(filter: Any, schema: pa.Schema) -> ds.Expression | None:
 
 
 def positions(
-    source: Source, number: int, group: RowGroup, filter: ds.Expression | None, splits: Sequence[Split]
+    source: Source, number: int, group: RowGroup, filter: pc.Expression | None, splits: Sequence[Split]
 ) -> np.ndarray | None:
     """The physical rows of a row group that are meant, ascending int64; None when all are."""
     kept = source.kept(number)
@@ -88,7 +88,7 @@ def positions(
     return np.flatnonzero(mask)
 
 
-def _columns_of(filter: ds.Expression | None, names: Iterable[str]) -> set[str]:
+def _columns_of(filter: pc.Expression | None, names: Iterable[str]) -> set[str]:
     """The columns whose name occurs in the filter's text: all that it refers to, at times more."""
     if filter is None:
         return set()
@@ -96,7 +96,9 @@ def _columns_of(filter: ds.Expression | None, names: Iterable[str]) -> set[str]:
     return {name for name in names if name in str(filter)} or set(names)
 
 
-def _keeps(expression: ds.Expression, table: pa.Table) -> np.ndarray:
+def _keeps(expression: pc.Expression, table: pa.Table) -> np.ndarray:
+    import pyarrow.dataset as ds  # brings pandas, where that is installed, which takes time and memory
+
     kept = ds.dataset(table).scanner(columns={"kept": expression}, use_threads=False).to_table()["kept"]
     return kept.cast(pa.bool_()).fill_null(False).to_numpy()
 

@@ -7,7 +7,7 @@ one new file here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,6 +45,11 @@ class Source(Protocol):
         ...
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        ...
+
+    @property
     def version(self) -> int | str:
         """What identifies the content."""
         ...
@@ -77,4 +82,8 @@ class Source(Protocol):
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """The physical rows of a group, deleted ones included, with exactly these columns in the schema's types."""
+        ...
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """What `read` gives, in pieces one after the other, so that it needn't be in memory as a whole."""
         ...

@@ -16,15 +16,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from footplate.data.arrow import indices
+from footplate.data.delta_versions import Version
+from footplate.data.filecache import FileCache
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, positions, to_expression
 from footplate.data.source import RowGroup
@@ -64,9 +66,11 @@ class Table:
     Args:
         source: a path or URI (a Delta table; Parquet, TFRecord or image files: one, a directory, a glob), or an Arrow
             table, a pandas, polars or Spark frame, or a dict of columns.
-        version: of a Delta table: a number, a datetime, or an ISO 8601 string. Default: the newest.
+        version: of a Delta table: a number, or a moment (a datetime, a date, or an ISO 8601 string; without a zone, in
+            local time). Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
+        cache: a local directory that keeps what is read over a network; see `footplate.data.filecache`.
 
     Raises:
         DataError: nothing is there, it is no table, or the version, a column or the filter doesn't fit it.
@@ -75,11 +79,13 @@ class Table:
     def __init__(
         self,
         source: str | os.PathLike[str] | Any,
-        version: int | str | datetime | None = None,
+        version: Version = None,
         columns: Sequence[str] | None = None,
         filter: Any = None,
+        cache: FileCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        self._source = open_source(source, version)
+        kept = FileCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
+        self._source = open_source(source, version, kept)
         self._filter = to_expression(filter, self._source.schema)
         self._splits: tuple[Split, ...] = ()
         self._columns = list(self._source.schema.names if columns is None else columns)
@@ -105,6 +111,11 @@ class Table:
     def in_memory(self) -> bool:
         """Whether reading costs nothing."""
         return self._source.in_memory
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return self._source.is_remote
 
     @property
     def fingerprint(self) -> str:
@@ -191,11 +202,23 @@ class Table:
         """The rows of a row group that are meant."""
         read = self._source.read(group, self._columns if columns is None else columns)
         chosen = self._positions[group]
-        return read if chosen is None else read.take(pa.array(chosen))
+        return read if chosen is None else read.take(indices(chosen))
+
+    def stream_group(self, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of a row group that are meant, in pieces one after the other."""
+        chosen, first = self._positions[group], 0
+        for piece in self._source.stream(group, self._columns if columns is None else columns):
+            if chosen is None:
+                yield piece
+                continue
+            low, high = np.searchsorted(chosen, [first, first + piece.num_rows])
+            if high > low:
+                yield piece.take(indices(chosen[low:high] - first))
+            first += piece.num_rows
 
     def head(self, n: int = 5) -> pa.Table:
         """The first `n` rows."""
-        found: list[pa.Table] = [self.schema.empty_table()]
+        found: list[pa.Table] = [pa.Table.from_batches([], self.schema)]
         missing = n
         for number, group in enumerate(self.row_groups):
             if missing <= 0:

@@ -55,6 +55,11 @@ class TFRecordSource:
         self.version = hashlib.sha1(content.encode()).hexdigest()[:16]
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network."""
+        return self._filesystem.type_name != "local"
+
+    @property
     def files(self) -> list[str]:
         """Paths of the files, in order."""
         return [file.path for file in self._found]
@@ -113,6 +118,10 @@ class TFRecordSource:
                 values.append(_value(example.get(field.name), field, path))
         arrays = [pa.array(values, field.type) for values, field in zip(rows, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """In one piece."""
+        yield self.read(group, columns)
 
     def _walk(self, file: FoundFile) -> np.ndarray:
         """Where each record's data starts, and at the end where one more would, int64."""

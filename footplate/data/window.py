@@ -2,12 +2,14 @@
 
 A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
+Images are let go of one by one, as they are handed out: there, the next windows are loaded as room becomes free, so that
+what is held is about a quarter more than the open windows when full.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from footplate.data.columns import Column, is_float, load_bytes, plain_type
+from footplate.data.buffers import Buffers
+from footplate.data.columns import Columns, Slice, is_float, plain_type
+from footplate.data.encoded import EncodedImages
 from footplate.data.plan import Epoch, Part, Piece
 from footplate.data.table import Table
 from footplate.errors import DataError
 from footplate.parallel.world import World
 
 _LOOK_AHEAD_BATCHES = 256
-_FEWEST_AHEAD = 1
+_MOST_HELD = 1.25  # of the rows of the open windows, where rows are let go of one by one
 
 
 @dataclass(frozen=True)
@@ -30,19 +34,19 @@ class Content:
     """What is read of each row.
 
     Attributes:
-        columns: the columns that are no images.
+        columns: the columns that are no images, each kind together.
         images: names of the columns that are.
         skip: whether a row with a null that means nothing is marked as bad, rather than an error.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[Columns, ...]
     images: tuple[str, ...]
     skip: bool
 
     @property
     def names(self) -> list[str]:
         """All columns to read."""
-        return [*self.images, *(column.name for column in self.columns)]
+        return [*self.images, *(name for columns in self.columns for name in columns.names)]
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,23 @@ class Window:
     """A window in memory; everything is in the order in which rows are handed out.
 
     Attributes:
-        blocks: for each column, what its kind loaded.
-        group: the row group of each row, (rows,).
-        row: the number of each row within its row group, (rows,).
+        blocks: what was loaded, for each image column by its name, for other columns by the first one's.
+        parts: the parts of row groups that it gathers.
+        order: the permutation of their rows, (rows,); None when there is none.
         bad: for each row, whether a null makes it a bad one, (rows,); None when no row is.
     """
 
     blocks: dict[str, Any]
-    group: np.ndarray
-    row: np.ndarray
+    parts: list[Part]
+    order: np.ndarray | None
     bad: np.ndarray | None
 
+    def places(self, start: int, stop: int) -> np.ndarray:
+        """Row group of each of some rows, and its number there, (rows, 2)."""
+        return _places(self.parts, np.arange(start, stop) if self.order is None else self.order[start:stop])
 
-def load_window(table: Table, content: Content, epoch: Epoch, number: int) -> Window:
+
+def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffers: Buffers) -> Window:
     """Read a window's row groups and put their rows into order.
 
     Raises:
@@ -70,29 +78,73 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int) -> Wi
     """
     parts = epoch.window_parts(number)
     order = epoch.window_order(number)
-    read = pa.concat_tables(_read(table, part, content.names) for part in parts)
-    group = np.concatenate([np.full(part.stop - part.start, part.group, np.int32) for part in parts])
-    row = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-    blocks: dict[str, Any] = {name: load_bytes(_bytes_of(read.column(name)), order) for name in content.images}
-    bad = np.zeros(len(row), dtype=bool)
-    for column in content.columns:
-        values = read.column(column.name)
-        if values.null_count and not column.nulls_mean_something and not is_float(values.type):
-            null = values.is_null().to_numpy()
-            if not content.skip:
-                at = int(np.argmax(null))
-                raise null_error(column.name, table.where(int(group[at]), int(row[at])))
-            bad |= null
-        blocks[column.name] = column.load(_plain(values), order)
-    if order is not None:
-        group, row, bad = group[order], row[order], bad[order]
-    return Window(blocks, group, row, bad if bad.any() else None)
+    images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in content.images}
+    places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
+    others, first = [], 0
+    for part in parts:
+        for read in _read(table, part, content):
+            for name, encoded in images.items():
+                _add(encoded, _bytes_of(read.column(name)), places[first : first + read.num_rows])
+            others.append(read.drop_columns(list(images)))
+            first += read.num_rows
+    read = pa.concat_tables(others) if others else pa.table({})
+    blocks: dict[str, Any] = {**images}
+    bad: np.ndarray | None = None
+    for columns in content.columns:
+        values = [read.column(name) for name in columns.names]
+        if not columns.nulls_mean_something and not is_float(values[0].type):
+            for name, column in zip(columns.names, values, strict=True):
+                if column.null_count:
+                    null = column.is_null().to_numpy()
+                    if not content.skip:
+                        raise null_error(name, table.where(*_places(parts, np.flatnonzero(null)[:1])[0].tolist()))
+                    bad = null if bad is None else bad | null
+        blocks[columns.names[0]] = columns.load([_plain(column) for column in values], order, buffers)
+    if bad is not None and order is not None:
+        bad = bad[order]
+    return Window(blocks, parts, order, bad)
 
 
-def _read(table: Table, part: Part, names: list[str]) -> pa.Table:
-    if not names:
-        return pa.table({})
-    return table.read_group(part.group, names).slice(part.start, part.stop - part.start)
+def _inverse(order: np.ndarray | None, num_rows: int) -> np.ndarray:
+    """At which place each row is handed out, (rows,)."""
+    if order is None:
+        return np.arange(num_rows)
+    places = np.empty(num_rows, np.int64)
+    places[order] = np.arange(num_rows)
+    return places
+
+
+def _add(images: EncodedImages, values: pa.ChunkedArray, places: np.ndarray) -> None:
+    for chunk in values.chunks:
+        images.add(chunk, places[: len(chunk)])
+        places = places[len(chunk) :]
+
+
+def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
+    """Row group and number there of rows of some parts one after the other, (rows, 2)."""
+    ends = np.cumsum([part.stop - part.start for part in parts])
+    which = np.searchsorted(ends, rows, side="right")
+    first = np.array([part.stop - end for part, end in zip(parts, ends.tolist(), strict=True)])
+    return np.stack([np.array([part.group for part in parts])[which], rows + first[which]], axis=1)
+
+
+def _read(table: Table, part: Part, content: Content) -> Iterator[pa.Table]:
+    """The rows of a part; images bit by bit, as they are copied anyway."""
+    if not content.names:
+        return
+    if not content.images:
+        read = table.read_group(part.group, content.names)
+        whole = part.stop - part.start == read.num_rows
+        yield read if whole else read.slice(part.start, part.stop - part.start)
+        return
+    first = 0
+    for read in table.stream_group(part.group, content.names):
+        low, high = max(part.start - first, 0), min(part.stop - first, read.num_rows)
+        if low < high:
+            yield read.slice(low, high - low)
+        first += read.num_rows
+        if first >= part.stop:
+            break
 
 
 def null_error(column: str, where: str) -> DataError:
@@ -113,10 +165,18 @@ class Schedule:
         world: the place of this process among all.
         start: the first batch that will be asked for.
         pool: the reader threads.
+        buffers: where windows find memory.
     """
 
     def __init__(
-        self, table: Table, content: Content, epoch: Epoch, world: World, start: int, pool: ThreadPoolExecutor
+        self,
+        table: Table,
+        content: Content,
+        epoch: Epoch,
+        world: World,
+        start: int,
+        pool: ThreadPoolExecutor,
+        buffers: Buffers,
     ) -> None:
         self._table, self._content, self._epoch = table, content, epoch
         self._world = world
@@ -125,33 +185,51 @@ class Schedule:
         self._seen = start  # batches before this one have been looked at
         self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
         self._windows: dict[int, Future[Window]] = {}
+        self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
+        self._buffers = buffers
 
     def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
         """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
         for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
-            del self._windows[number]
+            del self._windows[number], self._left[number]
         if not self._ahead:
-            self._look_at_next()
+            self._look_at(self._next_pieces())
         pieces = self._ahead.popleft()
         needed = {piece.window for piece in pieces}
-        most = len(needed) + max(_FEWEST_AHEAD, len(needed) // 2)
-        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES and len(self._windows) < most:
-            self._look_at_next()
+        for piece in pieces:
+            self._left[piece.window] -= piece.stop - piece.start
+        going_on = {number for number in needed if self._left[number]} or needed
+        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES:
+            following = self._next_pieces()
+            if not self._has_room(going_on, {piece.window for piece in following} - self._windows.keys()):
+                break
+            self._look_at(following)
         return pieces, {number: self._windows[number].result() for number in needed}
 
-    def _look_at_next(self) -> None:
-        pieces = self._epoch.pieces(self._seen, self._world.rank, self._world.size)
+    def _next_pieces(self) -> list[Piece]:
+        return self._epoch.pieces(self._seen, self._world.rank, self._world.size)
+
+    def _has_room(self, going_on: set[int], more: set[int]) -> bool:
+        """Whether some more windows may be loaded while some are being handed out."""
+        if not self._content.images:
+            return len(self._windows) + len(more) <= len(going_on) + max(1, len(going_on) // 2)
+        held = sum(self._left[number] for number in self._windows)
+        opened, new = (sum(map(self._epoch.window_rows, windows)) for windows in (going_on, more))
+        return held + new <= _MOST_HELD * max(opened, new)
+
+    def _look_at(self, pieces: list[Piece]) -> None:
         self._seen += 1
         self._ahead.append(pieces)
         for piece in pieces:
             if piece.window not in self._windows:
+                self._left[piece.window] = self._epoch.window_rows(piece.window)
                 self._windows[piece.window] = self._pool.submit(
-                    load_window, self._table, self._content, self._epoch, piece.window
+                    load_window, self._table, self._content, self._epoch, piece.window, self._buffers
                 )
 
 
-def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[tuple[Any, int, int]]:
-    """A column's share of a batch: blocks, and the rows of each."""
+def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:
+    """A batch's share of what lies under a name: blocks, and the rows of each."""
     return [(windows[piece.window].blocks[name], piece.start, piece.stop) for piece in pieces]
 
 

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import pickle
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from footplate.data import Loader, Table
-from footplate.data.location import locate
+from footplate.data import FileCache, Loader, Table
 from footplate.errors import DataError
 
 from .conftest import image_rows, png
+from .servers import Proxy, free_port, serve, upload
 
 pytestmark = pytest.mark.engine
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def serve(command: list[str], url: str) -> Iterator[str]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(url, timeout=1)
-            except urllib.error.HTTPError:
-                break
-            except OSError:
-                assert process.poll() is None, f"{command} ended with {process.returncode}"
-                time.sleep(0.1)
-            else:
-                break
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +58,6 @@ def gcs_server() -> Iterator[str]:
 def gcs(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     return "gs://lake"
-
-
-def upload(uri: str, directory: Path) -> None:
-    place = locate(uri)
-    for path in directory.rglob("*"):
-        if path.is_file():
-            target = f"{place.path}/{path.relative_to(directory)}"
-            with place.filesystem.open_output_stream(target) as stream:
-                stream.write(path.read_bytes())
 
 
 def ids(table: Table) -> list[int]:
@@ -137,3 +103,149 @@ def test_parquet_on_google_cloud_storage(gcs: str, tmp_path: Path) -> None:
     upload(f"{gcs}/plain", tmp_path)
     assert ids(Table(f"{gcs}/plain/a.parquet")) == list(range(30))
     assert ids(Table(f"{gcs}/plain")) == list(range(30))
+
+
+ROWS, GROUPS = 6000, 6
+
+
+@pytest.fixture
+def through(s3: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before a server that holds s3://lake/large: 6,000 rows in 6 row groups of 2 MB each."""
+    random = np.random.default_rng(0)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(random.normal(size=ROWS * 256)), 256)
+    (tmp_path / "large").mkdir()
+    pq.write_table(
+        pa.table({"id": range(ROWS), "vector": vectors}),
+        tmp_path / "large" / "a.parquet",
+        row_group_size=ROWS // GROUPS,
+    )
+    upload(f"{s3}/large", tmp_path / "large")
+    with Proxy(s3_server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+LARGE = "s3://lake/large"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [False, True], ids=["straight", "cached"])
+@pytest.mark.parametrize("failure", ["busy", "cut"])
+def test_a_server_that_fails_in_the_middle_is_asked_again(
+    through: Proxy, tmp_path: Path, failure: str, cached: bool
+) -> None:
+    through.fail = lambda number: failure if number % 3 else None
+    assert ids(Table(LARGE, cache=tmp_path / "cache" if cached else None)) == list(range(ROWS))
+
+
+@pytest.mark.slow
+def test_a_server_that_never_recovers_is_an_error_that_names_the_file(through: Proxy) -> None:
+    table = Table(LARGE)
+    assert table.num_rows == ROWS
+    through.fail = lambda number: "busy"
+    with pytest.raises(DataError, match=r"lake/large/a.parquet, row group \d: can't be read"):
+        ids(table)
+
+
+def test_what_was_read_once_is_read_from_the_disk(through: Proxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=cache)
+    assert ids(table) == list(range(ROWS))
+    first, size = through.read_bytes, (tmp_path / "large" / "a.parquet").stat().st_size
+    assert first <= 1.05 * size
+    assert size_of(cache) == size
+    assert ids(table) == ids(Table(LARGE, cache=str(cache))) == list(range(ROWS))
+    assert through.read_bytes == first
+    assert ids(pickle.loads(pickle.dumps(table))) == list(range(ROWS))
+    assert through.read_bytes == first
+
+
+def test_only_what_is_used_is_fetched(through: Proxy, tmp_path: Path) -> None:
+    Table(LARGE, cache=tmp_path / "cache").read_group(2)
+    assert through.read_bytes < 6 * 2**20
+
+
+def test_the_cache_stays_below_its_limit_and_keeps_what_was_used_last(through: Proxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=FileCache(cache, max_bytes=6 * 2**20))
+    for group in (0, 1, 2, 3, 4, 5, 4):
+        table.read_group(group)
+    assert size_of(cache) <= 6 * 2**20
+    before = through.read_bytes
+    table.read_group(4)
+    assert through.read_bytes == before
+    table.read_group(0)
+    assert through.read_bytes > before
+
+
+def test_a_damaged_block_is_fetched_again(through: Proxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert ids(Table(LARGE, cache=cache)) == list(range(ROWS))
+    for block in cache.glob("*/000001"):
+        block.write_bytes(b"")
+    assert ids(Table(LARGE, cache=cache)) == list(range(ROWS))
+
+
+def test_a_file_that_was_replaced_is_not_mixed_with_what_was_cached(
+    through: Proxy, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=cache)
+    table.read_group(0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    upload(LARGE, replaced(tmp_path))
+    with pytest.raises(DataError, match="is gone: the table was vacuumed or rewritten"):
+        table.read_group(5)
+    assert ids(Table(LARGE, cache=cache)) == list(range(7, ROWS + 7))
+
+
+def replaced(tmp_path: Path) -> Path:
+    table = pq.read_table(tmp_path / "large" / "a.parquet")
+    table = table.set_column(0, "id", pa.array(range(7, ROWS + 7)))
+    pq.write_table(table, tmp_path / "large" / "a.parquet", row_group_size=ROWS // GROUPS)
+    return tmp_path / "large"
+
+
+READ = """
+import sys
+from footplate.data import Loader, Table
+rows = [row for batch in Loader(Table(sys.argv[1], cache=sys.argv[2]), 64, shuffle=True) for row in batch["id"].tolist()]
+assert sorted(rows) == list(range(int(sys.argv[3]))), len(rows)
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_the_cache_and_fetch_everything_once(through: Proxy, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READ, LARGE, str(tmp_path / "cache"), str(ROWS)]
+    ranks = [subprocess.Popen(command, env=os.environ.copy()) for _ in range(3)]
+    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
+    assert through.read_bytes <= 1.05 * (tmp_path / "large" / "a.parquet").stat().st_size
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_fetches_leaves_a_cache_that_works(through: Proxy, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READ, LARGE, str(tmp_path / "cache"), str(ROWS)]
+    victim = subprocess.Popen(command, env=os.environ.copy())
+    while len(through.reads) < 3:
+        assert victim.poll() is None
+    victim.kill()
+    victim.wait(10)
+    assert ids(Table(LARGE, cache=tmp_path / "cache")) == list(range(ROWS))
+
+
+def test_a_table_on_google_cloud_storage_is_cached_too(gcs: str, tmp_path: Path) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{gcs}/cached", tmp_path)
+    table = Table(f"{gcs}/cached/a.parquet", cache=tmp_path / "cache")
+    assert ids(table) == list(range(30))
+    assert size_of(tmp_path / "cache") == (tmp_path / "a.parquet").stat().st_size
+
+
+def test_a_cache_that_can_not_be_written_is_an_error(s3: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cache=.*can't be used"):
+        Table(f"{s3}/anything", cache=tmp_path / "file" / "cache")

@@ -1,0 +1,133 @@
+"""Servers on loopback: object storage, and a proxy before it that counts and fails."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+from footplate.data.location import locate
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def serve(command: list[str], url: str) -> Iterator[str]:
+    """Start a server, give its address once it answers, and stop it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(url, timeout=1)
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                assert process.poll() is None, f"{command} ended with {process.returncode}"
+                time.sleep(0.1)
+            else:
+                break
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def upload(uri: str, directory: Path) -> None:
+    """Copy a directory to object storage."""
+    place = locate(uri)
+    for path in directory.rglob("*"):
+        if path.is_file():
+            target = f"{place.path}/{path.relative_to(directory)}"
+            with place.filesystem.open_output_stream(target) as stream:
+                stream.write(path.read_bytes())
+
+
+class Proxy:
+    """Passes requests on to a server, and fails as told.
+
+    Attributes:
+        url: its address.
+        reads: (path, first byte, last byte) of each GET of a range that was answered in full.
+        fail: called with the number of each GET of a range, from 0: None, "busy" (503) or "cut" (half of the body).
+    """
+
+    def __init__(self, target: str) -> None:
+        self.reads: list[tuple[str, int, int]] = []
+        self.fail: Callable[[int], str | None] = lambda number: None
+        self._gets = 0
+        self._lock = threading.Lock()
+        proxy, host = self, target.removeprefix("http://")
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def answer(self) -> None:
+                proxy.answer(self, host)
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes of ranges were handed out."""
+        return sum(last - first + 1 for _, first, last in self.reads)
+
+    def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
+        """One request."""
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
+        how = None
+        if found and request.command == "GET":
+            with self._lock:
+                how, self._gets = self.fail(self._gets), self._gets + 1
+        if how == "busy":
+            request.send_response(503)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        connection = http.client.HTTPConnection(host)
+        connection.request(request.command, request.path, body, dict(request.headers))
+        answer = connection.getresponse()
+        data = answer.read()
+        request.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+                request.send_header(name, value)
+        length = answer.getheader("Content-Length") if request.command == "HEAD" else str(len(data))
+        request.send_header("Content-Length", length or "0")
+        request.end_headers()
+        if how == "cut":
+            request.wfile.write(data[: len(data) // 2])
+            request.close_connection = True
+            return
+        request.wfile.write(data)
+        if found and request.command == "GET":
+            with self._lock:
+                self.reads.append((request.path.partition("?")[0], int(found[1]), int(found[2])))
