@@ -160,8 +160,8 @@ class Training:
 
     def _has_gone_on(self) -> bool:
         """Whether a batch was trained by a process that began after the last blow."""
-        fallen = self.falls[-1].at
-        started = {line.pid for line in (lines := self.lines()) if line.what == "start" and line.at > fallen}
+        lines, fallen = self.lines(), self.falls[-1].at
+        started = {line.pid for line in lines if line.what == "start" and line.at > fallen}
         return any(line.pid in started and line.what == "batch" for line in lines)
 
     def _has_ended(self, code: int) -> bool:
