@@ -13,7 +13,8 @@ strikes a job of its own, and the contenders take turns:
     torchrun + Lightning, torchrun + bare script: `--max-restarts`, everything else as it comes
     Ray Train          `FailureConfig(max_failures=…)`
 
-In each round a bare Python process is started, too, that does nothing but `import torch`.
+In each round two bare processes are started, too: one does nothing but `import torch`; the other also makes an optimizer,
+for which torch imports as much again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ PATIENCE_S = 60.0
 FIRST_STEP, LAST_STEP = 25, 60  # the kill strikes between these: there are checkpoints then
 OURS = ("footplate warm", "footplate cold")
 CONTENDERS = (*OURS, "torchrun + Lightning", "torchrun + bare script", "Ray Train")
-BARE_START = "import torch"
+BARE = {
+    "import torch": "import torch",
+    "import torch, make an optimizer": "import torch; torch.optim.AdamW([torch.zeros(1)])",
+}
 
 _HERE = Path(__file__).parent
 _JOBS = str(_HERE / "recovery_jobs.py")
@@ -70,8 +74,8 @@ def command(contender: str, directory: Path, world: int) -> list[str]:
 
 def measure(contender: str, world: int, chance: random.Random) -> Figures:
     """Start a job, kill one of its ranks, and see what becomes of it."""
-    if contender == BARE_START:
-        return {"seconds": start_bare()}
+    if contender in BARE:
+        return {"seconds": start_bare(BARE[contender])}
     with tempfile.TemporaryDirectory(prefix="fp-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         job = Program(command(contender, directory, world), directory / "said.txt", {"RAY_USAGE_STATS_ENABLED": "0"})
@@ -129,37 +133,50 @@ def read(directory: Path) -> Iterator[Step]:
             yield Step(int(pid), rank, int(step), float(at))
 
 
-def start_bare() -> float:
-    """Seconds from before the start of a process until it has imported torch."""
+def start_bare(program: str) -> float:
+    """Seconds from before the start of a process until it has run a program."""
     begun = time.monotonic()
-    program = "import torch, time; print(time.monotonic())"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", f"{program}; import time; print(time.monotonic())"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(ended.stdout) - begun
 
 
 def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
     """A contender's row."""
     seconds = [run["seconds"] for run in runs if "seconds" in run]
-    recovered = int(sum(run.get("recovered", 1.0) for run in runs))
-    row: dict[str, Any] = {"name": f"{contender}, {world} ranks", "kills": len(runs), "recovered": recovered}
+    row: dict[str, Any] = {"name": contender}
+    if contender not in BARE:
+        recovered = int(sum(run["recovered"] for run in runs))
+        row = {"name": f"{contender}, {world} ranks", "kills": len(runs), "recovered": recovered}
     if seconds:
         row |= {"seconds": statistics.median(seconds), "fastest_s": min(seconds), "slowest_s": max(seconds)}
     return {**row, "rounds": runs}
 
 
+def quotients(found: dict[int, Rounds]) -> dict[str, Figures]:
+    """Footplate's cold restart against the bare starts of the same rounds."""
+    ratios = {}
+    for world, rounds in found.items():
+        for bare, name in zip(BARE, ("start", "optimizer"), strict=True):
+            recovered = [number for number, run in enumerate(rounds["footplate cold"]) if "seconds" in run]
+            pairs = {one: [rounds[one][number] for number in recovered] for one in ("footplate cold", bare)}
+            if len(recovered) > 1:
+                of_world = "" if world == WORLDS[0] else f"_{world}_ranks"
+                ratios[f"cold_vs_bare_{name}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds")
+    return ratios
+
+
 def main() -> None:
     options = arguments("How long a training stands still when one of its processes is killed")
     here = machine()
-    contenders = list(OURS if options.quick else CONTENDERS)
-    missing = "Ray Train" in contenders and not _RAY.exists()
-    if missing:
+    if not options.quick and not _RAY.exists():
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
-    worlds = WORLDS[:1] if options.quick else WORLDS
-    start_bare()
+    entrants = [*BARE, *(OURS if options.quick else CONTENDERS)]
+    for program in BARE.values():  # file caches
+        start_bare(program)
     chance = random.Random(0)
     found: dict[int, Rounds] = {}
-    for world in worlds:
-        entrants = [BARE_START, *contenders]
+    for world in WORLDS[:1] if options.quick else WORLDS:
         found[world] = interleave(
             entrants, lambda name, world=world: measure(name, world, chance), 1 if options.quick else KILLS
         )
@@ -168,40 +185,34 @@ def main() -> None:
 
 def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:
     """Report what was found."""
-    rows = [
-        summary(name, world, runs) for world, rounds in found.items() for name, runs in rounds.items() if name != BARE_START
-    ]
-    starts = [run["seconds"] for rounds in found.values() for run in rounds[BARE_START]]
-    ours = [row for row in rows if row["name"].startswith("footplate")]
-    ratios = {}
+    bare = {name: [run for rounds in found.values() for run in rounds[name]] for name in BARE}
+    rows = [summary(name, 0, runs) for name, runs in bare.items()]
     for world, rounds in found.items():
-        pairs = [
-            {"ours": [cold], "bare": [bare]}
-            for cold, bare in zip(rounds["footplate cold"], rounds[BARE_START], strict=True)
-            if "seconds" in cold
-        ]
-        if len(pairs) > 1:
-            joined = {key: [run for pair in pairs for run in pair[key]] for key in ("ours", "bare")}
-            ratios[f"cold_vs_bare_start{'' if world == 2 else f'_{world}_ranks'}"] = ratio(joined, "ours", "bare", "seconds")
+        rows += [summary(name, world, runs) for name, runs in rounds.items() if name not in BARE]
+    ours = [row for row in rows if row["name"].startswith("footplate")]
     figures = {
         "kills": sum(row["kills"] for row in ours),
         "recovered": sum(row["recovered"] for row in ours),
-        "warm_seconds": next(row.get("seconds") for row in ours if "warm" in row["name"]),
-        "bare_start_seconds": statistics.median(starts),
+        "warm_seconds": next(row.get("seconds") for row in ours if row["name"].startswith("footplate warm")),
         "patience_s": PATIENCE_S,
     }
     report(
         "recovery",
-        "kill -9 of a rank → first new step; one job for each kill",
-        {"kills": "kills", "recovered": "recovered", "seconds": "median s", "fastest_s": "fastest", "slowest_s": "slowest"},
+        "kill -9 of a rank → first new step, one job for each kill; and the start of a bare process",
+        {
+            "kills": "kills",
+            "recovered": "recovered",
+            "seconds": "median s",
+            "fastest_s": "fastest",
+            "slowest_s": "slowest",
+        },
         rows,
-        ratios,
+        quotients(found),
         figures,
         here,
         ("torch", "footplate", "lightning"),
         path,
     )
-    print(f"a bare process with import torch: {figures['bare_start_seconds']:.2f} s")
 
 
 if __name__ == "__main__":

@@ -116,11 +116,9 @@ def bare(directory: Path, world: int) -> None:
     model = torch.nn.parallel.DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     place = directory / "checkpoint.pt"
-    step = 0
-    if place.exists():
-        step = _load(place, model.module, optimizer)
+    done = _load(place, model.module, optimizer) if place.exists() else 0
     reports = Reports(directory, rank)
-    for step, batch in _steps(step, rank, world):
+    for step, batch in _steps(done, rank, world):
         _learn(model, optimizer, batch)
         if step % CHECKPOINT_EVERY == 0 and rank == 0:
             _save(place, model.module, optimizer, step)
@@ -141,13 +139,13 @@ def ray(directory: Path, world: int) -> None:
         model = prepare_model(make_model())
         inner = model.module if world > 1 else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        step = 0
+        done = 0
         checkpoint = train.get_checkpoint()
         if checkpoint is not None:
             with checkpoint.as_directory() as found:
-                step = _load(Path(found) / "checkpoint.pt", inner, optimizer)
+                done = _load(Path(found) / "checkpoint.pt", inner, optimizer)
         reports = Reports(directory, rank)
-        for step, batch in _steps(step, rank, world):
+        for step, batch in _steps(done, rank, world):
             _learn(model, optimizer, batch)
             if step % CHECKPOINT_EVERY == 0:
                 with tempfile.TemporaryDirectory() as folder:
