@@ -57,6 +57,9 @@ docs: setup  ## run what the documents show, and check their links
 bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/results
 	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
 	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
+	bash benchmarks/peers/recovery.sh $(VENV)
+	$(BIN)/python benchmarks/recovery.py --json benchmarks/results/recovery.json
+	$(BIN)/python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
 lock: setup  ## pin the present environment in requirements/constraints.txt
 	(echo "# Every package of the environment that Footplate is developed and tested in, pinned. Made by: make lock"; \

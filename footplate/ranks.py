@@ -97,7 +97,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
         world_size=len(trainer.device_ids),
         restarts=Restarts(max_restarts=trainer.max_restarts, min_world_size=trainer.min_devices),
         name=f"trainer.{method}",
-        preload=("footplate.trainer", "footplate.parallel.ddp"),
+        preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
         heartbeat_timeout_s=trainer.heartbeat_timeout,
     )  # fmt: skip
     _take_home(trainer, module, arguments.get("datamodule"), outcome)

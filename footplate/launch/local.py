@@ -203,6 +203,8 @@ class LocalCrew:
             raise LaunchError(
                 f"A worker process can't import what it needs ({', '.join(self._preload)}):\n{message['text']}"
             )
+        elif message["event"] == "born":
+            self._events.append(Alive(self._workers[message["number"]].rank))
         elif message["event"] == "unborn":
             self._end(self._workers[message["number"]], None, time.monotonic(), message["text"])
         else:

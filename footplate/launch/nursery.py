@@ -4,6 +4,7 @@
     starts it          ─────►      imports torch and more
                        ◄─────      {"event": "ready"}
     fork + descriptors ─────►      forks                    ─────►   lives; talks to the supervisor by itself
+                       ◄─────      {"event": "born", …}
     signal, kill       ─────►      does so                  ─────►
                        ◄─────      {"event": "ended", …}    ◄─────   ends, and is reaped
 
@@ -108,6 +109,7 @@ class Nursery:
             if pid == 0:
                 self._become_worker(nursery, order, fds)
             self._workers[pid] = number
+            self._tell({"event": "born", "number": number})
             with contextlib.suppress(OSError):  # it has done so itself, or ended
                 os.setpgid(pid, pid)
         except OSError as error:

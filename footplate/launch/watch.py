@@ -26,7 +26,7 @@ from footplate.launch.failure import Failure, cause_of, of_exit
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5  # the supervisor looks at least this often
-START_S = 600.0  # for the first sign of life, which follows the imports
+START_S = 600.0  # for the first sign of life, which is the birth of a rank: it follows the imports
 
 
 class AwakeClock:

@@ -165,6 +165,21 @@ def test_a_frozen_rank_is_found_and_killed(quick, said):
     assert "rank 1 gave no sign of life for 2 s" in said.text
 
 
+def test_a_rank_frozen_before_it_said_anything_is_found_too(quick, said, tmp_path, monkeypatch):
+    marker = tmp_path / "frozen"
+    (tmp_path / "freezes_one.py").write_text(f"""
+import os, pathlib, signal
+def freeze():
+    if not pathlib.Path({str(marker)!r}).exists():
+        pathlib.Path({str(marker)!r}).touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+os.register_at_fork(after_in_child=freeze)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert launch(attempt, world_size=1, restarts=quick, preload=("freezes_one",), heartbeat_timeout_s=2) == 1
+    assert "rank 0 gave no sign of life for 2 s" in said.text
+
+
 def test_a_rank_that_never_gives_up_the_lock_is_found_and_killed(quick, said):
     def work():
         if attempt() == 0:

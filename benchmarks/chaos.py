@@ -1,0 +1,427 @@
+"""Kill a training again and again, in ten ways, at random moments, and compare it with one that was left alone.
+
+    python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
+
+`chaos_train.py` trains with two ranks for some 315 batches. It is struck up to `BLOWS_EACH` times, blow after blow as
+`chaos_plan.plan` draws them, and started again by the same command whenever it has ended; then the next training begins,
+on the other of two kinds of data, until all blows have fallen. A seventh of them don't wait until the training has
+recovered from the last one.
+
+Compared, bit for bit, with a run that nobody has struck: every batch's loss and learning rate in every attempt on both
+ranks, every validation, every epoch's mean, the final weights. Counted besides:
+
+- `diverged`: trainings' values that differ or are missing, as the number of blows since which they do;
+- `corrupt`: checkpoints that claim to be whole and can't be loaded;
+- `orphans`: processes that are still there `PATIENCE_S` after the script has ended;
+- `stuck`: blows after which no batch was trained for `STUCK_S`;
+- `unexpected`: ends of the script that no blow explains;
+- `overlapping`: batches that a process trained when its successor had begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from chaos_faults import CLOCK, ORDER, TAKEN
+from chaos_plan import FILE_EVENTS, KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan, read, spread
+from common import machine, report
+from processes import Program
+
+RECIPES = ("table", "workers")
+BLOWS_EACH = 8
+STUCK_S = 90.0
+PATIENCE_S = 3.0
+DISK_BYTES = 4 << 20
+_SCRIPT = str(Path(__file__).with_name("chaos_train.py"))
+
+
+@dataclass
+class Findings:
+    """What is wrong, over all trainings; `counts` by name, `details` in words."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    details: list[dict[str, Any]] = field(default_factory=list)
+
+    def note(self, what: str, count: int, **details: Any) -> None:
+        """Something is wrong, so often."""
+        if count:
+            self.counts[what] += count
+            self.details.append({"what": what, "count": count, **details})
+            print(f"  {what}: {details}", flush=True)
+
+
+class Training:
+    """One training in a directory of its own, from its first start to its end, however often it is struck.
+
+    Args:
+        directory: empty.
+        recipe: one of `RECIPES`.
+        findings: where what is wrong is noted.
+    """
+
+    def __init__(self, directory: Path, recipe: str, findings: Findings) -> None:
+        self.directory = directory
+        self.recipe = recipe
+        self.falls: list[Fall] = []
+        self._findings = findings
+        self._excuses: set[int] = set()
+        self._seen = 0
+        self.program = self._start()
+
+    def finish(self) -> None:
+        """Let it train to its end."""
+        self._await(lambda: False)
+
+    def strike(self, blow: Blow) -> bool:
+        """Strike it once, when it is time; False if it ended before."""
+        if self.falls and not blow.hasty and not self._await(self._has_gone_on):
+            return False
+        if not self._await(lambda: bool(self._ranks()), blow.pause_s):
+            return False
+        fallen = _BLOWS[blow.kind](self, blow)
+        if fallen:
+            self._fell(blow)
+        return fallen
+
+    def lines(self) -> list[Line]:
+        """The journal."""
+        return read(self.directory)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.program.kill()
+
+    # Its processes
+
+    def _start(self) -> Program:
+        self._excuses = set()
+        return Program([sys.executable, _SCRIPT, str(self.directory), self.recipe], self.directory / "said.txt")
+
+    def _nursery(self) -> psutil.Process | None:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.program.process.pid).children():
+                if any("footplate.launch.nursery" in part for part in child.cmdline()):
+                    return child
+        return None
+
+    def _ranks(self) -> list[psutil.Process]:
+        """The ranks' processes, the first before the second."""
+        nursery = self._nursery()
+        with contextlib.suppress(psutil.Error):
+            return sorted(nursery.children() if nursery else [], key=lambda process: process.pid)
+        return []
+
+    # Waiting
+
+    def _await(self, holds: Callable[[], bool], pause_s: float = 0.0) -> bool:
+        """Wait, and look after the script, until something holds for so long; False if the training has come to its end.
+
+        Waiting too long counts as being stuck, and starts it again by force.
+        """
+        begun = since = time.monotonic()
+        while True:
+            ended = self.program.process.poll()
+            if ended is not None:
+                if self._has_ended(ended):
+                    return False
+                begun = since = time.monotonic()
+            now = time.monotonic()
+            if not holds():
+                since = now
+            elif now - since >= pause_s:
+                return True
+            if self._progressed():
+                begun = now
+            if now - begun > STUCK_S:
+                self._findings.note("stuck", 1, **self._circumstances())
+                self.program.kill()
+                self._excuses.add(-signal.SIGKILL)
+            time.sleep(0.02)
+
+    def _progressed(self) -> bool:
+        """Whether the journals have grown since this was last asked."""
+        size = sum(path.stat().st_size for path in self.directory.glob("journal-*.log"))
+        grown, self._seen = size > self._seen, size
+        return grown
+
+    def _has_gone_on(self) -> bool:
+        """Whether a batch was trained by a process that began after the last blow."""
+        lines, fallen = self.lines(), self.falls[-1].at
+        started = {line.pid for line in lines if line.what == "start" and line.at > fallen}
+        return any(line.pid in started and line.what == "batch" for line in lines)
+
+    def _has_ended(self, code: int) -> bool:
+        """The script has ended: see what it leaves, and start it again unless it has done its work."""
+        left = self.program.left(PATIENCE_S)
+        if left:
+            self._findings.note("orphans", len(left), processes=[_named(one) for one in left], **self._circumstances())
+            self.program.kill()
+        self._check_checkpoints()
+        if code == 0:
+            return True
+        if code not in self._excuses:
+            said = self.program.tail()
+            self._findings.note("unexpected", 1, exit_code=code, said=said, **self._circumstances())
+        self._make_room()
+        self.program = self._start()
+        return False
+
+    def _check_checkpoints(self) -> None:
+        """Load every checkpoint that says it is whole; nothing is being written now."""
+        from footplate import checkpoint
+
+        for path in (self.directory / "run").rglob(f"*{checkpoint.SUFFIX}"):
+            if path.is_symlink() or not checkpoint.is_complete(path):
+                continue
+            try:
+                checkpoint.load(path)
+            except Exception as error:
+                self._findings.note("corrupt", 1, error=str(error), **self._circumstances())
+
+    def _circumstances(self) -> dict[str, Any]:
+        return {"recipe": self.recipe, "blows": [asdict(fall.blow) for fall in self.falls]}
+
+    # Blows; each returns whether it has fallen
+
+    def _fell(self, blow: Blow) -> None:
+        self.falls.append(Fall(blow, time.monotonic()))
+        print(f"  {blow.kind}{' (hasty)' if blow.hasty else ''}", flush=True)
+
+    def _signal_rank(self, blow: Blow, number: signal.Signals) -> bool:
+        ranks = self._ranks()
+        return bool(ranks) and _send(ranks[blow.rank % len(ranks)], number)
+
+    def _kill_rank(self, blow: Blow) -> bool:
+        return self._signal_rank(blow, signal.SIGKILL)
+
+    def _freeze_rank(self, blow: Blow) -> bool:
+        return self._signal_rank(blow, signal.SIGSTOP)
+
+    def _terminate_rank(self, blow: Blow) -> bool:
+        self._excuses.add(143)
+        return self._signal_rank(blow, signal.SIGTERM)
+
+    def _kill_nursery(self, blow: Blow) -> bool:
+        nursery = self._nursery()
+        return nursery is not None and _send(nursery, signal.SIGKILL)
+
+    def _kill_supervisor(self, blow: Blow) -> bool:
+        self._excuses.add(-signal.SIGKILL)
+        return _send(psutil.Process(self.program.process.pid), signal.SIGKILL)
+
+    def _terminate_supervisor(self, blow: Blow) -> bool:
+        self._excuses |= {143, -signal.SIGTERM}  # the latter before the trainer has set its handlers
+        return _send(psutil.Process(self.program.process.pid), signal.SIGTERM)
+
+    def _kill_in_write(self, blow: Blow) -> bool:
+        return self._order({"do": "kill", "byte": int(blow.where * self._checkpoint_bytes())})
+
+    def _kill_between_writes(self, blow: Blow) -> bool:
+        return self._order({"do": "kill", "event": 1 + int(blow.where * FILE_EVENTS)})
+
+    def _fill_disk(self, blow: Blow) -> bool:
+        self._excuses.add(1)
+        if not (self.directory / "run").is_mount():
+            return self._order({"do": "full", "byte": int(blow.where * self._checkpoint_bytes())})
+        _fill(self.directory / "run" / "ballast", leave=int(blow.where * self._checkpoint_bytes()))
+        return self._until_ended()
+
+    def _move_clock(self, blow: Blow) -> bool:
+        (self.directory / CLOCK).write_text(str(blow.jump_s))
+        time.sleep(0.1)
+        return self._kill_rank(blow)
+
+    def _order(self, order: dict[str, Any]) -> bool:
+        """Have rank 0 do something, and wait until it has."""
+        taken = self.directory / TAKEN
+        taken.unlink(missing_ok=True)
+        before = {rank.pid for rank in self._ranks()}
+        temporary = self.directory / "order.new"
+        temporary.write_text(json.dumps(order))
+        temporary.rename(self.directory / ORDER)
+
+        def done() -> bool:
+            return taken.exists() and not before & {rank.pid for rank in self._ranks()}
+
+        while self.program.process.poll() is None and not done():
+            time.sleep(0.01)
+        (self.directory / ORDER).unlink(missing_ok=True)
+        return taken.exists()
+
+    def _until_ended(self) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.program.process.wait(STUCK_S)
+        return self.program.process.poll() not in (None, 0)
+
+    def _make_room(self) -> None:
+        (self.directory / "run" / "ballast").unlink(missing_ok=True)
+
+    def _checkpoint_bytes(self) -> int:
+        """How large a checkpoint is; a guess before there is one."""
+        sizes: list[int] = []
+        with contextlib.suppress(OSError):
+            for path in (self.directory / "run").rglob("*.ckpt"):
+                sizes.append(sum(file.stat().st_size for file in path.iterdir()))
+        return max([*sizes, 10_000])
+
+
+_BLOWS: dict[str, Callable[[Training, Blow], bool]] = {
+    "kill rank": Training._kill_rank,
+    "kill nursery": Training._kill_nursery,
+    "kill supervisor": Training._kill_supervisor,
+    "terminate rank": Training._terminate_rank,
+    "terminate supervisor": Training._terminate_supervisor,
+    "freeze rank": Training._freeze_rank,
+    "kill in write": Training._kill_in_write,
+    "kill between writes": Training._kill_between_writes,
+    "full disk": Training._fill_disk,
+    "clock": Training._move_clock,
+}
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> bool:
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _named(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200]
+    except psutil.Error:
+        return "gone"
+
+
+def _fill(ballast: Path, leave: int) -> None:
+    """Fill a file system but for so many bytes."""
+    free = os.statvfs(ballast.parent)
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        left = free.f_bavail * free.f_frsize - leave
+        while left > 0:
+            left -= file.write(b"\0" * min(left, 1 << 16))
+
+
+@contextlib.contextmanager
+def directory(disk: bool) -> Iterator[Path]:
+    """A new directory; its `run` is a small file system of its own where that may be mounted, and `disk` asks for it."""
+    with tempfile.TemporaryDirectory(prefix="fp-chaos-") as name:
+        run = Path(name) / "run"
+        run.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(run)]
+        mounted = disk and subprocess.run(mount, capture_output=True).returncode == 0
+        try:
+            yield Path(name)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "-l", str(run)], check=True)
+
+
+def leave_alone(recipe: str) -> tuple[list[Line], str]:
+    """The journal and the result of a training that nobody strikes."""
+    with directory(disk=False) as root:
+        findings = Findings()
+        training = Training(root, recipe, findings)
+        try:
+            training.finish()
+        finally:
+            training.close()
+        if findings.counts:
+            raise SystemExit(f"The untouched training failed: {findings.details}")
+        return training.lines(), (root / "result.json").read_text()
+
+
+def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any]], int]:
+    """Strike trainings until all blows have fallen: what is wrong, the blows, what followed each, how many trainings."""
+    untouched = {recipe: leave_alone(recipe) for recipe in RECIPES}
+    findings, falls, followed = Findings(), [], []
+    blows = plan(kills, seed)
+    trainings = 0
+    while blows:
+        recipe = RECIPES[trainings % len(RECIPES)]
+        trainings += 1
+        print(f"training {trainings} ({recipe}), {len(blows)} blows to come", flush=True)
+        with directory(disk=True) as root:
+            training = Training(root, recipe, findings)
+            try:
+                while blows and len(training.falls) < BLOWS_EACH and training.strike(blows[0]):
+                    blows.pop(0)
+                training.finish()
+            finally:
+                training.close()
+            compare(training, *untouched[recipe], findings, seed)
+            falls += training.falls
+            followed += aftermath(training.lines(), training.falls)
+    return findings, falls, followed, trainings
+
+
+def compare(training: Training, untouched: list[Line], result: str, findings: Findings, seed: int) -> None:
+    """Note where a struck training differs from the untouched one."""
+    lines = training.lines()
+    faults = judge(lines, untouched)
+    found = (training.directory / "result.json").read_text()
+    if found != result:
+        faults.append(f"the result is {found}, not {result}")
+    falls = [{"kind": fall.blow.kind, "at": fall.at} for fall in training.falls]
+    if faults:
+        findings.note("diverged", 1, seed=seed, recipe=training.recipe, falls=falls, faults=faults[:20], of=len(faults))
+    findings.note("overlapping", overlaps(lines), seed=seed, falls=falls)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Kill a training again and again, and compare it with one left alone")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="few blows: shows that it works, no more")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    kills = len(KINDS) if options.quick else options.kills
+    here = machine()
+    begun = time.monotonic()
+    findings, falls, followed, trainings = run(kills, options.seed)
+    rows = []
+    for kind, meaning in KINDS.items():
+        mine = [one for one in followed if one["kind"] == kind]
+        row: dict[str, Any] = {"name": kind, "meaning": meaning, "kills": sum(fall.blow.kind == kind for fall in falls)}
+        if mine:
+            row |= {"lost_batches": sum(one["lost_batches"] for one in mine) / len(mine)}
+            row |= {"seconds": spread([one["seconds"] for one in mine])["median"]}
+        rows.append(row)
+    counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping")
+    figures = {
+        "kills": len(falls),
+        **{name: findings.counts[name] for name in counted},
+        "lost_steps_mean": sum(one["lost_batches"] for one in followed) / max(1, len(falls)),
+        "recovery_s": spread([one["seconds"] for one in followed]),
+        "trainings": trainings,
+        "seed": options.seed,
+        "minutes": (time.monotonic() - begun) / 60,
+        "findings": findings.details,
+    }
+    columns = {"kills": "kills", "lost_batches": "batches lost, mean", "seconds": "median s until a new batch"}
+    report("chaos", f"{len(falls)} kills", columns, rows, {}, figures, here, ("torch", "footplate"), options.json)
+    print({name: figures[name] for name in ("kills", *counted, "lost_steps_mean")})
+    sys.exit(any(findings.counts.values()))
+
+
+if __name__ == "__main__":
+    main()

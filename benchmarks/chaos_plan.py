@@ -1,0 +1,152 @@
+"""Which blows a training is to be struck, and what is to be seen afterwards: pure functions.
+
+A *blow* is one fault of one kind. `plan` draws them from a seed. `read` reads a journal, `judge` compares one with that
+of the run that nobody has struck.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = {
+    "kill rank": "kill -9 of a rank",
+    "kill nursery": "kill -9 of the process that forks the ranks",
+    "kill supervisor": "kill -9 of the user's process; the script is started again",
+    "terminate rank": "SIGTERM to a rank; the script ends with 143 and is started again",
+    "terminate supervisor": "SIGTERM to the user's process; likewise",
+    "freeze rank": "SIGSTOP of a rank, which its heartbeat tells",
+    "kill in write": "kill -9 at a random byte of a checkpoint",
+    "kill between writes": "kill -9 before a random file operation of the writing thread",
+    "full disk": "the disk is full; the script fails, room is made, it is started again",
+    "clock": "the wall clock jumps by up to 30 days either way; then kill -9 of a rank",
+}
+FILE_EVENTS = 12  # a save makes a directory, opens, renames, deletes: about so often in all
+LONGEST_PAUSE_S = 0.8
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One fault.
+
+    Attributes:
+        kind: one of `KINDS`.
+        hasty: it falls without waiting until the training has got going again after the last one.
+        pause_s: how long to wait before it.
+        rank: whom it strikes, if it strikes a rank.
+        where: a number from 0 to 1: which byte, which file operation.
+        jump_s: by how much the clock is moved.
+    """
+
+    kind: str
+    hasty: bool
+    pause_s: float
+    rank: int
+    where: float
+    jump_s: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a journal: when (monotonic clock), by which process of which rank, about what, and the value."""
+
+    pid: int
+    at: float
+    rank: int
+    what: str
+    number: int
+    value: str
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """What must have the same value in every attempt."""
+        return self.rank, self.what, self.number
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A blow that has fallen, and when, on the monotonic clock."""
+
+    blow: Blow
+    at: float
+
+
+def plan(kills: int, seed: int) -> list[Blow]:
+    """So many blows, every kind as often as any other, in random order."""
+    chance = random.Random(seed)
+    kinds = list(itertools.islice(itertools.cycle(KINDS), kills))
+    chance.shuffle(kinds)
+    return [
+        Blow(
+            kind=kind,
+            hasty=chance.random() < 0.15,
+            pause_s=chance.uniform(0.0, LONGEST_PAUSE_S),
+            rank=chance.randrange(2),
+            where=chance.random(),
+            jump_s=chance.uniform(-30, 30) * 86400,
+        )
+        for kind in kinds
+    ]
+
+
+def read(directory: Path) -> list[Line]:
+    """All lines of all ranks' journals, in the order of time."""
+    return sorted(_lines(directory), key=lambda line: line.at)
+
+
+def _lines(directory: Path) -> Iterator[Line]:
+    for path in directory.glob("journal-*.log"):
+        rank = int(path.stem.split("-")[1])
+        for text in path.read_text().splitlines():
+            pid, at, what, number, value = (*text.split(" ", 4), "")[:5]
+            yield Line(int(pid), float(at), rank, what, int(number), value)
+
+
+def judge(lines: Sequence[Line], untouched: Sequence[Line]) -> list[str]:
+    """All that a struck run says otherwise than the untouched one: nothing, if it is the same bit for bit."""
+    truth = {line.key: line.value for line in untouched if line.what != "start"}
+    faults = [
+        f"at {line.at:.3f} rank {line.rank}, {line.what} {line.number}: {line.value}, not {truth.get(line.key)}"
+        for line in lines
+        if line.what != "start" and truth.get(line.key) != line.value
+    ]
+    missing = truth.keys() - {line.key for line in lines}
+    return faults + [f"rank {rank}, {what} {number} is missing" for rank, what, number in sorted(missing)]
+
+
+def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, Any]]:
+    """Of each blow after which the training began anew: how many batches were trained again, and seconds until the next."""
+    batches = [line for line in lines if line.rank == 0 and line.what == "batch"]
+    found: list[dict[str, Any]] = []
+    for before, after in itertools.pairwise(batches):
+        struck = [fall for fall in falls if fall.at <= after.at]
+        if before.pid == after.pid or not struck:
+            continue
+        last = struck[-1]
+        found.append({
+            "kind": last.blow.kind,
+            "lost_batches": before.number + 1 - after.number,
+            "seconds": after.at - max(last.at, before.at),
+        })  # fmt: skip
+    return found
+
+
+def overlaps(lines: Sequence[Line]) -> int:
+    """How often a process still trained when a later one of the same rank had begun: never, if there is one writer."""
+    count = 0
+    for rank in {line.rank for line in lines}:
+        current: dict[int, int] = {}  # process id: in which order it came
+        for line in (one for one in lines if one.rank == rank):
+            number = current.setdefault(line.pid, len(current))
+            count += number < len(current) - 1
+    return count
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}

@@ -1,0 +1,158 @@
+"""The training that `chaos.py` strikes, as a user would have written it, with a journal.
+
+    python chaos_train.py DIR RECIPE
+
+Two ranks, dropout, shuffled data, gradient accumulation, validation, a learning rate that changes with each step, a
+checkpoint every few steps, `ckpt_path="last"`. It is started again by the same command, however it has ended.
+
+`DIR/journal-RANK.log` gets a line for each batch, validation and epoch of every attempt, with the values as hexadecimal
+floats; `DIR/result.json` the weights' digest at the end, as the process that called `fit` sees them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from chaos_faults import Saboteur, move_clock
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import footplate as fp
+
+ROWS, BATCH, EPOCHS = 1000, 8, 5  # 63 batches of 2 × 8 rows in each epoch, the last of them smaller
+PAUSE_S = 0.006
+HEARTBEAT_TIMEOUT_S = 3.0
+
+
+class Classifier(fp.Module):
+    """Dropout, so that randomness must come back; batch norm, so that buffers must."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 64), nn.ReLU(),
+            nn.Linear(64, 4),
+        )  # fmt: skip
+
+    def loss(self, batch: Any) -> Any:
+        x, y = (batch["x"], batch["label"]) if isinstance(batch, dict) else batch
+        return F.cross_entropy(self.net(x), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(PAUSE_S)
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Augmented(Dataset):
+    """Draws noise for each sample, in the loader's worker."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] + 0.1 * torch.randn(16), self.y[index]
+
+
+class Journal(fp.Callback):
+    """Writes down all that is to be compared; a line is one write, so a killed process leaves whole lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file = -1
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        path = self._directory / f"journal-{trainer.global_rank}.log"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._note("start", 0, "")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self._note("batch", trainer.progress.batches, f"{float(outputs).hex()} {float(rate).hex()}")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._note("validation", trainer.progress.batches, float(trainer.callback_metrics["val_loss"]).hex())
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        loss = float(trainer.callback_metrics["train_loss_epoch"])
+        if trainer.progress.batch_idx >= trainer.num_training_batches:  # and not cut off by SIGTERM
+            self._note("epoch", trainer.progress.epoch, loss.hex())
+
+    def _note(self, what: str, number: int, value: str) -> None:
+        os.write(self._file, f"{os.getpid()} {time.monotonic():.6f} {what} {number} {value}\n".encode())
+
+
+def numbers(rows: int, seed: int) -> tuple[Any, Any]:
+    """`rows` vectors and a class that depends on them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 16, generator=generator)
+    return x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+
+
+def table(directory: Path) -> Any:
+    """The rows as a Parquet table, written at the first start."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = directory / "table.parquet"
+    if not path.exists():
+        x, y = numbers(ROWS, 0)
+        columns = {"x": pa.array(x.tolist(), pa.list_(pa.float32(), 16)), "label": pa.array(y.tolist())}
+        pq.write_table(pa.table(columns), path.with_suffix(".new"), row_group_size=100)
+        path.with_suffix(".new").rename(path)
+    return fp.Table(path)
+
+
+def recipe(name: str, directory: Path) -> tuple[Any, dict[str, Any]]:
+    """The training data, and arguments of the trainer."""
+    if name == "table":
+        data = fp.Loader(table(directory), batch_size=BATCH, shuffle=True, seed=3, num_threads=1)
+        return data, {"accumulate_grad_batches": 2, "val_check_interval": 25}
+    data = DataLoader(Augmented(*numbers(ROWS, 0)), BATCH, shuffle=True, num_workers=1)
+    return data, {"accumulate_grad_batches": 3, "val_check_interval": 21, "gradient_clip_val": 1.0}
+
+
+def main(directory: Path, name: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    move_clock(directory)
+    torch.manual_seed(7)
+    model = Classifier()
+    data, settings = recipe(name, directory)
+    trainer = fp.Trainer(
+        accelerator="cpu", devices=2, max_restarts=100_000, heartbeat_timeout=HEARTBEAT_TIMEOUT_S, seed=1,
+        max_epochs=EPOCHS, default_root_dir=directory / "run", logger=False, log_every_n_steps=5,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Journal(directory), Saboteur(directory), fp.ModelCheckpoint(every_n_train_steps=4)], **settings,
+    )  # fmt: skip
+    trainer.fit(model, data, DataLoader(list(zip(*numbers(100, 1), strict=True)), 16), ckpt_path="last")
+    digest = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode() + value.numpy().tobytes())
+    result = {"weights": digest.hexdigest(), "val_loss": float(trainer.callback_metrics["val_loss"]).hex()}
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

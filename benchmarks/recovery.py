@@ -1,0 +1,219 @@
+"""How long a training stands still when one of its processes is killed.
+
+    bash benchmarks/peers/recovery.sh          # the environment of Ray Train, once
+    python benchmarks/recovery.py --json benchmarks/results/recovery.json
+
+A training of 2, then of 4 processes (`recovery_jobs.py`: the same model and checkpoints in each) is let run until a
+random step; `kill -9` strikes a random rank. Measured is the time until a rank of the next attempt has done a step. The
+kill counts as recovered when the training has got beyond the step that it was killed at, within `PATIENCE_S`. Every kill
+strikes a job of its own, and the contenders take turns:
+
+    footplate warm     the process that forks the ranks is there: a restart costs a fork
+    footplate cold     it is killed with the rank, so it must be started and import torch again
+    torchrun + Lightning, torchrun + bare script: `--max-restarts`, everything else as it comes
+    Ray Train          `FailureConfig(max_failures=…)`
+
+In each round two bare processes are started, too: one does nothing but `import torch`; the other also makes an optimizer,
+for which torch imports as much again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import Figures, Rounds, arguments, interleave, machine, ratio, report
+from processes import Program
+
+KILLS = 10
+WORLDS = (2, 4)
+PATIENCE_S = 60.0
+FIRST_STEP, LAST_STEP = 25, 60  # the kill strikes between these: there are checkpoints then
+OURS = ("footplate warm", "footplate cold")
+CONTENDERS = (*OURS, "torchrun + Lightning", "torchrun + bare script", "Ray Train")
+BARE = {
+    "import torch": "import torch",
+    "import torch, make an optimizer": "import torch; torch.optim.AdamW([torch.zeros(1)])",
+}
+
+_HERE = Path(__file__).parent
+_JOBS = str(_HERE / "recovery_jobs.py")
+_RAY = _HERE / "peers" / ".venvs" / "ray" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rank's report: its process, which step it has done, and when, on the monotonic clock."""
+
+    pid: int
+    rank: int
+    step: int
+    at: float
+
+
+def command(contender: str, directory: Path, world: int) -> list[str]:
+    """What starts a job."""
+    job = {"torchrun + Lightning": "lightning", "torchrun + bare script": "bare", "Ray Train": "ray"}
+    arguments = [_JOBS, job.get(contender, "footplate"), str(directory), str(world)]
+    if contender.startswith("torchrun"):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, "--nproc-per-node", str(world), "--max-restarts", "3", *arguments]
+    return [str(_RAY) if contender == "Ray Train" else sys.executable, *arguments]
+
+
+def measure(contender: str, world: int, chance: random.Random) -> Figures:
+    """Start a job, kill one of its ranks, and see what becomes of it."""
+    if contender in BARE:
+        return {"seconds": start_bare(BARE[contender])}
+    with tempfile.TemporaryDirectory(prefix="fp-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        job = Program(command(contender, directory, world), directory / "said.txt", {"RAY_USAGE_STATS_ENABLED": "0"})
+        try:
+            return _strike(job, contender, directory, world, chance)
+        finally:
+            job.kill()
+
+
+def _strike(job: Program, contender: str, directory: Path, world: int, chance: random.Random) -> Figures:
+    at_step, rank = chance.randint(FIRST_STEP, LAST_STEP), chance.randrange(world)
+    before = _await(job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps))
+    if before is None:
+        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.tail()}")
+    old = {one.pid for one in before}
+    victim = next(one.pid for one in before if one.rank == rank)
+    nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
+    killed = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    if nursery is not None:
+        os.kill(nursery, signal.SIGKILL)
+    reached = max(one.step for one in read(directory) if one.at <= killed)
+
+    def gone_on(steps: list[Step]) -> bool:
+        return any(one.pid not in old and one.step > reached for one in steps)
+
+    after = _await(job, directory, gone_on)
+    figures = {"rank": float(rank), "killed_at_step": float(reached), "recovered": 0.0}
+    if after is None:
+        return figures
+    again = [one for one in after if one.pid not in old]
+    first = min(again, key=lambda one: one.at)
+    return {**figures, "recovered": 1.0, "seconds": first.at - killed, "lost_steps": float(reached + 1 - first.step)}
+
+
+def _await(job: Program, directory: Path, holds: Any) -> list[Step] | None:
+    """The steps once something holds of them; None if it doesn't in time, or the job has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        steps = list(read(directory))
+        if holds(steps):
+            return steps
+        if job.process.poll() is not None:
+            return None
+        time.sleep(0.02)
+    return None
+
+
+def read(directory: Path) -> Iterator[Step]:
+    """All steps of all ranks and attempts so far."""
+    for path in directory.glob("steps-*.log"):
+        rank = int(path.stem.split("-")[1])
+        for line in path.read_text().splitlines():
+            pid, step, at = line.split()
+            yield Step(int(pid), rank, int(step), float(at))
+
+
+def start_bare(program: str) -> float:
+    """Seconds from before the start of a process until it has run a program."""
+    begun = time.monotonic()
+    command = [sys.executable, "-c", f"{program}; import time; print(time.monotonic())"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(ended.stdout) - begun
+
+
+def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
+    """A contender's row."""
+    seconds = [run["seconds"] for run in runs if "seconds" in run]
+    row: dict[str, Any] = {"name": contender}
+    if contender not in BARE:
+        recovered = int(sum(run["recovered"] for run in runs))
+        row = {"name": f"{contender}, {world} ranks", "kills": len(runs), "recovered": recovered}
+    if seconds:
+        row |= {"seconds": statistics.median(seconds), "fastest_s": min(seconds), "slowest_s": max(seconds)}
+    return {**row, "rounds": runs}
+
+
+def quotients(found: dict[int, Rounds]) -> dict[str, Figures]:
+    """Footplate's cold restart against the bare starts of the same rounds."""
+    ratios = {}
+    for world, rounds in found.items():
+        for bare, name in zip(BARE, ("start", "optimizer"), strict=True):
+            recovered = [number for number, run in enumerate(rounds["footplate cold"]) if "seconds" in run]
+            pairs = {one: [rounds[one][number] for number in recovered] for one in ("footplate cold", bare)}
+            if len(recovered) > 1:
+                of_world = "" if world == WORLDS[0] else f"_{world}_ranks"
+                ratios[f"cold_vs_bare_{name}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds")
+    return ratios
+
+
+def main() -> None:
+    options = arguments("How long a training stands still when one of its processes is killed")
+    here = machine()
+    if not options.quick and not _RAY.exists():
+        raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
+    entrants = [*BARE, *(OURS if options.quick else CONTENDERS)]
+    for program in BARE.values():  # file caches
+        start_bare(program)
+    chance = random.Random(0)
+    found: dict[int, Rounds] = {}
+    for world in WORLDS[:1] if options.quick else WORLDS:
+        found[world] = interleave(
+            entrants, lambda name, world=world: measure(name, world, chance), 1 if options.quick else KILLS
+        )
+    write(found, here, options.json)
+
+
+def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:
+    """Report what was found."""
+    bare = {name: [run for rounds in found.values() for run in rounds[name]] for name in BARE}
+    rows = [summary(name, 0, runs) for name, runs in bare.items()]
+    for world, rounds in found.items():
+        rows += [summary(name, world, runs) for name, runs in rounds.items() if name not in BARE]
+    ours = [row for row in rows if row["name"].startswith("footplate")]
+    figures = {
+        "kills": sum(row["kills"] for row in ours),
+        "recovered": sum(row["recovered"] for row in ours),
+        "warm_seconds": next(row.get("seconds") for row in ours if row["name"].startswith("footplate warm")),
+        "patience_s": PATIENCE_S,
+    }
+    report(
+        "recovery",
+        "kill -9 of a rank → first new step, one job for each kill; and the start of a bare process",
+        {
+            "kills": "kills",
+            "recovered": "recovered",
+            "seconds": "median s",
+            "fastest_s": "fastest",
+            "slowest_s": "slowest",
+        },
+        rows,
+        quotients(found),
+        figures,
+        here,
+        ("torch", "footplate", "lightning"),
+        path,
+    )
+
+
+if __name__ == "__main__":
+    main()
