@@ -179,7 +179,7 @@ class CheckpointWriter:
 
     def __init__(self) -> None:
         self._snapshot = Snapshot()
-        self._thread = ThreadPoolExecutor(1, "footplate-checkpoint")
+        self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
     def save(
@@ -204,6 +204,7 @@ class CheckpointWriter:
         """
         self.wait()
         frozen = self._snapshot.take(state)
+        self._thread = self._thread or ThreadPoolExecutor(1, "footplate-checkpoint")
         self._writing = self._thread.submit(_write_between, first, frozen, to_place(path), meta, then)
 
     def wait(self) -> None:
@@ -215,6 +216,15 @@ class CheckpointWriter:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def close(self) -> None:
+        """`wait`, then end the thread; another save begins a new one."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
 
 
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:

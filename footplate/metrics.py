@@ -382,10 +382,7 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for index, value in enumerate(values):
         if isinstance(value, Tensor):
-            if value.is_cpu and value.numel() == 1:  # at hand: nothing to gain from reading several at once
-                result[index] = float(value.item())
-            else:
-                groups.setdefault((value.device, value.dtype), []).append(index)
+            groups.setdefault((value.device, value.dtype), []).append(index)
         else:
             result[index] = float(value)
     for indices in groups.values():

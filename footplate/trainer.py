@@ -507,7 +507,7 @@ class Trainer:
             if self.parallel.several and hasattr(self, "step"):
                 self.step.release()
             with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
-                self._writer.wait()
+                self._writer.close()
             if stage == "fit":
                 for logger in self.loggers:
                     logger.finalize(status)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.storage.local import LocalStore
 
 
 class Mistake(Exception):
@@ -150,7 +151,7 @@ def test_the_first_failure_is_the_one_that_is_shown_when_saving_fails_too(traine
     def full(*_: Any):
         raise fp.CheckpointError("The disk is full.")
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(LocalStore, "write", full)
     with pytest.raises(Mistake):
         trainer(max_epochs=1).fit(FailsIn("forward"), loader(400))
     assert "could not be saved as it was when it failed: The disk is full." in caplog.text

@@ -164,7 +164,7 @@ def test_a_rank_that_is_frozen_is_found_by_its_silence(tmp_path, untouched):
         os.kill(run.wait_for_step(14, 1)["pid"], signal.SIGSTOP)
         began = time.monotonic()
         run.wait_for_step(25, timeout_s=30)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25
         home, said = run.end()
     assert "rank 1 gave no sign of life" in said
     assert_the_same(run, home, untouched)
@@ -179,7 +179,7 @@ def test_sigterm_to_anyone_ends_all_with_143_after_the_same_step_and_nothing_is_
         began = time.monotonic()
         os.kill(pid, signal.SIGTERM)
         run.end(code=143)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     last = [run.steps(rank)[-1]["step"] for rank in (0, 1)]
     assert last[0] == last[1]
     assert checkpoint.read_meta(checkpoint.newest([run.directory]))["global_step"] == last[0]

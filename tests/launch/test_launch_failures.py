@@ -137,7 +137,7 @@ def test_a_mistake_of_the_user_is_not_tried_again_and_nobody_is_waited_for():
     began = time.monotonic()
     with pytest.raises(DataError, match="said in attempt 0"):
         launch(work, world_size=2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_peers_that_do_not_notice_are_killed_after_their_grace(quick):
 
     began = time.monotonic()
     assert launch(work, world_size=2, restarts=quick) == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
 
 def test_what_a_worker_has_started_ends_with_it(tmp_path, quick):

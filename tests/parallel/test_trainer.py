@@ -113,7 +113,7 @@ class SignalsInValidation(Classifier):
         super().validation_step(batch, batch_idx)
         if self.global_rank == 1 and batch_idx == 1 and not self.trainer.sanity_checking:
             os.kill(os.getpid(), 15)
-        time.sleep(0.05)
+        time.sleep(0.3)
 
 
 @pytest.mark.parametrize("even", [True, False])
@@ -124,8 +124,8 @@ def test_a_signal_inside_validation_ends_all_ranks_and_saves(even, tmp_path):
 
     with ranks.start(run, 2) as started:
         began = time.monotonic()
-        assert started.exit_codes(30) == [143, 143]
-        assert time.monotonic() - began < 5  # all of validation would take that long
+        assert started.exit_codes(60) == [143, 143]
+        assert time.monotonic() - began < 20  # all of validation would take that long
     assert checkpoint.newest([tmp_path / "checkpoints"]) is not None
 
 
@@ -157,8 +157,8 @@ def test_when_a_rank_is_killed_the_others_raise_at_once(victim, tmp_path):
 
     with ranks.start(run, 2) as started:
         began = time.monotonic()
-        codes = started.exit_codes(20)
-        assert time.monotonic() - began < 10
+        codes = started.exit_codes(60)
+        assert time.monotonic() - began < 40
     assert codes[victim] == -9
     assert codes[1 - victim] == 1
 
@@ -444,7 +444,9 @@ def test_every_spelling_of_devices_trains_together(tmp_path):
         ({"strategy": "deepspeed_stage_3"}, '"fsdp" shards'),
         ({"strategy": 3}, "expected a name"),
         ({"sync_batchnorm": "yes"}, "expected True or False"),
-        ({"devices": 2}, "torchrun --nproc-per-node 2"),
+        ({"devices": 2, "min_devices": 3}, "min_devices=3"),
+        ({"devices": 2, "heartbeat_timeout": 0}, "heartbeat_timeout=0"),
+        ({"devices": 2, "max_restarts": -1}, "max_restarts=-1"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(settings, said, tmp_path):
