@@ -444,7 +444,6 @@ def test_every_spelling_of_devices_trains_together(tmp_path):
         ({"strategy": "deepspeed_stage_3"}, '"fsdp" shards'),
         ({"strategy": 3}, "expected a name"),
         ({"sync_batchnorm": "yes"}, "expected True or False"),
-        ({"devices": 2}, "torchrun --nproc-per-node 2"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(settings, said, tmp_path):
