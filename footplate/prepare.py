@@ -251,6 +251,25 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
     return to_place(ckpt_path)
 
 
+def read_checkpoint(trainer: Trainer, path: Place) -> dict[str, Any]:
+    """The state that training continues from; one that Lightning has made, under our names, with a word on what it lacks.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
+    """
+    from footplate.compat.lightning_checkpoint import is_lightnings, translate
+
+    state = checkpoint.load(path)
+    if is_lightnings(state):
+        state = translate(state)
+    if "made_by" in state:
+        trainer.print(
+            f"{path} was made by {state['made_by']}: weights, optimizers, schedulers and the place in the epoch continue; "
+            "the order of the data and the random draws can't, and are Footplate's own from here."
+        )
+    return state
+
+
 def explain(error: BaseException) -> Exception | None:
     """A plain error for a traceback that many users have met; None for any other."""
     if isinstance(error, ValueError) and "Expected more than 1 value per channel when training" in str(error):

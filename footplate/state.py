@@ -116,6 +116,8 @@ class RunState:
     def load_training(self, state: dict[str, Any], source: str) -> None:
         """Load everything but the weights, callbacks and loggers, which the other three methods do.
 
+        A state that Lightning has made (see `compat/lightning_checkpoint.py`) lacks some of it; that begins fresh.
+
         Raises:
             CheckpointError: it holds weights only, or other optimizers, schedulers or data.
         """
@@ -125,7 +127,7 @@ class RunState:
                 f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."
             )
         here = [type(optimizer).__qualname__ for optimizer in self.optimizers]
-        if here != state["optimizers"]:
+        if here != state.get("optimizers", here):
             raise CheckpointError(
                 f"{source} was made with {', '.join(state['optimizers']) or 'no optimizer'}; configure_optimizers() now "
                 f"returns {', '.join(here) or 'none'}. Use the same to resume."
@@ -140,15 +142,18 @@ class RunState:
                 )
             for part, part_state in zip(parts, saved, strict=True):
                 _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
-        self.seed = state["seed"]
+        self.seed = state.get("seed", self.seed)
         self.progress.load(state["progress"])
         self.step.load_state_dict(state["step"])
-        if self.progress.batch_idx:
+        if self.progress.batch_idx and "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
         self.callback_metrics.clear()
-        self.callback_metrics.update(state["callback_metrics"])
-        self.loader.load_state_dict(state["loader"])
-        if self.datamodule is not None and state["datamodule"]:
+        self.callback_metrics.update(state.get("callback_metrics", {}))
+        if "loader" in state:
+            self.loader.load_state_dict(state["loader"])
+        elif "position" in state:  # of another loader: as far as it can be one of this
+            self.loader.load_state_dict({**self.loader.state_dict(), **state["position"]})
+        if self.datamodule is not None and state.get("datamodule"):
             self.datamodule.load_state_dict(state["datamodule"])
 
     def load_callbacks(self, state: dict[str, Any]) -> None:

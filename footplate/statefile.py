@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class Entry:
     shape: tuple[int, ...]
     nbytes: int
 
+    @property
+    def numel(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
 
 @dataclass(frozen=True)
 class Outline:
@@ -102,9 +108,7 @@ class Frozen:
     def write(self, file: RawIOBase) -> Written:
         """Write header and bytes."""
         metadata = json.dumps({_TREE: json.dumps(self.tree, separators=(",", ":"))})
-        header = f'{{"__metadata__":{metadata}{self.index}}}'.encode()
-        header += b" " * (-len(header) % 8)
-        header = len(header).to_bytes(8, "little") + header
+        header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
         data = _bytes_of(self.data)
         checksum = 0
         for piece in (memoryview(header), *(data[start : start + _PIECE] for start in range(0, len(data), _PIECE))):
@@ -166,6 +170,36 @@ class Snapshot:
 def freeze(state: Any) -> Frozen:
     """A state copied into memory of its own."""
     return Snapshot().take(state)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO) -> None:
+    """Write a plain safetensors file; what several names share is written for each.
+
+    Raises:
+        CheckpointError: a tensor that the format has no type for, by its name.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"{name}: a {_kind_of(tensor)} has no place in a safetensors file.")
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, start + tensor.nbytes],
+        }
+        start += tensor.nbytes
+    file.write(_frame(json.dumps(header)))
+    for _, tensor in ordered:
+        file.write(_bytes_of(tensor.detach().resolve_conj().contiguous()))
+
+
+def _frame(header: str) -> bytes:
+    """A header as it stands in a file: its length, and padding, so that the tensors behind it are aligned."""
+    text = header.encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple[Any, Written]:

@@ -52,6 +52,7 @@ from footplate.prepare import (
     evaluation_loaders,
     explain,
     find_checkpoint,
+    read_checkpoint,
     refuse_arguments,
     split_datamodule,
     training_loader,
@@ -419,7 +420,7 @@ class Trainer:
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
         self._set_up("fit")
         found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
-        loaded = None if found is None else checkpoint.load(found)
+        loaded = None if found is None else read_checkpoint(self, found)
         place = None  # of the loader
         if loaded is not None:
             self.seed = loaded.get("seed", self.seed)
@@ -654,7 +655,8 @@ class Trainer:
     def _resume_training(self, loaded: dict[str, Any], source: str) -> None:
         """The second half, after `on_fit_start`, where callbacks may still add parameter groups."""
         self._state.load_training(loaded, source)
-        rng.restore(loaded["rng"])
+        if "rng" in loaded:
+            rng.restore(loaded["rng"])
         self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
         if loaded["footplate"].get("failed_in_step"):
             self.print(

@@ -18,6 +18,7 @@ import common  # noqa: E402
 import step_overhead  # noqa: E402
 
 RATIOS = {
+    "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
     "startup": {
         "first_step_vs_raw",
         "import_vs_torch",

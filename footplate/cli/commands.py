@@ -26,6 +26,7 @@ COMMANDS = {
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show what this machine can train on, and what it lacks"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),
+    "checkpoint": Command("footplate.cli.checkpoint", "show what is in a checkpoint, or write it in another form"),
     "completion": Command("footplate.cli.completion", "print a script that completes these commands in a shell"),
 }
 

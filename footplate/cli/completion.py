@@ -37,6 +37,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     top = ArgumentParser(prog="footplate")
     commands = top.add_subcommands()
     for command, about in COMMANDS.items():
-        commands.add_subcommand(command, importlib.import_module(about.module).parser(command), help=about.help)
+        module = importlib.import_module(about.module)
+        parser_of_it = module.parser(command)
+        commands.add_subcommand(command, parser_of_it, help=about.help)
+        if hasattr(module, "add_actions"):  # only once their command has its place
+            module.add_actions(parser_of_it)
     print(top.get_completion_script(f"shtab-{shell}"))
     return 0

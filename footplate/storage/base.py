@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -96,6 +97,10 @@ class Store(ABC):
     @abstractmethod
     def write(self, path: Any, state: Frozen, meta: dict[str, Any]) -> None:
         """Write a checkpoint, whole or not at all; one that was there before is replaced by it."""
+
+    @abstractmethod
+    def write_file(self, path: Any, write: Callable[[BinaryIO], object]) -> None:
+        """Let `write` fill a plain file, which is there whole or not at all; one that was there is replaced by it."""
 
     @abstractmethod
     def delete(self, path: Any) -> None:

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -43,14 +44,11 @@ class LocalStore(Store):
         for old in directory.rglob(f"{_REPLACED}*{SUFFIX}"):
             target = _replaced_by(old)
             if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
+                _discard(old)
             else:
                 old.rename(target)
         for temporary in directory.rglob(f"{_TEMPORARY}*"):
-            if temporary.is_dir() and not temporary.is_symlink():
-                shutil.rmtree(temporary, ignore_errors=True)
-            else:
-                temporary.unlink(missing_ok=True)
+            _discard(temporary)
 
     def kind(self, path: Path) -> Literal["directory", "file"] | None:
         return "directory" if path.is_dir() else "file" if path.exists() else None
@@ -97,6 +95,20 @@ class LocalStore(Store):
             shutil.rmtree(temporary, ignore_errors=True)
             raise _cannot_write(path, error) from error
 
+    def write_file(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
     def delete(self, path: Path) -> None:
         try:
             for name in (META, STATE):
@@ -138,10 +150,18 @@ def _replace(temporary: Path, path: Path) -> None:
         temporary.rename(path)
         return
     old = path.with_name(f"{_REPLACED}{path.name}")
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old)
     path.rename(old)
     temporary.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old)
+
+
+def _discard(path: Path) -> None:
+    """Remove a directory, a file or a link, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -133,6 +133,11 @@ class ObjectStore(Store):
         if before:
             self._remove(path / before)
 
+    def write_file(self, path: RemotePath, write: Callable[[BinaryIO], object]) -> None:
+        content = io.BytesIO()
+        write(content)
+        self._put(path, content.getbuffer())
+
     def delete(self, path: RemotePath) -> None:
         self._remove(path / META)
         self._forget(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
@@ -158,7 +163,7 @@ class ObjectStore(Store):
             raise OSError(f"{file} has {found} bytes instead of {written.nbytes}")
         return written
 
-    def _put(self, file: RemotePath, content: bytes) -> None:
+    def _put(self, file: RemotePath, content: bytes | memoryview) -> None:
         def put() -> None:
             with self._files.open_output_stream(_key(file)) as stream:
                 stream.write(content)

@@ -45,6 +45,8 @@ def test_bash_accepts_the_script(script):
         ("footplate fit --trainer.max_e", {"--trainer.max_epochs"}),
         ("footplate predict --out", {"--output"}),
         ("footplate table --js", {"--json"}),
+        ("footplate checkpoint ins", {"inspect"}),
+        ("footplate checkpoint convert --fo", {"--force"}),
         ("footplate completion z", {"zsh"}),
     ],
 )

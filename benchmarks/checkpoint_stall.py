@@ -1,0 +1,314 @@
+"""How long a training loop stands still while it saves.
+
+    python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
+
+Weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each way of saving has a turn, in a fresh
+process with one torch thread: it trains, saves once to warm up (`first_s`: pages of memory are touched for the first time),
+then some times more; `blocked_s` is the median of these: from the end of a step to the moment at which the next could
+begin. Each save is waited for before the next step, outside of that time. Just before its saves, each process copies the
+state into memory that was touched before, which is what any snapshot costs at least (`memcpy_s`); `stall_vs_memcpy` is the
+quotient within one process.
+
+`step_while_writing`: steps of matrix products on one thread, timed while Footplate's thread writes, against the same steps
+just before. On fewer than two idle cores that measures the machine.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from common import Figures, Rounds, arguments, interleave, let_torchvision_be_imported, machine, median, ratio, report
+
+SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
+QUICK = {"400 MB": (256, 8)}  # not that large
+ROUNDS, SAVES = 5, 3
+
+
+class Stalls:
+    """The durations of some saves, and of a bare copy of the same state before them."""
+
+    def __init__(self) -> None:
+        self.blocked_s: list[float] = []
+        self.memcpy_s = 0.0
+        self.write_s = 0.0
+        self.slowdown = 0.0
+
+    def time(self, save: Callable[[], Any], wait: Callable[[], Any]) -> None:
+        """Time `save`, then wait for what it left to a thread or a process."""
+        begun = time.perf_counter()
+        save()
+        ended = time.perf_counter()
+        wait()
+        self.blocked_s.append(ended - begun)
+        self.write_s = time.perf_counter() - begun
+
+    def copy(self, tensors: list[Any]) -> None:
+        """Time a copy of the state into touched memory."""
+        import torch
+
+        kept = [torch.zeros_like(tensor) for tensor in tensors]
+        times = []
+        for _ in range(SAVES):
+            begun = time.perf_counter()
+            torch._foreach_copy_(kept, tensors)
+            times.append(time.perf_counter() - begun)
+        self.memcpy_s = statistics.median(times)
+
+    def figures(self) -> Figures:
+        found = {
+            "blocked_s": statistics.median(self.blocked_s[1:]),
+            "first_s": self.blocked_s[0],
+            "memcpy_s": self.memcpy_s,
+            "write_s": self.write_s,
+        }
+        found["vs_memcpy"] = found["blocked_s"] / found["memcpy_s"]
+        return found | ({"slowdown": self.slowdown} if self.slowdown else {})
+
+
+def layers(width: int, count: int) -> Any:
+    import torch
+
+    return torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(count))
+
+
+def regularise(module: Any) -> Any:
+    """A loss that reaches every parameter and needs no data."""
+    return sum(parameter.square().sum() for parameter in module.parameters()) * 1e-6
+
+
+def tensors_of(module: Any, optimizer: Any) -> list[Any]:
+    moments = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+    return [*(parameter.detach() for parameter in module.parameters()), *moments]
+
+
+def trained(base: type, stalls: Stalls, width: int, count: int) -> Any:
+    """A module of a trainer's for those layers."""
+    import torch
+
+    class Layers(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers(width, count)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return regularise(self)
+
+        def configure_optimizers(self) -> Any:
+            self.adam = torch.optim.Adam(self.parameters(), lr=1e-3)
+            return self.adam
+
+    return Layers()
+
+
+def timed(base: type, stalls: Stalls, wait: Callable[[Any], Any], **settings: Any) -> Any:
+    """A trainer's own ModelCheckpoint that saves after every step and is timed."""
+
+    class Timed(base):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            if not stalls.blocked_s:
+                stalls.copy(tensors_of(pl_module, pl_module.adam))
+            save = super().on_train_batch_end
+            stalls.time(lambda: save(trainer, pl_module, *rest), lambda: wait(trainer))
+
+    return Timed(every_n_train_steps=1, **settings)
+
+
+def footplate(stalls: Stalls, directory: Path, width: int, count: int, saves: int) -> None:
+    import footplate as fp
+
+    saver = timed(fp.ModelCheckpoint, stalls, lambda trainer: trainer._writer.wait(), dirpath=directory)
+    module = trained(fp.Module, stalls, width, count)
+    trainer = fp.Trainer(
+        accelerator="cpu", max_steps=saves, max_epochs=-1, callbacks=[saver], logger=False, default_root_dir=directory,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, [0] * saves)
+    stalls.slowdown = slowdown(trainer, directory, stalls.write_s)
+
+
+def slowdown(trainer: Any, directory: Path, write_s: float) -> float:
+    """The median step while a checkpoint is written over the median step when none is."""
+    import torch
+
+    matrix = torch.randn(384, 384)
+
+    def steps(goes_on: Callable[[], bool]) -> list[float]:
+        times = []
+        while goes_on():
+            begun = time.perf_counter()
+            torch.mm(matrix, matrix)
+            times.append(time.perf_counter() - begun)
+        return times
+
+    quotients = []
+    for number in range(SAVES):
+        end = time.perf_counter() + max(write_s, 0.2)
+        alone = steps(lambda end=end: time.perf_counter() < end)
+        trainer.write_checkpoint(directory / f"slow-{number}.ckpt")
+        writing = trainer._writer._writing
+        beside = steps(lambda writing=writing: not writing.done())
+        trainer._writer.wait()
+        if beside:
+            quotients.append(statistics.median(beside) / statistics.median(alone))
+    return statistics.median(quotients) if quotients else 1.0
+
+
+def lightning(stalls: Stalls, directory: Path, width: int, count: int, saves: int, **settings: Any) -> None:
+    let_torchvision_be_imported()
+    import logging
+    import warnings
+
+    import lightning.pytorch as pl
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    asynchronous = settings.pop("asynchronous", False)
+
+    def wait(trainer: Any) -> None:
+        if asynchronous:
+            trainer.strategy.checkpoint_io._executor.submit(lambda: None).result()
+
+    saver = timed(pl.callbacks.ModelCheckpoint, stalls, wait, dirpath=directory, **settings)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=saves, max_epochs=-1, callbacks=[saver], logger=False, default_root_dir=directory,
+        enable_progress_bar=False, enable_model_summary=False, plugins=[AsyncCheckpointIO()] if asynchronous else [],
+    )  # fmt: skip
+    trainer.fit(trained(pl.LightningModule, stalls, width, count), [0] * saves)
+
+
+def bare(
+    stalls: Stalls, directory: Path, width: int, count: int, saves: int, save: Callable[[dict[str, Any], Path], Any]
+) -> None:
+    """A loop without a trainer; `save` returns how to wait for it."""
+    import torch
+
+    module = layers(width, count)
+    adam = torch.optim.Adam(module.parameters(), lr=1e-3)
+    for number in range(saves):
+        adam.zero_grad()
+        regularise(module).backward()
+        adam.step()
+        if not number:
+            stalls.copy(tensors_of(module, adam))
+        path = directory / str(number)
+        waiting: list[Callable[[], Any]] = []
+        stalls.time(
+            lambda path=path, waiting=waiting: waiting.append(
+                save({"model": module.state_dict(), "optimizer": adam.state_dict()}, path)
+            ),
+            lambda waiting=waiting: waiting[0](),
+        )
+
+
+def torch_save(state: dict[str, Any], path: Path) -> Callable[[], Any]:
+    import torch
+
+    torch.save(state, path)
+    return lambda: None
+
+
+def async_save(state: dict[str, Any], path: Path) -> Callable[[], Any]:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    writing = dcp.async_save(state, checkpoint_id=str(path))
+    return writing.result  # type: ignore[union-attr]
+
+
+WAYS: dict[str, Callable[..., None]] = {
+    "footplate": footplate,
+    "lightning": lightning,
+    "lightning save_last=True": lambda *given: lightning(*given, save_last=True),
+    "lightning AsyncCheckpointIO": lambda *given: lightning(*given, asynchronous=True),
+    "torch.save": lambda *given: bare(*given, torch_save),
+    "dcp.async_save": lambda *given: bare(*given, async_save),
+}
+
+
+def take_turn(name: str, connection: Connection, width: int, count: int, saves: int) -> None:
+    """What a process does: train, save, tell the times."""
+    import torch
+
+    torch.set_num_threads(1)
+    directory = Path(tempfile.mkdtemp(prefix="footplate-bench-"))
+    stalls = Stalls()
+    try:
+        WAYS[name](stalls, directory, width, count, saves)
+        connection.send(stalls.figures())
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def measure(name: str, width: int, count: int) -> Figures:
+    """One turn, in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=take_turn, args=(name, there, width, count, SAVES + 1))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        raise SystemExit(f"{name} failed.") from None
+    finally:
+        process.join()
+
+
+def main() -> None:
+    options = arguments("How long a training loop stands still while it saves")
+    here = machine()
+    found: dict[str, Rounds] = {}
+    sizes = QUICK if options.quick else SIZES
+    for size, (width, count) in sizes.items():
+        found[size] = interleave(
+            list(WAYS),
+            lambda name, width=width, count=count: measure(name, width, count),
+            2 if options.quick else ROUNDS,
+        )
+    ratios: dict[str, Figures] = {}
+    for size, rounds in found.items():
+        suffix = "" if size == "400 MB" else f"_{size.replace(' ', '')}"
+        own = {"over": rounds["footplate"], "under": [{"vs_memcpy": 1.0, "slowdown": 1.0}] * len(rounds["footplate"])}
+        ratios[f"stall_vs_memcpy{suffix}"] = ratio(own, "over", "under", "vs_memcpy")
+        ratios[f"stall_vs_lightning{suffix}"] = ratio(rounds, "footplate", "lightning", "blocked_s")
+        ratios[f"step_while_writing{suffix}"] = ratio(own, "over", "under", "slowdown")
+    rows = [
+        {
+            "name": f"{size}: {name}",
+            **{f"{figure}_ms": median(runs, f"{figure}_s") * 1e3 for figure in ("blocked", "first", "memcpy", "write")},
+            "least_ms": min(run["blocked_s"] for run in runs) * 1e3,
+            "most_ms": max(run["blocked_s"] for run in runs) * 1e3,
+            "rounds": runs,
+        }
+        for size, rounds in found.items()
+        for name, runs in rounds.items()
+    ]
+    report(
+        "checkpoint_stall",
+        "Milliseconds for which training stands still at a save, medians",
+        {
+            "blocked_ms": "blocked", "least_ms": "least", "most_ms": "most", "first_ms": "first save",
+            "memcpy_ms": "a bare copy", "write_ms": "until written",
+        },
+        rows,
+        ratios,
+        {"state_bytes": {size: 12 * count * width * (width + 1) for size, (width, count) in sizes.items()}},
+        here,
+        ("torch", "footplate", "lightning"),
+        options.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

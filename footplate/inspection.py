@@ -1,0 +1,187 @@
+"""What is in a checkpoint, and whether it is whole; from its marker and header alone, unless it is to be verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from footplate import checkpoint, statefile
+from footplate.errors import CheckpointError, did_you_mean
+from footplate.state import Progress
+from footplate.storage import Place, store_of, to_place
+
+_PARTS = (
+    "state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loader", "datamodule", "step", "metrics", "loggers",
+    "rng",
+)  # fmt: skip
+_PIECE = 16 << 20
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        path: where it is; a link's target.
+        kind: "checkpoint" (ours) or "torch file".
+        fault: what is wrong with it; nothing, if it is whole.
+        verified: its bytes were read and have the checksum that they were written with.
+        newest: it is the newest whole one of its directory; None where it was asked for by itself.
+        module: the class that was trained.
+        epoch: that was in progress, from 0.
+        batch_idx: batches of that epoch that were done.
+        global_step: optimizer steps.
+        created: seconds since 1970.
+        metrics: the latest value of each.
+        nbytes: of its files.
+        weights: how many numbers the weights have, by type.
+        parts: the bytes of the tensors of each part; 0 for one of plain values.
+        position: where the loader was.
+        versions: of Footplate, torch, and who else made it.
+        weights_only: training can't be continued from it.
+    """
+
+    path: str
+    kind: str = "checkpoint"
+    fault: str = ""
+    verified: bool = False
+    newest: bool | None = None
+    module: str | None = None
+    epoch: int | None = None
+    batch_idx: int | None = None
+    global_step: int | None = None
+    created: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    nbytes: int | None = None
+    weights: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
+    position: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    weights_only: bool | None = None
+
+
+def inspect(path: str | Place, verify: bool = False) -> list[CheckpointInfo]:
+    """A checkpoint; or all those of a run's directory, the newest last.
+
+    Args:
+        path: a path or a URI.
+        verify: read all bytes, and compare their checksums.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    place = to_place(path)
+    store = store_of(place)
+    kind = store.kind(place)
+    if kind is None:
+        beside = [one.name for one in store.find(place.parent, deep=False)]
+        raise CheckpointError(
+            f"There is nothing at {place}. {did_you_mean(place.name, beside) if beside else ''}".rstrip()
+        )
+    place = store.resolve(place)
+    if kind == "file" or place.name.endswith(checkpoint.SUFFIX) or store.read_marker(place) is not None:
+        return [inspect_one(place, verify)]
+    found = sorted((inspect_one(one, verify) for one in store.find(place)), key=lambda info: info.created or 0.0)
+    if not found:
+        raise CheckpointError(f"There is no checkpoint in {place}, nor below it.")
+    newest = max((info for info in found if not info.fault), key=lambda info: info.created or 0.0, default=None)
+    return [dataclasses.replace(info, newest=info is newest) for info in found]
+
+
+def inspect_one(place: Place, verify: bool = False) -> CheckpointInfo:
+    """One checkpoint, whole or not."""
+    try:
+        if store_of(place).kind(place) == "file":
+            return _inspect_file(place)
+        return _inspect_checkpoint(place, verify)
+    except CheckpointError as error:
+        return CheckpointInfo(str(place), fault=str(error))
+
+
+def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
+    store = store_of(place)
+    meta, fault = checkpoint.examine(place)
+    if fault:
+        return CheckpointInfo(str(place), fault=fault, **_of_meta(meta))
+    nbytes = meta["files"][checkpoint.STATE]["bytes"]
+    with store.open(place, checkpoint.STATE) as file:
+        outline = statefile.outline(file, nbytes, str(place))
+    tree = outline.tree
+    weights: Counter[str] = Counter()
+    for entry in outline.tensors_of("state_dict").values():
+        weights[str(entry.dtype).removeprefix("torch.")] += entry.numel
+    parts = {
+        name: sum(entry.nbytes for entry in outline.tensors_of(name).values()) for name in _PARTS if tree.get(name)
+    }
+    loader = tree.get("loader") or tree.get("position") or {}
+    return CheckpointInfo(
+        str(place),
+        fault=_checksum_fault(place, meta) if verify else "",
+        verified=verify,
+        batch_idx=tree.get("progress", {}).get("batch_idx"),
+        nbytes=nbytes + (store.size(place, checkpoint.META) or 0),
+        weights=dict(weights),
+        parts=parts,
+        position={name: value for name, value in loader.items() if isinstance(value, (bool, int, float, str))},
+        **_of_meta(meta),
+    )
+
+
+def _of_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    names = ("module", "epoch", "global_step", "created", "weights_only")
+    versions = {name: str(meta[name]) for name in ("footplate", "torch", "made_by", "format") if name in meta}
+    return {**{name: meta.get(name) for name in names}, "metrics": meta.get("metrics", {}), "versions": versions}
+
+
+def _checksum_fault(place: Place, meta: dict[str, Any]) -> str:
+    checksum = 0
+    with store_of(place).open(place, checkpoint.STATE) as file:
+        while piece := file.read(_PIECE):
+            checksum = zlib.crc32(piece, checksum)
+    if checksum == meta["files"][checkpoint.STATE].get("crc32"):
+        return ""
+    return f"{place} is damaged: the checksum of {checkpoint.STATE} is not the one it was written with."
+
+
+def _inspect_file(place: Place) -> CheckpointInfo:
+    """A file of torch's, such as Lightning's: it has no header that could be read alone."""
+    from footplate.compat.lightning_checkpoint import is_lightnings, translate
+
+    state = checkpoint.load(place)
+    if is_lightnings(state):
+        state = translate(state)
+    weights: Counter[str] = Counter()
+    for value in state["state_dict"].values():
+        if isinstance(value, Tensor):
+            weights[str(value.dtype).removeprefix("torch.")] += value.numel()
+    progress = Progress(**state["progress"]) if "progress" in state else None
+    versions = {"made_by": state["made_by"]} if "made_by" in state else {}
+    return CheckpointInfo(
+        str(place),
+        kind="torch file",
+        module=state.get("module"),
+        epoch=state.get("epoch"),
+        batch_idx=progress and progress.batch_idx,
+        global_step=state.get("global_step"),
+        created=place.stat().st_mtime if isinstance(place, Path) else None,
+        nbytes=store_of(place).size(place, ""),
+        weights=dict(weights),
+        parts={name: _tensor_nbytes(state[name]) for name in _PARTS if state.get(name)},
+        position=state.get("position", {}),
+        versions=versions,
+        weights_only=progress is None,
+    )
+
+
+def _tensor_nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_tensor_nbytes, value.values()))
+    return sum(map(_tensor_nbytes, value)) if isinstance(value, (list, tuple)) else 0
