@@ -45,6 +45,17 @@ def test_lakehouse_images_goes_from_one_version_of_a_table_to_a_table_of_predict
 
 
 @pytest.mark.slow
+@pytest.mark.engine
+def test_lakehouse_goes_from_a_spark_dataframe_through_an_old_version_to_a_resumed_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    printed = run_example("lakehouse.py", tmp_path)
+    found = re.findall(r"version 0: off by (\S+) minutes after (\d+) steps", printed)
+    (first, steps), (last, more_steps) = [(float(error), int(count)) for error, count in found]
+    assert more_steps == 3 * steps
+    assert last < 0.7 * first
+
+
+@pytest.mark.slow
 def test_resume_ends_with_the_weights_of_a_run_that_was_never_interrupted(tmp_path):
     printed = run_example("resume.py", tmp_path)
     assert "interrupted: the power is gone" in printed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -72,6 +73,9 @@ class ImageFolderSource:
     def nulls(self, column: str) -> int:
         """There are none."""
         return 0
+
+    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
+        """Nothing."""
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """The first rows of a group."""

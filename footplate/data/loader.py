@@ -26,6 +26,7 @@ from footplate.data.pipeline import Pipeline
 from footplate.data.plan import Epoch, Order, choose_streams
 from footplate.data.recipe import make_recipe
 from footplate.data.table import Table
+from footplate.data.workers import Workers
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.parallel.world import World
 
@@ -52,6 +53,8 @@ class Loader:
         on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
         num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.
         prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
+        num_workers: how many processes call `transform`, for one that is slow and holds Python's lock; 0 calls it in
+            the threads. What comes of a row is the same. See `footplate.data.workers`.
         cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
             `footplate.data.cache`.
 
@@ -76,6 +79,7 @@ class Loader:
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
+        num_workers: int = 0,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         _check_count("batch_size", batch_size)
@@ -97,6 +101,12 @@ class Loader:
         self._world = world
         self._num_threads = None if num_threads == "auto" else _check_count("num_threads", num_threads)
         self._prefetch = None if prefetch == "auto" else _check_count("prefetch", prefetch)
+        self._num_workers = _check_count("num_workers", num_workers, least=0)
+        if num_workers and transform is None:
+            raise ConfigError(
+                f"num_workers={num_workers}: worker processes call transform=, and there is none. Decoding uses threads: "
+                "num_threads=."
+            )
         self._recipe = make_recipe(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
         self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
@@ -105,6 +115,7 @@ class Loader:
         if cache is not None and image_size is None:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
         self._caches: dict[str, CachedImages] | None = None
+        self._workers: Workers | None = None
         self._global_batch_size: int | None = None
         self._epoch = 0
         self._batch = 0
@@ -144,9 +155,9 @@ class Loader:
         world, epoch = self.world, self._plan(self._epoch)
         batches = epoch.num_batches(world.size)
         start = min(self._batch, batches)
-        threads = self._num_threads or _cores(world)
-        ahead = self._batches_ahead(threads)
-        pipeline = Pipeline(self.table, self._recipe, epoch, start, world, threads, ahead, self._open_caches())
+        threads = max(self._num_threads or _cores(world), self._num_workers)
+        ahead, caches, workers = self._batches_ahead(threads), self._open_caches(), self._open_workers()
+        pipeline = Pipeline(self.table, self._recipe, epoch, start, world, threads, ahead, caches, workers)
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
                 self.skipped += skipped
@@ -220,7 +231,7 @@ class Loader:
         self._restored = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_caches": None}
+        return {**self.__dict__, "_caches": None, "_workers": None}
 
     def _open_caches(self) -> dict[str, CachedImages]:
         if self._caches is None:
@@ -231,6 +242,15 @@ class Loader:
                 if self._cache is not None
             }
         return self._caches
+
+    def _open_workers(self) -> Workers | None:
+        """The worker processes; they stay from epoch to epoch."""
+        if not self._num_workers:
+            return None
+        if self._workers is None or not self._workers.is_alive:
+            assert self._recipe.transform is not None
+            self._workers = Workers(self._recipe.transform, self.seed, self._num_workers)
+        return self._workers
 
     def _plan(self, epoch: int) -> Epoch:
         order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, self._streams, self._window)

@@ -22,6 +22,7 @@ from footplate.data.plan import Piece
 from footplate.data.recipe import Recipe
 from footplate.data.table import Table
 from footplate.data.window import Window, slices_of
+from footplate.data.workers import RowError, Workers
 from footplate.errors import DataError
 
 _ROWS_PER_TASK = 32
@@ -68,6 +69,7 @@ class Maker:
         decoders: the threads that decode and transform.
         caches: the decoded caches of image columns.
         buffers: where batches find memory.
+        workers: the processes that transform; None when the decoders do.
     """
 
     def __init__(
@@ -78,10 +80,11 @@ class Maker:
         decoders: ThreadPoolExecutor,
         caches: Mapping[str, CachedImages],
         buffers: Buffers,
+        workers: Workers | None,
     ) -> None:
         self._table, self._recipe, self._epoch = table, recipe, epoch
         self._decoders, self._caches = decoders, caches
-        self._buffers = buffers
+        self._buffers, self._workers = buffers, workers
         self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
         self._with_rng = recipe.transform is not None and rows.takes_rng(recipe.transform)
 
@@ -154,18 +157,19 @@ class Maker:
         self, plain: list[rows.Row], encoded: dict[str, Views], places: np.ndarray, numbers: np.ndarray
     ) -> tuple[list[rows.Row | None], list[Bad]]:
         """Decode and transform some rows; None for those that can't be decoded."""
-        found: list[rows.Row | None] = []
+        decoded: dict[int, rows.Row] = {}
         bad: list[Bad] = []
         for at, row in enumerate(plain):
             try:
                 images = {name: self._image(name, views[at : at + 1], numbers[at]) for name, views in encoded.items()}
             except BadImage as error:
-                found.append(None)
                 bad.append((at, str(error)))
                 continue
-            row = {name: {**row, **images}[name] for name in self._table.columns}
-            found.append(self._transform_row(row, places[at], int(numbers[at])))
-        return found, bad
+            decoded[at] = {name: {**row, **images}[name] for name in self._table.columns}
+        good = list(decoded)
+        transformed = self._transform_rows(list(decoded.values()), places[good], numbers[good].tolist())
+        found = dict(zip(good, transformed, strict=True))
+        return [found.get(at) for at in range(len(plain))], bad
 
     def _image(self, name: str, view: Views, number: np.integer) -> torch.Tensor:
         """One image as a transform gets it: (channels, height, width), red first."""
@@ -177,6 +181,15 @@ class Maker:
         image = decode(view[0], self._recipe.formats[name])
         return torch.from_numpy(image[None] if image.ndim == 2 else image[:, :, ::-1].transpose(2, 0, 1).copy())
 
+    def _transform_rows(self, decoded: list[rows.Row], places: np.ndarray, numbers: list[int]) -> list[rows.Row]:
+        if self._workers is None:
+            return [self._transform_row(*one) for one in zip(decoded, places, numbers, strict=True)]
+        try:
+            return self._workers.run(decoded, numbers, self._epoch)
+        except RowError as failed:
+            self._note(failed.error, places[failed.at])
+            raise failed.error from None
+
     def _transform_row(self, row: rows.Row, place: np.ndarray, number: int) -> rows.Row:
         transform = self._recipe.transform
         assert transform is not None
@@ -185,8 +198,11 @@ class Maker:
                 return transform(row, rng=rows.row_generator(self._recipe.seed, self._epoch, number))
             return transform(row)
         except Exception as error:
-            error.add_note(f"This was in transform=, for the row {self._table.where(*place.tolist())}.")
+            self._note(error, place)
             raise
+
+    def _note(self, error: BaseException, place: np.ndarray) -> None:
+        error.add_note(f"This was in transform=, for the row {self._table.where(*place.tolist())}.")
 
     def _where(self, making: Making, number: int) -> str:
         return self._table.where(*making.places()[number].tolist())

@@ -55,6 +55,9 @@ class MemorySource:
         """Nulls of a column."""
         return self._table.column(column).null_count
 
+    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
+        """Nothing."""
+
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """The first rows of a slice."""
         return self.read(group, columns).slice(0, rows)

@@ -44,6 +44,7 @@ class TableDataModule(DataModule):
         on_error: see `Loader`.
         num_threads: see `Loader`.
         prefetch: see `Loader`.
+        num_workers: see `Loader`; of the loaders that have a transform.
         cache: see `Loader`.
 
     Raises:
@@ -71,6 +72,7 @@ class TableDataModule(DataModule):
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
+        num_workers: int = 0,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"train": train, "val": val, "test": test, "predict": predict}
@@ -96,6 +98,7 @@ class TableDataModule(DataModule):
             "cache": cache,
         }
         self._drop_last = drop_last
+        self._num_workers = num_workers
         described = {f"{name}_table": f"{one.uri}@{one.version}" for name, one in self.tables.items()}
         kept = {"batch_size": batch_size, "split": dict(split) if split else None, "split_key": split_key, "seed": seed}
         kept |= {"image_size": image_size, "image_mode": image_mode, "drop_last": drop_last, "on_error": on_error}
@@ -121,12 +124,14 @@ class TableDataModule(DataModule):
         if stage not in self.tables:
             return None
         training = stage == "train"
+        transform = self._transforms["train"] if training else self._eval_transform
         return Loader(
             self.tables[stage],
             self.batch_size,
             shuffle=training,
             drop_last=training and self._drop_last,
-            transform=self._transforms["train"] if training else self._eval_transform,
+            transform=transform,
+            num_workers=self._num_workers if transform is not None else 0,
             **self._options,
         )
 

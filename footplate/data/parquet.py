@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,12 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from footplate.data.location import FoundFile, Location
+from footplate.data.pruning import bounded, bounds_help, known_value
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
 
@@ -208,6 +211,23 @@ class ParquetSource:
                     return None
                 total += statistics.null_count
         return total
+
+    def guarantee(self, group: int, columns: Sequence[str], filter: pc.Expression) -> pc.Expression | None:
+        """What the footer's statistics and the partition values say."""
+        number, index, _ = self._places[group]
+        file, metadata = self._files[number], self._footers[number].metadata
+        at = {metadata.schema.column(column).path: column for column in range(metadata.num_columns)}
+        stored = set(metadata.schema.to_arrow_schema().names)
+        known = []
+        for column in map(self.schema.field, columns):
+            own = self._renamed.get(column.name, column.name)
+            if own not in stored:
+                known.append(known_value(column, file.partition.get(column.name)))
+            elif own in at and bounds_help(column, filter):
+                chunk = metadata.row_group(index).column(at[own])
+                known.append(bounded(column, chunk, metadata.schema.column(at[own]).logical_type))
+        there = [expression for expression in known if expression is not None]
+        return functools.reduce(operator.and_, there) if there else None
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """Read only the pages that hold a row group's first rows."""

@@ -24,6 +24,7 @@ from footplate.data.plan import Epoch
 from footplate.data.recipe import Recipe
 from footplate.data.table import Table
 from footplate.data.window import Schedule
+from footplate.data.workers import Workers
 from footplate.parallel.world import World
 
 _READERS = 2
@@ -41,6 +42,7 @@ class Pipeline:
         threads: how many threads decode and transform.
         prefetch: how many batches may be in the making.
         caches: the decoded caches of image columns; when all are complete, images are not read.
+        workers: the processes that transform rows; None when threads do.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Pipeline:
         threads: int,
         prefetch: int,
         caches: Mapping[str, CachedImages],
+        workers: Workers | None = None,
     ) -> None:
         buffers = Buffers()
         complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
@@ -65,7 +68,7 @@ class Pipeline:
         self._readers = ThreadPoolExecutor(1 if one_at_a_time else _READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
-        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers)
+        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers, workers)
         self._feeder = threading.Thread(target=self._feed, name="footplate-feed", daemon=True)
         self._feeder.start()
 

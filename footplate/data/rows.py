@@ -7,9 +7,9 @@
 
 A row is a dict: an image is a uint8 tensor (channels, height, width), an integer an int, a float a numpy scalar (so it
 keeps its width), a list a tensor, text a str. The transform returns a dict, which may have other keys. It is called
-from several threads. A parameter named `rng` is what makes it take the generator; draw from nothing else, and a run can
-be repeated and resumed exactly. (The random transforms of torchvision draw from torch's global generator instead: they
-work, but don't repeat.)
+from several threads, or in several processes (`num_workers=`). A parameter named `rng` is what makes it take the
+generator; draw from nothing else, and a run can be repeated and resumed exactly. (The random transforms of torchvision
+draw from torch's global generator instead: they work, but don't repeat.)
 """
 
 from __future__ import annotations

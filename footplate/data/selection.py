@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from footplate.data.pruning import can_match
 from footplate.data.source import RowGroup, Source
 from footplate.errors import DataError, did_you_mean
 
@@ -64,6 +65,14 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
             'pc.field("year") > 2020, or tuples such as [("year", ">", 2020)].'
         ) from error
     return expression
+
+
+def candidates(source: Source, groups: int, filter: pc.Expression | None) -> list[bool]:
+    """For each row group, whether a row of it can pass the filter, by what is known without reading it."""
+    if filter is None:
+        return [True] * groups
+    columns = sorted(_columns_of(filter, source.schema.names))
+    return can_match(filter, source.schema, [source.guarantee(number, columns, filter) for number in range(groups)])
 
 
 def positions(

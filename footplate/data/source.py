@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ class Source(Protocol):
 
     def nulls(self, column: str) -> int | None:
         """How many nulls a column has, if that is known without reading it."""
+        ...
+
+    def guarantee(self, group: int, columns: Sequence[str], filter: pc.Expression) -> pc.Expression | None:
+        """What is known of these columns in every row of a group without reading it, as far as it helps a filter."""
         ...
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:

@@ -28,7 +28,7 @@ from footplate.data.arrow import indices
 from footplate.data.delta_versions import Version
 from footplate.data.filecache import FileCache
 from footplate.data.opening import open_source
-from footplate.data.selection import Split, positions, to_expression
+from footplate.data.selection import Split, candidates, positions, to_expression
 from footplate.data.source import RowGroup
 from footplate.errors import ConfigError, DataError, did_you_mean
 
@@ -258,11 +258,16 @@ class Table:
 
     @functools.cached_property
     def _positions(self) -> list[np.ndarray | None]:
-        groups = list(enumerate(self._source.groups([])))
+        groups = self._source.groups([])
+        possible = candidates(self._source, len(groups), self._filter)
+
+        def chosen(number: int) -> np.ndarray | None:
+            if not possible[number]:
+                return np.zeros(0, np.int64)
+            return positions(self._source, number, groups[number], self._filter, self._splits)
+
         with ThreadPoolExecutor(4, "footplate-select") as pool:
-            return list(
-                pool.map(lambda item: positions(self._source, item[0], item[1], self._filter, self._splits), groups)
-            )
+            return list(pool.map(chosen, range(len(groups))))
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:

@@ -98,6 +98,9 @@ class TFRecordSource:
         """Known only for whole records."""
         return 0 if column == "record" else None
 
+    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
+        """Nothing."""
+
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """The first rows of a group."""
         return self.read(group, columns).slice(0, rows)
