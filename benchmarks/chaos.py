@@ -78,7 +78,7 @@ class Training:
         self.recipe = recipe
         self.falls: list[Fall] = []
         self._findings = findings
-        self._excuses: set[int] = set()
+        self._excuses: dict[int, str] = {}  # exit codes that blows explain, with what must have been said then
         self._seen = 0
         self.program = self._start()
 
@@ -108,7 +108,7 @@ class Training:
     # Its processes
 
     def _start(self) -> Program:
-        self._excuses = set()
+        self._excuses = {}
         return Program([sys.executable, _SCRIPT, str(self.directory), self.recipe], self.directory / "said.txt")
 
     def _nursery(self) -> psutil.Process | None:
@@ -149,7 +149,7 @@ class Training:
             if now - begun > STUCK_S:
                 self._findings.note("stuck", 1, **self._circumstances())
                 self.program.kill()
-                self._excuses.add(-signal.SIGKILL)
+                self._excuses[-signal.SIGKILL] = ""
             time.sleep(0.02)
 
     def _progressed(self) -> bool:
@@ -173,8 +173,8 @@ class Training:
         self._check_checkpoints()
         if code == 0:
             return True
-        if code not in self._excuses:
-            said = self.program.tail()
+        said = self.program.said()
+        if code not in self._excuses or self._excuses[code] not in said:
             self._findings.note("unexpected", 1, exit_code=code, said=said, **self._circumstances())
         self._make_room()
         self.program = self._start()
@@ -212,7 +212,7 @@ class Training:
         return self._signal_rank(blow, signal.SIGSTOP)
 
     def _terminate_rank(self, blow: Blow) -> bool:
-        self._excuses.add(143)
+        self._excuses[143] = ""
         return self._signal_rank(blow, signal.SIGTERM)
 
     def _kill_nursery(self, blow: Blow) -> bool:
@@ -220,11 +220,11 @@ class Training:
         return nursery is not None and _send(nursery, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
-        self._excuses.add(-signal.SIGKILL)
+        self._excuses[-signal.SIGKILL] = ""
         return _send(psutil.Process(self.program.process.pid), signal.SIGKILL)
 
     def _terminate_supervisor(self, blow: Blow) -> bool:
-        self._excuses |= {143, -signal.SIGTERM}  # the latter before the trainer has set its handlers
+        self._excuses |= {143: "", -signal.SIGTERM: ""}  # the latter before the trainer has set its handlers
         return _send(psutil.Process(self.program.process.pid), signal.SIGTERM)
 
     def _kill_in_write(self, blow: Blow) -> bool:
@@ -234,7 +234,7 @@ class Training:
         return self._order({"do": "kill", "event": 1 + int(blow.where * FILE_EVENTS)})
 
     def _fill_disk(self, blow: Blow) -> bool:
-        self._excuses.add(1)
+        self._excuses[1] = "The disk is full"
         if not (self.directory / "run").is_mount():
             return self._order({"do": "full", "byte": int(blow.where * self._checkpoint_bytes())})
         _fill(self.directory / "run" / "ballast", leave=int(blow.where * self._checkpoint_bytes()))

@@ -89,7 +89,7 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
     at_step, rank = chance.randint(FIRST_STEP, LAST_STEP), chance.randrange(world)
     before = _await(job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps))
     if before is None:
-        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.tail()}")
+        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.said()}")
     old = {one.pid for one in before}
     victim = next(one.pid for one in before if one.rank == rank)
     nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
