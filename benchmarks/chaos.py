@@ -15,7 +15,8 @@ ranks, every validation, every epoch's mean, the final weights. Counted besides:
 - `orphans`: processes that are still there `PATIENCE_S` after the script has ended;
 - `stuck`: blows after which no batch was trained for `STUCK_S`;
 - `unexpected`: ends of the script that no blow explains;
-- `overlapping`: batches that a process trained when its successor had begun.
+- `overlapping`: batches that a process trained when its successor had begun;
+- `litter`: what lies beside the last checkpoint in the end.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class Training:
     def lines(self) -> list[Line]:
         """The journal."""
         return read(self.directory)
+
+    def litter(self) -> list[str]:
+        """What lies beside the last checkpoint and its link, once the training has ended."""
+        last = self.directory / "run" / "checkpoints" / "last.ckpt"
+        return [path.name for path in last.parent.iterdir() if path not in (last, last.resolve())]
 
     def close(self) -> None:
         """Leave nothing."""
@@ -246,7 +252,7 @@ class Training:
         return self._kill_rank(blow)
 
     def _order(self, order: dict[str, Any]) -> bool:
-        """Have rank 0 do something, and wait until it has."""
+        """Have rank 0 do something, and wait until it has died of it."""
         taken = self.directory / TAKEN
         taken.unlink(missing_ok=True)
         before = {rank.pid for rank in self._ranks()}
@@ -254,13 +260,12 @@ class Training:
         temporary.write_text(json.dumps(order))
         temporary.rename(self.directory / ORDER)
 
-        def done() -> bool:
-            return taken.exists() and not before & {rank.pid for rank in self._ranks()}
-
-        while self.program.process.poll() is None and not done():
+        while self.program.process.poll() is None:
+            if taken.exists() and not before & {rank.pid for rank in self._ranks()}:
+                return True
             time.sleep(0.01)
         (self.directory / ORDER).unlink(missing_ok=True)
-        return taken.exists()
+        return self.program.process.poll() != 0
 
     def _until_ended(self) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,6 +386,8 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
     if faults:
         findings.note("diverged", 1, seed=seed, recipe=training.recipe, falls=falls, faults=faults[:20], of=len(faults))
     findings.note("overlapping", overlaps(lines), seed=seed, falls=falls)
+    litter = training.litter()
+    findings.note("litter", len(litter), seed=seed, falls=falls, names=litter)
 
 
 def arguments() -> argparse.Namespace:
@@ -406,7 +413,7 @@ def main() -> None:
             row |= {"lost_batches": sum(one["lost_batches"] for one in mine) / len(mine)}
             row |= {"seconds": spread([one["seconds"] for one in mine])["median"]}
         rows.append(row)
-    counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping")
+    counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping", "litter")
     figures = {
         "kills": len(falls),
         **{name: findings.counts[name] for name in counted},
