@@ -15,7 +15,8 @@ ranks, every validation, every epoch's mean, the final weights. Counted besides:
 - `orphans`: processes that are still there `PATIENCE_S` after the script has ended;
 - `stuck`: blows after which no batch was trained for `STUCK_S`;
 - `unexpected`: ends of the script that no blow explains;
-- `overlapping`: batches that a process trained when its successor had begun.
+- `overlapping`: batches that a process trained when its successor had begun;
+- `litter`: what lies beside the last checkpoint in the end.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Training:
         self.recipe = recipe
         self.falls: list[Fall] = []
         self._findings = findings
-        self._excuses: set[int] = set()
+        self._excuses: dict[int, str] = {}  # exit codes that blows explain, with what must have been said then
         self._seen = 0
         self.program = self._start()
 
@@ -101,6 +102,11 @@ class Training:
         """The journal."""
         return read(self.directory)
 
+    def litter(self) -> list[str]:
+        """What lies beside the last checkpoint and its link, once the training has ended."""
+        last = self.directory / "run" / "checkpoints" / "last.ckpt"
+        return [path.name for path in last.parent.iterdir() if path not in (last, last.resolve())]
+
     def close(self) -> None:
         """Leave nothing."""
         self.program.kill()
@@ -108,7 +114,7 @@ class Training:
     # Its processes
 
     def _start(self) -> Program:
-        self._excuses = set()
+        self._excuses = {}
         return Program([sys.executable, _SCRIPT, str(self.directory), self.recipe], self.directory / "said.txt")
 
     def _nursery(self) -> psutil.Process | None:
@@ -149,7 +155,7 @@ class Training:
             if now - begun > STUCK_S:
                 self._findings.note("stuck", 1, **self._circumstances())
                 self.program.kill()
-                self._excuses.add(-signal.SIGKILL)
+                self._excuses[-signal.SIGKILL] = ""
             time.sleep(0.02)
 
     def _progressed(self) -> bool:
@@ -173,8 +179,8 @@ class Training:
         self._check_checkpoints()
         if code == 0:
             return True
-        if code not in self._excuses:
-            said = self.program.tail()
+        said = self.program.said()
+        if code not in self._excuses or self._excuses[code] not in said:
             self._findings.note("unexpected", 1, exit_code=code, said=said, **self._circumstances())
         self._make_room()
         self.program = self._start()
@@ -212,7 +218,7 @@ class Training:
         return self._signal_rank(blow, signal.SIGSTOP)
 
     def _terminate_rank(self, blow: Blow) -> bool:
-        self._excuses.add(143)
+        self._excuses[143] = ""
         return self._signal_rank(blow, signal.SIGTERM)
 
     def _kill_nursery(self, blow: Blow) -> bool:
@@ -220,11 +226,11 @@ class Training:
         return nursery is not None and _send(nursery, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
-        self._excuses.add(-signal.SIGKILL)
+        self._excuses[-signal.SIGKILL] = ""
         return _send(psutil.Process(self.program.process.pid), signal.SIGKILL)
 
     def _terminate_supervisor(self, blow: Blow) -> bool:
-        self._excuses |= {143, -signal.SIGTERM}  # the latter before the trainer has set its handlers
+        self._excuses |= {143: "", -signal.SIGTERM: ""}  # the latter before the trainer has set its handlers
         return _send(psutil.Process(self.program.process.pid), signal.SIGTERM)
 
     def _kill_in_write(self, blow: Blow) -> bool:
@@ -234,7 +240,7 @@ class Training:
         return self._order({"do": "kill", "event": 1 + int(blow.where * FILE_EVENTS)})
 
     def _fill_disk(self, blow: Blow) -> bool:
-        self._excuses.add(1)
+        self._excuses[1] = "The disk is full"
         if not (self.directory / "run").is_mount():
             return self._order({"do": "full", "byte": int(blow.where * self._checkpoint_bytes())})
         _fill(self.directory / "run" / "ballast", leave=int(blow.where * self._checkpoint_bytes()))
@@ -246,7 +252,7 @@ class Training:
         return self._kill_rank(blow)
 
     def _order(self, order: dict[str, Any]) -> bool:
-        """Have rank 0 do something, and wait until it has."""
+        """Have rank 0 do something, and wait until it has died of it."""
         taken = self.directory / TAKEN
         taken.unlink(missing_ok=True)
         before = {rank.pid for rank in self._ranks()}
@@ -254,13 +260,12 @@ class Training:
         temporary.write_text(json.dumps(order))
         temporary.rename(self.directory / ORDER)
 
-        def done() -> bool:
-            return taken.exists() and not before & {rank.pid for rank in self._ranks()}
-
-        while self.program.process.poll() is None and not done():
+        while self.program.process.poll() is None:
+            if taken.exists() and not before & {rank.pid for rank in self._ranks()}:
+                return True
             time.sleep(0.01)
         (self.directory / ORDER).unlink(missing_ok=True)
-        return taken.exists()
+        return self.program.process.poll() != 0
 
     def _until_ended(self) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,6 +386,8 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
     if faults:
         findings.note("diverged", 1, seed=seed, recipe=training.recipe, falls=falls, faults=faults[:20], of=len(faults))
     findings.note("overlapping", overlaps(lines), seed=seed, falls=falls)
+    litter = training.litter()
+    findings.note("litter", len(litter), seed=seed, falls=falls, names=litter)
 
 
 def arguments() -> argparse.Namespace:
@@ -406,7 +413,7 @@ def main() -> None:
             row |= {"lost_batches": sum(one["lost_batches"] for one in mine) / len(mine)}
             row |= {"seconds": spread([one["seconds"] for one in mine])["median"]}
         rows.append(row)
-    counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping")
+    counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping", "litter")
     figures = {
         "kills": len(falls),
         **{name: findings.counts[name] for name in counted},

@@ -29,8 +29,9 @@ class Program:
 
     def __init__(self, command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None) -> None:
         self._mark = uuid.uuid4().hex
-        self.said = said
+        self._said = said
         with said.open("ab") as file:
+            self._before = file.tell()
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -62,9 +63,9 @@ class Program:
             time.sleep(0.02)
         self.process.wait()
 
-    def tail(self, nbytes: int = 3000) -> str:
+    def said(self, nbytes: int = 3000) -> str:
         """The end of what it has said."""
-        return self.said.read_bytes()[-nbytes:].decode(errors="replace")
+        return self._said.read_bytes()[self._before :][-nbytes:].decode(errors="replace")
 
     def _owns(self, process: psutil.Process) -> bool:
         try:

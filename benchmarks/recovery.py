@@ -19,6 +19,7 @@ for which torch imports as much again.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -33,10 +34,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import Figures, Rounds, arguments, interleave, machine, ratio, report
+from common import Figures, Rounds, interleave, machine, ratio, report
 from processes import Program
 
-KILLS = 10
 WORLDS = (2, 4)
 PATIENCE_S = 60.0
 FIRST_STEP, LAST_STEP = 25, 60  # the kill strikes between these: there are checkpoints then
@@ -89,7 +89,7 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
     at_step, rank = chance.randint(FIRST_STEP, LAST_STEP), chance.randrange(world)
     before = _await(job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps))
     if before is None:
-        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.tail()}")
+        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.said()}")
     old = {one.pid for one in before}
     victim = next(one.pid for one in before if one.rank == rank)
     nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
@@ -167,20 +167,46 @@ def quotients(found: dict[int, Rounds]) -> dict[str, Figures]:
 
 
 def main() -> None:
-    options = arguments("How long a training stands still when one of its processes is killed")
+    options = arguments()
     here = machine()
-    if not options.quick and not _RAY.exists():
+    if options.peer_kills and not _RAY.exists():
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
-    entrants = [*BARE, *(OURS if options.quick else CONTENDERS)]
     for program in BARE.values():  # file caches
         start_bare(program)
-    chance = random.Random(0)
-    found: dict[int, Rounds] = {}
-    for world in WORLDS[:1] if options.quick else WORLDS:
-        found[world] = interleave(
-            entrants, lambda name, world=world: measure(name, world, chance), 1 if options.quick else KILLS
-        )
+    found = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
     write(found, here, options.json)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How long a training stands still when one of its processes is killed")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="one kill, and Footplate only: shows that it works, no more"
+    )
+    parser.add_argument("--kills", type=int, default=10, help="of each contender and number of ranks")
+    parser.add_argument("--peer-kills", type=int, help="of the peers, which take a minute for each (default: as many)")
+    options = parser.parse_args()
+    if options.peer_kills is None:
+        options.peer_kills = options.kills
+    options.worlds = WORLDS
+    if options.quick:
+        options.kills, options.peer_kills, options.worlds = 1, 0, WORLDS[:1]
+    return options
+
+
+def compare(world: int, kills: int, peer_kills: int) -> Rounds:
+    """All contenders take turns; when the peers have had theirs, Footplate and the bare starts go on."""
+    chance = random.Random(world)
+
+    def turn(name: str) -> Figures:
+        figures = measure(name, world, chance)
+        print(f"{name}, {world} ranks: {figures}", flush=True)
+        return figures
+
+    found = interleave([*BARE, *CONTENDERS], turn, peer_kills)
+    for name, runs in interleave([*BARE, *OURS], turn, kills - peer_kills).items():
+        found[name] += runs
+    return {name: runs for name, runs in found.items() if runs}
 
 
 def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:

@@ -36,7 +36,7 @@ def test_a_training_killed_twenty_times_in_ten_ways_is_bit_for_bit_the_one_that_
     found = measured("chaos", tmp_path / "chaos.json", "--kills", "20", "--seed", "4")
     figures = found["figures"]
     assert figures["findings"] == []
-    wrong = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping")
+    wrong = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping", "litter")
     assert {name: figures[name] for name in wrong} == dict.fromkeys(wrong, 0)
     assert figures["kills"] == 20
     assert {row["name"]: row["kills"] for row in found["rows"]} == dict.fromkeys(KINDS, 2)
