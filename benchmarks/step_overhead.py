@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 from common import Figures, arguments, interleave, machine, median, ratio, report
-from step_variants import CHECKPOINT_EVERY, VARIANTS
+from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
@@ -84,17 +84,18 @@ class Turns:
         yield next(endless)  # a trainer that knows the length does not ask again after the last
 
 
-def train(name: str, connection: Connection, turns: list[int], terminal: str) -> None:
+def train(loop: Loop, connection: Connection, turns: list[int], terminal: str, environment: dict[str, str]) -> None:
     """What each process does: train on a terminal."""
     screen = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
     os.dup2(screen, 1)
     os.dup2(screen, 2)
+    os.environ.update(environment)
     import torch
 
     torch.set_num_threads(1)
     directory = Path(tempfile.mkdtemp(prefix="footplate-bench-"))
     try:
-        VARIANTS[name](Turns(connection, turns), directory)
+        loop(Turns(connection, turns), directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -103,18 +104,21 @@ class Runner:
     """One training process, seen from outside.
 
     Args:
-        name: which of `VARIANTS`.
+        name: what it is called.
+        loop: one of `VARIANTS`, or its like.
         turns: the steps of each of its turns.
+        environment: variables that are set before it imports anything.
     """
 
-    def __init__(self, name: str, turns: list[int]) -> None:
+    def __init__(self, name: str, loop: Loop, turns: list[int], environment: dict[str, str] | None = None) -> None:
         self.name = name
         self._said = b""
         self._screen, terminal = pty.openpty()
         threading.Thread(target=self._watch, daemon=True).start()
         self._connection, other = multiprocessing.Pipe()
         spawn = multiprocessing.get_context("spawn")
-        self._process = spawn.Process(target=train, args=(name, other, turns, os.ttyname(terminal)), daemon=True)
+        given = (loop, other, turns, os.ttyname(terminal), environment or {})
+        self._process = spawn.Process(target=train, args=given, daemon=True)
         self._process.start()
         atexit.register(
             self._process.kill
@@ -122,16 +126,20 @@ class Runner:
         other.close()
 
     def begin_turn(self) -> Clocks:
-        self._connection.send("go")
-        return self._receive()
+        self.let_go()
+        return self.receive()
 
     def end_turn(self) -> Clocks:
-        return self._receive()
+        return self.receive()
+
+    def let_go(self) -> None:
+        """Let it begin its next turn; `receive` then gives its clocks at the beginning, and again at the end."""
+        self._connection.send("go")
 
     def join(self) -> None:
         self._process.join(120)
 
-    def _receive(self) -> Clocks:
+    def receive(self) -> Clocks:
         try:
             return self._connection.recv()
         except EOFError:
@@ -149,7 +157,7 @@ def measure(names: list[str], rounds: int, steps: int, warm_up_s: float) -> dict
     turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
     runners: dict[str, Runner] = {}
     for name in names:
-        runners[name] = Runner(name, turns)
+        runners[name] = Runner(name, VARIANTS[name], turns)
         runners[name].begin_turn()
         runners[name].end_turn()
     time.sleep(warm_up_s)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from common import let_torchvision_be_imported
 from torch import nn
 
+Loop = Callable[[Any, Path], None]  # takes the batches, and a directory
 CHECKPOINT_EVERY = 500
 OFF: dict[str, Any] = {
     "logger": False,
@@ -141,7 +142,7 @@ def accelerate(batches: Any, directory: Path) -> None:
         adamw.step()
 
 
-VARIANTS: dict[str, Callable[[Any, Path], None]] = {
+VARIANTS: dict[str, Loop] = {
     "raw loop": raw,
     "footplate": footplate_full,
     "footplate bare": footplate_bare,

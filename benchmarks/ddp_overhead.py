@@ -1,0 +1,131 @@
+"""What a data-parallel training loop costs per step, beside the training itself.
+
+    python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
+
+The tiny MLP of `step_overhead.py`, trained by two ranks over gloo, each a process with one torch thread. As there, the
+loops take turns of a thousand steady steps, begun and ended by their batch iterators; both ranks of a loop have their turn
+together. The ratios are of the processor time of both ranks, all their threads included: what a rank spends waiting for the
+other isn't in it. The wall time of a turn, from the first rank's beginning to the last one's end, stands beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+from common import Figures, arguments, interleave, machine, median, ratio, report
+from ddp_variants import VARIANTS
+from step_overhead import Clocks, Runner
+from step_variants import CHECKPOINT_EVERY
+
+STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
+ROUNDS = 30
+RANKS = 2
+RAW = "raw DDP loop"
+
+
+class Ranks:
+    """The two processes of one loop."""
+
+    def __init__(self, name: str, turns: list[int]) -> None:
+        port = free_port()
+        self._runners = [Runner(name, VARIANTS[name], turns, environment(rank, port)) for rank in range(RANKS)]
+
+    def begin_turn(self) -> list[Clocks]:
+        for runner in self._runners:
+            runner.let_go()
+        return [runner.receive() for runner in self._runners]
+
+    def end_turn(self) -> list[Clocks]:
+        return [runner.receive() for runner in self._runners]
+
+    def join(self) -> None:
+        for runner in self._runners:
+            runner.join()
+
+
+def environment(rank: int, port: int) -> dict[str, str]:
+    """What torchrun would set, as far as these loops look at it."""
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
+        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "benchmark",
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[Figures]]:
+    """Let the loops train in turns; microseconds per step of each turn, processor time as the mean of the ranks."""
+    # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
+    turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
+    loops: dict[str, Ranks] = {}
+    for name in names:
+        loops[name] = Ranks(name, turns)
+        loops[name].begin_turn()
+        loops[name].end_turn()
+
+    begun: dict[str, list[list[Clocks]]] = {name: [] for name in names}
+
+    def turn(name: str) -> Figures:
+        begun[name].append(loops[name].begin_turn())
+        ended = max(clocks.wall for clocks in loops[name].end_turn())
+        return {"wall_us": (ended - min(clocks.wall for clocks in begun[name][-1])) / steps * 1e6}
+
+    found = interleave(names, turn, rounds)
+    for name, ranks in loops.items():
+        begun[name].append(ranks.begin_turn())
+        for figures, (here, there) in zip(found[name], itertools.pairwise(begun[name]), strict=True):
+            spent = sum(after.cpu - before.cpu for before, after in zip(here, there, strict=True))
+            figures["cpu_us"] = spent / RANKS / steps * 1e6
+        ranks.join()
+    return found
+
+
+def main() -> None:
+    options = arguments("What a data-parallel training loop costs per step")
+    os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
+    here = machine()
+    found = measure(list(VARIANTS), 2 if options.quick else ROUNDS, STEPS)
+
+    ratios = {
+        "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us"),
+        "footplate_full_vs_raw_ddp": ratio(found, "footplate", RAW, "cpu_us"),
+        "lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "cpu_us"),
+        "lightning_full_vs_raw_ddp": ratio(found, "lightning", RAW, "cpu_us"),
+        "lightning_vs_footplate": ratio(found, "lightning bare", "footplate bare", "cpu_us"),
+        "wall_footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "wall_us"),
+        "wall_lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "wall_us"),
+    }
+    rows = [
+        {
+            "name": name,
+            "cpu_us": median(runs, "cpu_us"),
+            "least_cpu_us": min(run["cpu_us"] for run in runs),
+            "vs_raw": ratio(found, name, RAW, "cpu_us")["median"],
+            "wall_us": median(runs, "wall_us"),
+            "wall_vs_raw": ratio(found, name, RAW, "wall_us")["median"],
+            "rounds": runs,
+        }
+        for name, runs in found.items()
+    ]
+    columns = {
+        "cpu_us": "CPU µs/step",
+        "least_cpu_us": "least",
+        "vs_raw": "× raw",
+        "wall_us": "wall µs/step",
+        "wall_vs_raw": "× raw",
+    }
+    clock = {"clock": "CPU time of a rank's process, all threads, mean of the ranks", "ranks": RANKS}
+    report(
+        "ddp_overhead", f"Tiny MLP, {RANKS} ranks, {STEPS} steps a turn, medians of {len(found[RAW])} rounds", columns,
+        rows, ratios, clock, here, ("torch", "footplate", "lightning", "rich"), options.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

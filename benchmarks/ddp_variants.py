@@ -1,0 +1,118 @@
+"""The training loops that `ddp_overhead.py` compares: those of `step_variants.py`, each as one of two ranks.
+
+Every rank trains on batches of its own; gradients are averaged over gloo. The "full" ones have a progress bar, a CSV file,
+two logged metrics (one of them on the bar), and a checkpoint every 500 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from common import let_torchvision_be_imported
+from step_variants import CHECKPOINT_EVERY, OFF, Loop, module, network, optimizer
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH = 32
+
+
+class SharedOut:
+    """The batches as a `footplate.data.Loader` gives them: it knows its place, and that all ranks have as many."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._batch = 0
+        self.global_batch_size = 2 * BATCH
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._batch += 1
+            yield batch
+
+    def rank_rows(self, batch: int) -> int:
+        return BATCH
+
+    def batch_rows(self, batch: int) -> int:
+        return 2 * BATCH
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def raw(batches: Any, directory: Path) -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(network())
+    adamw = optimizer(model)
+    for x, y in batches:
+        adamw.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        adamw.step()
+    dist.destroy_process_group()
+
+
+def footplate_bare(batches: Any, directory: Path) -> None:
+    _footplate(SharedOut(batches), directory, logs=False, **OFF)
+
+
+def footplate_any_iterable(batches: Any, directory: Path) -> None:
+    _footplate(batches, directory, logs=False, **OFF)
+
+
+def footplate_full(batches: Any, directory: Path) -> None:
+    import footplate as fp
+
+    saving = fp.ModelCheckpoint(every_n_train_steps=CHECKPOINT_EVERY)
+    _footplate(SharedOut(batches), directory, logs=True, logger=fp.CSV(), callbacks=saving)
+
+
+def _footplate(batches: Any, directory: Path, logs: bool, **settings: Any) -> None:
+    import footplate as fp
+
+    trainer = fp.Trainer(accelerator="cpu", max_epochs=1, default_root_dir=directory / "run", **settings)
+    trainer.fit(module(fp.Module, logs), batches)
+
+
+def lightning_bare(batches: Any, directory: Path) -> None:
+    _lightning(batches, directory, logs=False, **OFF)
+
+
+def lightning_full(batches: Any, directory: Path) -> None:
+    let_torchvision_be_imported()
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    saving = ModelCheckpoint(dirpath=directory / "checkpoints", every_n_train_steps=CHECKPOINT_EVERY)
+    _lightning(batches, directory, logs=True, logger=CSVLogger(directory), callbacks=[saving])
+
+
+def _lightning(batches: Any, directory: Path, logs: bool, **settings: Any) -> None:
+    let_torchvision_be_imported()
+    import lightning.pytorch as pl
+
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, default_root_dir=directory, **settings
+    )
+    trainer.fit(module(pl.LightningModule, logs), batches)
+    torch.distributed.destroy_process_group()
+
+
+VARIANTS: dict[str, Loop] = {
+    "raw DDP loop": raw,
+    "footplate bare": footplate_bare,
+    "footplate bare, any iterable": footplate_any_iterable,
+    "footplate": footplate_full,
+    "lightning bare": lightning_bare,
+    "lightning": lightning_full,
+}
