@@ -32,7 +32,7 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
         world: this process's place among the ranks.
         reductions: see `merge_states`.
     """
-    if "progress" not in state:  # weights alone
+    if not all(name in state for name in OWN):  # weights alone, or made by something else
         return state
     parts = state.get("ranks") or [{name: state[name] for name in OWN}]
     if len(parts) == world.size:
