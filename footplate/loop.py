@@ -53,7 +53,8 @@ class TrainingLoop:
         self.loader = loader
         self.val_loaders = val_loaders
         self.logs_this_step = False
-        self._progress, self._reports, self._agreement = trainer.progress, trainer.reports, trainer.agreement
+        self._progress, self._reports = trainer.progress, trainer.reports
+        self._agreement, self._signals = trainer.agreement, trainer.signals
         self._several = trainer.group.several
         self._weight = weigher(loader, trainer.world)
         self._known: set[str] = set()
@@ -135,7 +136,7 @@ class TrainingLoop:
             self.validate()
         if self._by_step and step != steps_before:
             self._step_schedulers("step", plateau=True)
-        if self._agreement.interrupted:
+        if self._signals.received is not None and self._agreement.interrupted:
             trainer.end_on_signal()
 
     def finished(self) -> bool:
@@ -150,7 +151,8 @@ class TrainingLoop:
         trainer = self.trainer
         if trainer.max_steps != -1 and trainer.progress.global_step >= trainer.max_steps:
             return True
-        return self._agreement.stop and self._may_stop()
+        stop = self._agreement.stop if self._several else trainer.should_stop
+        return stop and self._may_stop()
 
     def sanity_check(self) -> None:
         """Try a few validation batches, so that a mistake there is found now and not after an epoch."""

@@ -103,6 +103,8 @@ class EagerStep(Step):
 
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> list[Any]:
         if self._nothing_between:
+            if len(batches) == 1:
+                return [self._train_plainly(batches[0], batch_idx)]
             return [self._train_plainly(batch, index) for index, batch in enumerate(batches, batch_idx)]
         outputs = []
         for index, batch in enumerate(batches, batch_idx):
