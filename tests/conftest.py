@@ -12,6 +12,8 @@ import torch
 
 import footplate as fp
 
+collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 

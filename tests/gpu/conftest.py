@@ -1,0 +1,31 @@
+"""The same trainers as elsewhere, on CUDA, with deterministic algorithms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import footplate as fp
+
+
+@pytest.fixture
+def trainer(tmp_path: Path):
+    """A function that makes quiet trainers on the first GPU, all in one run directory."""
+
+    def make(**kwargs: Any) -> fp.Trainer:
+        defaults: dict[str, Any] = {
+            "accelerator": "cuda",
+            "devices": 1,
+            "deterministic": True,
+            "default_root_dir": tmp_path / "run",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "logger": False,
+            "seed": 1,
+            "max_epochs": 2,
+        }
+        return fp.Trainer(**{**defaults, **kwargs})
+
+    return make

@@ -1,0 +1,86 @@
+"""What is promised on CUDA, for a machine that has it: `make gpu`. Elsewhere this folder is not collected.
+
+The cases of exact resume and of precisions are those of the CPU, run again with this folder's trainers.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from models.small import Classifier, loader
+from test_precision import (  # noqa: F401  collected here, too
+    test_it_learns_and_resumes_in_every_precision,
+    test_training_and_evaluation_are_done_in_these_types,
+)
+from test_resume import (  # noqa: F401
+    test_a_run_that_was_cut_off_is_bit_for_bit_the_run_that_was_not,
+)
+
+import footplate as fp
+from footplate import checkpoint
+from footplate.launch import launch
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_a_checkpoint_continues_on_another_kind_of_device(first, then, trainer):
+    saver = fp.ModelCheckpoint(every_n_train_steps=5)
+    trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    state = checkpoint.load(saver.last_model_path)
+    assert all(not tensor.is_cuda for tensor in state["state_dict"].values())
+    module, runner = Classifier(), trainer(accelerator=then)
+    runner.fit(module, loader(), ckpt_path="last")
+    assert next(module.parameters()).device.type == then
+    assert runner.global_step == 24
+
+
+class Watched(fp.Callback):
+    """Asks CUDA to warn whenever the host waits for it."""
+
+    def on_train_start(self, trainer, pl_module):
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def on_train_end(self, trainer, pl_module):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_hundred_steps_wait_for_the_device_only_when_they_report(trainer):
+    data = [(torch.randn(10, 8).pin_memory(), torch.randint(3, (10,)).pin_memory()) for _ in range(100)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(max_epochs=1, log_every_n_steps=50, enable_checkpointing=False, callbacks=[Watched()]).fit(
+            Classifier(), data
+        )
+    waits = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
+    assert len(waits) <= 8, [str(one.message) for one in waits]
+
+
+def test_a_snapshot_is_taken_into_page_locked_memory_and_is_the_state_at_the_call():
+    writer = checkpoint.Snapshot()
+    weights = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+    frozen = writer.take({"state_dict": {"w": weights}})
+    weights.zero_()
+    torch.cuda.synchronize()
+    assert frozen.data.is_pinned()
+    assert torch.equal(frozen.data.view(torch.float32), torch.arange(1 << 20, dtype=torch.float32))
+
+
+def train_on_cuda() -> float:
+    runner = fp.Trainer(
+        accelerator="cuda", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, seed=1,
+    )  # fmt: skip
+    runner.fit(Classifier(), loader())
+    return float(runner.callback_metrics["train_loss"])
+
+
+def test_a_process_that_was_forked_by_the_supervisor_can_use_the_device():
+    assert launch(train_on_cuda, world_size=1, preload=("footplate.trainer",)) > 0
+
+
+def test_all_devices_train_together(trainer):
+    """NCCL; with a single GPU, a world of one."""
+    runner = trainer(devices=torch.cuda.device_count(), max_epochs=1)
+    runner.fit(Classifier(), loader())
+    assert runner.global_step == 12 // torch.cuda.device_count() + (12 % torch.cuda.device_count() > 0)
