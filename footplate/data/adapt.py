@@ -17,6 +17,7 @@ counts. Of anything else every rank iterates its own, and their lengths may diff
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,19 +94,25 @@ def weigher(loader: Any, world: World) -> Callable[[int], float] | None:
 
 
 class _LoaderWeights:
-    """The weights of a `footplate.data.Loader`'s batches: those of the last are its own, the others are alike."""
+    """The weights of a `footplate.data.Loader`'s batches: that of the last is its own, the others are alike."""
 
     def __init__(self, loader: Any, world: World) -> None:
         self._loader, self._world = loader, world
-        self._size: int | None = None
-        self._usual = self._last = 1.0
-        self._batches = 0
 
     def __call__(self, batch: int) -> float:
-        if self._size != self._loader.global_batch_size:  # at first, and when another size has been restored
-            self._size, self._batches = self._loader.global_batch_size, len(self._loader)
-            self._usual, self._last = self._of(0), self._of(self._batches - 1)
-        return self._last if batch == self._batches - 1 else self._usual
+        return self._last if batch == self._last_batch else self._usual
+
+    @functools.cached_property
+    def _usual(self) -> float:
+        return self._of(0)
+
+    @functools.cached_property
+    def _last(self) -> float:
+        return self._of(self._last_batch)
+
+    @functools.cached_property
+    def _last_batch(self) -> int:  # asked for only when training has begun, so after another size has been restored
+        return len(self._loader) - 1
 
     def _of(self, batch: int) -> float:
         return self._loader.rank_rows(batch) * self._world.size / self._loader.batch_rows(batch)
