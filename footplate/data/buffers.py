@@ -6,6 +6,10 @@ and torch keep alive, and the end of the lease is what gives the memory back. A 
 
 A request takes the free memory that fits it best. What lies free is never more than a quarter of what is lent, or one
 piece.
+
+A tensor that is to be copied to a CUDA device while the host goes on needs page-locked memory, and may not be written to
+before the copy is done, which nobody here can know. torch's own allocator of such memory does: it keeps what it has
+locked, and hands it out again when the copies from it are over. So pinned tensors are torch's.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 _SPARE = 8  # memory may be larger than asked for by an eighth, and serves a request down to half of its size
 
@@ -25,9 +30,14 @@ _LARGE = 256 * 1024
 
 
 class Buffers:
-    """A pool of memory; safe to use from several threads."""
+    """A pool of memory; safe to use from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        pin_memory: whether tensors are page-locked; without effect where there is no CUDA device.
+    """
+
+    def __init__(self, pin_memory: bool = False) -> None:
+        self._pinned = pin_memory and torch.cuda.is_available()
         self._lock = threading.Lock()
         self._free: list[np.ndarray] = []
         self._lent = 0  # bytes
@@ -48,6 +58,13 @@ class Buffers:
         lease = _Lease(memory)
         weakref.finalize(lease, self._returned.append, memory).atexit = False
         return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
+
+    def tensor(self, shape: Sequence[int], dtype: Any = np.uint8) -> torch.Tensor:
+        """A tensor, its contents undefined; its `numpy()` is the same memory."""
+        if not self._pinned:
+            return torch.from_numpy(self.take(shape, dtype))
+        empty = torch.from_numpy(np.empty(0, dtype))
+        return torch.empty(tuple(shape), dtype=empty.dtype, pin_memory=True)
 
     def _collect(self) -> None:
         """Keep what has been given back, as far as it isn't too much."""

@@ -86,12 +86,12 @@ class Numbers(Columns):
         block = slices[0][0]
         rows = sum(stop - start for _, start, stop in slices)
         dtype = np.int64 if block.dtype.kind in "iu" else block.dtype
-        array = buffers.take((len(block), rows, *block.shape[2:]), dtype)
-        at = 0
+        tensor = buffers.tensor((len(block), rows, *block.shape[2:]), dtype)
+        array, at = tensor.numpy(), 0
         for block, start, stop in slices:
             array[:, at : at + stop - start] = block[:, start:stop]
             at += stop - start
-        return dict(zip(self.names, torch.from_numpy(array).unbind(), strict=True))
+        return dict(zip(self.names, tensor.unbind(), strict=True))
 
 
 class Texts(Columns):

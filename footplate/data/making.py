@@ -100,9 +100,8 @@ class Maker:
         encoded = {name: _views(name, pieces, windows) for name in self._recipe.content.images}
         if self._recipe.transform is None:
             for name, views in encoded.items():
-                images = self._buffers.take((len(places), *self._recipe.shapes[name]))
-                making.values[name] = torch.from_numpy(images)
-                self._submit(making, self._fill, name, views, numbers, images)
+                images = making.values[name] = self._buffers.tensor((len(places), *self._recipe.shapes[name]))
+                self._submit(making, self._fill, name, views, numbers, images.numpy())
         else:
             plain = rows.unbatch(making.values, len(places))
             making.values = {}

@@ -45,6 +45,7 @@ class TableDataModule(DataModule):
         num_threads: see `Loader`.
         prefetch: see `Loader`.
         num_workers: see `Loader`; of the loaders that have a transform.
+        pin_memory: see `Loader`.
         cache: see `Loader`.
 
     Raises:
@@ -73,6 +74,7 @@ class TableDataModule(DataModule):
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
         num_workers: int = 0,
+        pin_memory: bool = False,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"train": train, "val": val, "test": test, "predict": predict}
@@ -95,6 +97,7 @@ class TableDataModule(DataModule):
             "on_error": on_error,
             "num_threads": num_threads,
             "prefetch": prefetch,
+            "pin_memory": pin_memory,
             "cache": cache,
         }
         self._drop_last = drop_last

@@ -43,6 +43,7 @@ class Pipeline:
         prefetch: how many batches may be in the making.
         caches: the decoded caches of image columns; when all are complete, images are not read.
         workers: the processes that transform rows; None when threads do.
+        pin_memory: whether batches lie in page-locked memory.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Pipeline:
         prefetch: int,
         caches: Mapping[str, CachedImages],
         workers: Workers | None = None,
+        pin_memory: bool = False,
     ) -> None:
-        buffers = Buffers()
+        buffers = Buffers(pin_memory)
         complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
         content = replace(recipe.content, images=()) if complete else recipe.content
         self._batches = range(start, epoch.num_batches(world.size))

@@ -32,7 +32,9 @@ def test_a_large_jpeg_decoded_at_a_fraction_looks_like_the_whole(height: int, wi
     data = encode(np.minimum(gradient(height, width), 240) + noise, ".jpg")
     assert jpeg_size(data) == (height, width)
     small = decode(data, ImageFormat(3, (100, 100)))
-    whole = cover(cv2.imdecode(data, cv2.IMREAD_COLOR), (100, 100))
+    full = cv2.imdecode(data, cv2.IMREAD_COLOR)
+    assert full is not None
+    whole = cover(full, (100, 100))
     assert small.shape == whole.shape == (100, 100, 3)
     assert np.abs(small.astype(int) - whole).mean() < 3
 

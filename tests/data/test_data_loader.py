@@ -188,6 +188,15 @@ def test_a_transform_gets_rows_and_a_generator_of_its_own(delta: str) -> None:
     assert len(set(noises(1, 0).values())) == 200
 
 
+def test_pinned_batches_are_the_same_batches(delta: str) -> None:
+    plain = Loader(Table(delta), 64, shuffle=True)
+    pinned = Loader(Table(delta), 64, shuffle=True, pin_memory=True)
+    for expected, found in zip(plain, pinned, strict=True):
+        assert torch.equal(expected["image"], found["image"])
+        assert torch.equal(expected["id"], found["id"])
+        assert found["image"].is_pinned() == found["id"].is_pinned() == torch.cuda.is_available()
+
+
 def test_an_error_in_a_transform_names_the_row(delta: str) -> None:
     def broken(row: dict[str, Any]) -> dict[str, Any]:
         return {"x": 1 // (row["id"] - 120)}
