@@ -302,3 +302,83 @@ def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(trai
     with pytest.raises(fp.ConfigError, match=r'ModelCheckpoint monitors "val_los".*Did you mean "val_loss"'):
         made.fit(Classifier(), loader(), loader(20))
     assert made.global_step == 1
+
+
+# In one directory with others, and with what others have done to it
+
+
+def numbered(saver: fp.ModelCheckpoint) -> dict[str, float]:
+    """What each of the best says its score was when it was saved."""
+    return {Path(path).name: checkpoint.read_meta(path)["metrics"]["score"] for path in saver.best_k_models}
+
+
+def test_two_savers_in_one_directory_leave_each_others_files_alone(trainer, tmp_path):
+    low = fp.ModelCheckpoint(tmp_path / "all", monitor="score", mode="min", filename="{epoch}", save_last=False)
+    high = fp.ModelCheckpoint(tmp_path / "all", monitor="score", mode="max", filename="{epoch}")
+    scores = [2.0, 1.0, 4.0, 3.0, 0.5, 2.5]
+    made = trainer(max_epochs=len(scores), callbacks=[low, high])
+    made.fit(Scripted(scores), loader(20), loader(20))
+    assert list(numbered(low).values()) == [0.5]
+    assert list(numbered(high).values()) == [4.0]
+    paths = {low.best_model_path, high.best_model_path, high.last_model_path}
+    assert set(kept(tmp_path / "all")) == {Path(path).stem for path in paths}
+
+
+@pytest.mark.parametrize("filename", ["model", "last", "best"])
+def test_a_name_without_fields_does_not_overwrite_the_best_with_the_last(filename, scripted):
+    scores = [3.0, 1.0, 2.0, 4.0]
+    saver = scripted(scores, fp.ModelCheckpoint(monitor="score", filename=filename, save_top_k=2))
+    assert sorted(numbered(saver).values()) == [1.0, 2.0]
+    assert checkpoint.read_meta(saver.best_model_path)["metrics"]["score"] == 1.0
+    assert checkpoint.read_meta(saver.last_model_path)["epoch"] == 3
+    assert checkpoint.load(saver.dirpath / "last.ckpt")["epoch"] == 3
+    assert checkpoint.load(saver.dirpath / "best.ckpt")["epoch"] == 1
+    assert len(kept(saver.dirpath)) == 3
+
+
+def test_what_a_killed_process_did_not_delete_the_next_one_does(trainer, monkeypatch):
+    def run(epochs: int) -> fp.Trainer:
+        made = trainer(max_epochs=epochs, callbacks=[fp.ModelCheckpoint(filename="{epoch}")])
+        made.fit(Classifier(), loader(20), ckpt_path="last")
+        return made
+
+    def dies(path: Path) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "delete", dies)
+        with pytest.raises(fp.CheckpointError, match="killed"):
+            run(2)
+    directory = trainer().run_dir / "checkpoints"
+    assert kept(directory) == ["epoch=0", "epoch=1"]
+    run(3)
+    assert kept(directory) == ["epoch=2"]
+
+
+def test_links_that_lead_nowhere_are_no_obstacle(trainer):
+    made = trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
+    made.fit(Classifier(), loader(), loader(20))
+    directory = made.run_dir / "checkpoints"
+    for name in ("last", "best"):
+        (directory / f"{name}.ckpt").unlink()
+        (directory / f"{name}.ckpt").symlink_to("gone.ckpt")
+    resumed = trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
+    resumed.fit(Classifier(), loader(), loader(20), ckpt_path="last")
+    assert resumed.global_step == 36
+    assert link(directory, "last") == "epoch=2-step=36"
+
+
+def test_a_best_one_that_was_deleted_by_hand_is_no_longer_the_best(trainer):
+    import shutil
+
+    def saver() -> fp.ModelCheckpoint:
+        return fp.ModelCheckpoint(monitor="score", filename="{epoch}", save_top_k=2)
+
+    scores = [1.0, 2.0, 3.0]
+    first = saver()
+    trainer(max_epochs=2, callbacks=[first]).fit(Scripted(scores), loader(20), loader(20))
+    shutil.rmtree(first.best_model_path)
+    second = saver()
+    trainer(max_epochs=3, callbacks=[second]).fit(Scripted(scores), loader(20), loader(20), ckpt_path="last")
+    assert second.best_model_score == 2.0
+    assert kept(second.dirpath) == ["epoch=1", "epoch=2"]

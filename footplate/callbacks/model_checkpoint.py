@@ -229,13 +229,13 @@ class ModelCheckpoint(Callback):
         self._saved_batches = trainer.progress.batches
         unkept = self._unkept = (before | self._left_over) - self._own_paths() - self._others_paths(trainer)
         self._left_over = set()
-        last_link, best_link = self.dirpath / checkpoint.LAST, self.dirpath / f"best{checkpoint.SUFFIX}"
+        last_link, best_link = self._links()
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
 
         def finish() -> None:
-            if self.save_last and path != last_link:
+            if last_link is not None:
                 checkpoint.point(last_link, path)
-            if is_best and self.monitor is not None and path != best_link:
+            if best_link is not None and is_best:
                 checkpoint.point(best_link, path)
             for old in unkept:
                 checkpoint.delete(to_place(old))
@@ -274,19 +274,24 @@ class ModelCheckpoint(Callback):
     def _path(self, trainer: Trainer, metrics: Mapping[str, float], score: float | None, kept: bool) -> Place:
         """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
         assert self.dirpath is not None
+        last_link, best_link = self._links()
         values = {**metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
         path = self.dirpath / f"{name}{checkpoint.SUFFIX}"
         still_kept = set(self.best_k_models) - ({self._superseded()} if kept else set())
         taken = still_kept | self._others_paths(trainer)
-        own = self._own_paths() | self._unkept | self._left_over
+        there = self._there - self._own_paths() - self._unkept - self._left_over
         version = 1
-        while self.enable_version_counter and (
-            str(path) in taken or (str(path) in self._there and str(path) not in own)
-        ):
+        while path in (last_link, best_link) or (self.enable_version_counter and str(path) in taken | there):
             path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1
         return trainer.group.from_first(path)
+
+    def _links(self) -> tuple[Place | None, Place | None]:
+        """`last.ckpt` and `best.ckpt`, as far as this saver keeps them."""
+        assert self.dirpath is not None
+        last = self.dirpath / checkpoint.LAST if self.save_last else None
+        return last, self.dirpath / f"best{checkpoint.SUFFIX}" if self.monitor is not None else None
 
     def _superseded(self) -> str:
         """Which of the best is no longer kept when one more is; nothing, if there is room."""

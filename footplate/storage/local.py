@@ -51,6 +51,7 @@ class LocalStore(Store):
             _discard(temporary)
 
     def kind(self, path: Path) -> Literal["directory", "file"] | None:
+        path = self.resolve(path)
         return "directory" if path.is_dir() else "file" if path.exists() else None
 
     def find(self, directory: Path, deep: bool = True) -> list[Path]:
@@ -60,7 +61,9 @@ class LocalStore(Store):
         return sorted(path for path in found if not path.is_symlink() and not _is_spare(path))
 
     def resolve(self, path: Path) -> Path:
-        return path.resolve() if path.is_symlink() else path
+        target = path.resolve() if path.is_symlink() else path
+        spare = target.with_name(f"{_REPLACED}{target.name}")
+        return spare if spare.exists() and not target.exists() else target
 
     def read_marker(self, path: Path) -> bytes | None:
         try:
