@@ -13,11 +13,9 @@ moved while it runs (MIGRATE_ON_HOST_MAINTENANCE) trains on.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import logging
 import os
 import threading
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +72,8 @@ class ComputeEngine(Notices):
         ]
 
     def _ask(self, path: str) -> tuple[str, str]:
+        import urllib.request
+
         host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
         request = urllib.request.Request(
             f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
@@ -102,11 +102,13 @@ def watching(end: Callable[[str], None]) -> Iterator[None]:
 
 
 def _watch(wait: Callable[[], str | None], end: Callable[[str], None], over: threading.Event) -> None:
+    from http.client import HTTPException
+
     quiet = False
     while not over.is_set():
         try:
             reason = wait()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HTTPException) as error:
             if not quiet:
                 log.warning(
                     "The cloud can't be asked whether this machine will be taken away (%s); asking again.", error

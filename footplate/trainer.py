@@ -58,7 +58,6 @@ from footplate.prepare import (
     training_loader,
     translate_callbacks,
 )
-from footplate.ranks import in_ranks
 from footplate.reports import Reports, finite
 from footplate.settings import (
     Limit,
@@ -315,6 +314,8 @@ class Trainer:
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self.starts_ranks:
+            from footplate.ranks import in_ranks
+
             in_ranks(
                 self, "fit", model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
                 datamodule=datamodule, ckpt_path=ckpt_path,
@@ -388,6 +389,8 @@ class Trainer:
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         keep = output is None if return_predictions is None else return_predictions
         if self.starts_ranks:
+            from footplate.ranks import in_ranks
+
             return in_ranks(
                 self, "predict", self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
                 return_predictions=keep, ckpt_path=self._or_best(ckpt_path, is_new=model is not None), output=output,
@@ -464,6 +467,8 @@ class Trainer:
     ) -> list[dict[str, float]]:
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self.starts_ranks:
+            from footplate.ranks import in_ranks
+
             return in_ranks(
                 self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
                 ckpt_path=self._or_best(ckpt_path, is_new=model is not None), verbose=verbose,

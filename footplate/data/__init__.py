@@ -14,8 +14,9 @@ Importing this package imports none of them; a name is loaded when it is first u
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from footplate.lazy import lazy
 
 if TYPE_CHECKING:
     from footplate.data.cache import DecodedCache as DecodedCache
@@ -36,8 +37,4 @@ _HOMES = {
 
 __all__ = ["DecodedCache", "FileCache", "Loader", "Prefetcher", "Table", "TableDataModule"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, _HOMES)

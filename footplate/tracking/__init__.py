@@ -5,8 +5,9 @@ Importing this package imports none of them; a name is loaded when it is first u
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from footplate.lazy import lazy
 
 if TYPE_CHECKING:
     from footplate.tracking.base import Logger as Logger
@@ -25,8 +26,4 @@ _HOMES = {
 
 __all__ = ["CSV", "Logger", "MLflow", "Status", "TensorBoard"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy(__name__, _HOMES)
