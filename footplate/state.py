@@ -153,8 +153,9 @@ class RunState:
             self.loader.load_state_dict(state["loader"])
         elif "position" in state:  # of another loader: as far as it can be one of this
             self.loader.load_state_dict({**self.loader.state_dict(), **state["position"]})
-        if self.datamodule is not None and state.get("datamodule"):
-            self.datamodule.load_state_dict(state["datamodule"])
+        kept = state.get("datamodule", state.get(type(self.datamodule).__qualname__))  # Lightning's key is the class
+        if self.datamodule is not None and kept:
+            self.datamodule.load_state_dict(kept)
 
     def load_callbacks(self, state: dict[str, Any]) -> None:
         """Load the callbacks' states; one that is new starts fresh."""

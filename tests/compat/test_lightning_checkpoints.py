@@ -180,6 +180,32 @@ def test_an_ordered_loader_goes_on_with_the_batch_that_comes_next(trainer, tmp_p
     assert module.rows == [8, 9, 10, 11]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_data_module_gets_back_what_it_had_kept(trainer, tmp_path):
+    class Data(pl.LightningDataModule):
+        seen = 0
+
+        def train_dataloader(self):
+            self.seen += 1
+            return data()
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state_dict):
+            self.seen += state_dict["seen"]
+
+    maker = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    maker.fit(Net(), Data())
+    maker.save_checkpoint(tmp_path / "a.ckpt")
+    again = Data()
+    trainer(max_epochs=2).fit(Net(), again, ckpt_path=tmp_path / "a.ckpt")
+    assert again.seen == 2
+
+
 def test_weights_only_are_weights_only(tmp_path):
     state = {"pytorch-lightning_version": "2.6.6", "state_dict": {}, "epoch": 3, "global_step": 9, "loops": {}}
     translated = translate(state)
