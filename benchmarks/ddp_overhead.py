@@ -20,7 +20,7 @@ from step_overhead import Clocks, Runner
 from step_variants import CHECKPOINT_EVERY
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
-ROUNDS = 30
+ROUNDS = 20
 RANKS = 2
 RAW = "raw DDP loop"
 

@@ -5,6 +5,8 @@ A checkpoint is a directory, `epoch=3-step=940.ckpt/`, with two files:
     state.safetensors    the run state: plain values and tensors (see `statefile.py`)
     meta.json            its marker, written last: what it is, the state's size and checksum
 
+and, where a model is sharded over several ranks, a file of each rank with what it has (see `shards.py`).
+
 Saving, in order: (1) at the end of a step the tensors are copied into host memory that is kept from save to save;
 training goes on. (2) A thread writes it where it shall lie, on a disk or in an object store (see `storage/`), so that it
 is there whole or not at all. (3) Only then are older checkpoints deleted. A second save waits until the first is written.
@@ -19,18 +21,22 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from footplate import statefile
+from footplate import shards, statefile
 from footplate.errors import CheckpointError, ConfigError, did_you_mean
-from footplate.statefile import Frozen, Snapshot
+from footplate.shards import Shards
+from footplate.statefile import Snapshot
 from footplate.storage import Place, store_of, to_place
 from footplate.storage.base import META, STATE, SUFFIX, note_time
+from footplate.storage.joint import complete, write_part
 
 __all__ = ["LAST", "META", "STATE", "SUFFIX", "CheckpointWriter", "load", "load_module", "newest", "read_meta", "save"]
 
@@ -64,22 +70,30 @@ def load(path: str | Place, map_location: Any = "cpu") -> dict[str, Any]:
     if kind is None:
         raise CheckpointError(f"There is no checkpoint at {place}.{_neighbours(place)}")
     if kind == "directory":
-        meta = read_meta(place)
-        file = meta["files"][STATE]
+        files = read_meta(place)["files"]
         device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
         place = store.resolve(place)
-        with store.open(place, STATE) as opened:
-            state, read = statefile.read(opened, file["bytes"], str(place / STATE), device)
-        if read.crc32 != file.get("crc32"):
-            raise CheckpointError(
-                f"{place} is damaged: the checksum of {STATE} is not the one it was written with. "
-                f"Nothing of it was loaded.{_neighbours(place)}"
-            )
+        (state,) = _read(place, STATE, files[STATE], lambda *file: statefile.read(*file, device=device))
+        if len(files) > 1:
+            parts = (_read(place, name, files[name], statefile.read_tensors) for name in files if name != STATE)
+            state = shards.put_together(state, parts, str(place), device)
     else:
         state = _load_pickle(place, map_location)
     if not isinstance(state, dict) or "state_dict" not in state:
         raise CheckpointError(f'{place} is no checkpoint: it has no "state_dict".')
     return state
+
+
+def _read(place: Place, name: str, expected: dict[str, Any], reader: Callable[..., tuple[Any, ...]]) -> Any:
+    """What `reader` finds in a file of a checkpoint, whose checksum is what the marker says."""
+    with store_of(place).open(place, name) as opened:
+        *content, read = reader(opened, expected["bytes"], str(place / name))
+    if read.crc32 != expected.get("crc32"):
+        raise CheckpointError(
+            f"{place} is damaged: the checksum of {name} is not the one it was written with. "
+            f"Nothing of it was loaded.{_neighbours(place)}"
+        )
+    return content
 
 
 def read_meta(path: str | Place) -> dict[str, Any]:
@@ -101,13 +115,15 @@ def examine(path: str | Place) -> tuple[dict[str, Any], str]:
     place = store.resolve(place)
     try:
         meta = json.loads(store.read_marker(place) or b"")
-        expected = int(meta["files"][STATE]["bytes"])
+        expected = {name: int(file["bytes"]) for name, file in meta["files"].items()}
         created = float(meta["created"])
+        expected[STATE]
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
-    found = store.size(place, STATE) or 0
-    if found != expected:
-        return meta, f"{path} is damaged: {STATE} has {found} bytes instead of {expected}."
+    for name, nbytes in expected.items():
+        found = store.size(place, name) or 0
+        if found != nbytes:
+            return meta, f"{path} is damaged: {name} has {found} bytes instead of {nbytes}."
     note_time(created)
     return meta, ""
 
@@ -174,11 +190,33 @@ def point(link: str | Place, target: str | Place) -> None:
 def _nothing() -> None: ...
 
 
+@dataclass(frozen=True)
+class Joint:
+    """A save that all ranks make together, each of its own part.
+
+    Attributes:
+        path: the checkpoint.
+        token: the same on all ranks, and never used before.
+        rank: this one.
+        ranks: how many there are.
+        shards: what this one has.
+    """
+
+    path: Path
+    token: str
+    rank: int
+    ranks: int
+    shards: Shards
+
+
 class CheckpointWriter:
     """Writes checkpoints in the background, one at a time."""
 
     def __init__(self) -> None:
         self._snapshot = Snapshot()
+        self._part_snapshot = Snapshot()
+        self._part: Future[None] | None = None
+        self._haste = threading.Event()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -203,9 +241,47 @@ class CheckpointWriter:
             CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
         """
         self.wait()
+        frozen, place = self._snapshot.take(state), to_place(path)
+
+        def write() -> None:
+            store_of(place).write(place, frozen, meta)
+
+        self._writing = self._submit(_write_between, first, write, place, then)
+
+    def save_part(self, joint: Joint) -> None:
+        """Copy what this rank has of a sharded state and begin to write it. All ranks do; rank 0 then calls `complete`."""
+        self.wait()
+        self._haste.clear()
+        part = self._part_snapshot.take(joint.shards.parts, joint.shards.notes())
+        self._part = self._submit(write_part, joint.path, joint.token, shards.file_name(joint.rank), part)
+
+    def complete(
+        self,
+        joint: Joint,
+        state: dict[str, Any],
+        meta: dict[str, Any],
+        then: Callable[[], None] = _nothing,
+        first: Callable[[], None] = _nothing,
+    ) -> None:
+        """Copy the rest of a sharded state, and begin to write it and to wait for the other ranks; see `save`."""
         frozen = self._snapshot.take(state)
-        self._thread = self._thread or ThreadPoolExecutor(1, "footplate-checkpoint")
-        self._writing = self._thread.submit(_write_between, first, frozen, to_place(path), meta, then)
+        names = [shards.file_name(rank) for rank in range(joint.ranks)]
+
+        def write() -> None:
+            complete(joint.path, joint.token, names, frozen, meta, self._haste)
+
+        self._writing = self._submit(_write_between, first, write, joint.path, then)
+
+    def part_fault(self) -> str:
+        """Until this rank's part of a sharded state is written: why it could not be; nothing, if all is well."""
+        failed = self._part.exception() if self._part is not None else None
+        if self._writing is not None and self._writing.done():  # the rest has failed, and so perhaps others' parts
+            failed = failed or self._writing.exception()
+        return "" if failed is None else str(failed)
+
+    def make_haste(self) -> None:
+        """Don't wait long for the parts of other ranks: one of them may be lost."""
+        self._haste.set()
 
     def wait(self) -> None:
         """Until nothing is being written.
@@ -213,9 +289,10 @@ class CheckpointWriter:
         Raises:
             CheckpointError: the last save failed.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        part, self._part, writing, self._writing = self._part, None, self._writing, None
+        for one in (part, writing):
+            if one is not None:
+                one.result()
 
     def close(self) -> None:
         """`wait`, then end the thread; another save begins a new one."""
@@ -225,6 +302,10 @@ class CheckpointWriter:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
+
+    def _submit(self, task: Callable[..., None], *args: Any) -> Future[None]:
+        self._thread = self._thread or ThreadPoolExecutor(1, "footplate-checkpoint")
+        return self._thread.submit(task, *args)
 
 
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
@@ -258,11 +339,9 @@ def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | 
     return module.to(map_location) if map_location not in (None, "cpu") else module
 
 
-def _write_between(
-    first: Callable[[], None], state: Frozen, path: Place, meta: dict[str, Any], then: Callable[[], None]
-) -> None:
+def _write_between(first: Callable[[], None], write: Callable[[], None], path: Place, then: Callable[[], None]) -> None:
     first()
-    store_of(path).write(path, state, meta)
+    write()
     try:
         then()
     except Exception as error:

@@ -109,9 +109,9 @@ def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
     meta, fault = checkpoint.examine(place)
     if fault:
         return CheckpointInfo(str(place), fault=fault, **_of_meta(meta))
-    nbytes = meta["files"][checkpoint.STATE]["bytes"]
+    nbytes = {name: file["bytes"] for name, file in meta["files"].items()}
     with store.open(place, checkpoint.STATE) as file:
-        outline = statefile.outline(file, nbytes, str(place))
+        outline = statefile.outline(file, nbytes[checkpoint.STATE], str(place))
     tree = outline.tree
     weights: Counter[str] = Counter()
     for entry in outline.tensors_of("state_dict").values():
@@ -125,7 +125,7 @@ def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
         fault=_checksum_fault(place, meta) if verify else "",
         verified=verify,
         batch_idx=tree.get("progress", {}).get("batch_idx"),
-        nbytes=nbytes + (store.size(place, checkpoint.META) or 0),
+        nbytes=sum(nbytes.values()) + (store.size(place, checkpoint.META) or 0),
         weights=dict(weights),
         parts=parts,
         position={name: value for name, value in loader.items() if isinstance(value, (bool, int, float, str))},
@@ -140,13 +140,14 @@ def _of_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checksum_fault(place: Place, meta: dict[str, Any]) -> str:
-    checksum = 0
-    with store_of(place).open(place, checkpoint.STATE) as file:
-        while piece := file.read(_PIECE):
-            checksum = zlib.crc32(piece, checksum)
-    if checksum == meta["files"][checkpoint.STATE].get("crc32"):
-        return ""
-    return f"{place} is damaged: the checksum of {checkpoint.STATE} is not the one it was written with."
+    for name, expected in meta["files"].items():
+        checksum = 0
+        with store_of(place).open(place, name) as file:
+            while piece := file.read(_PIECE):
+                checksum = zlib.crc32(piece, checksum)
+        if checksum != expected.get("crc32"):
+            return f"{place} is damaged: the checksum of {name} is not the one it was written with."
+    return ""
 
 
 def _inspect_file(place: Place) -> CheckpointInfo:

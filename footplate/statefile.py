@@ -18,8 +18,8 @@ import enum
 import json
 import math
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,6 +71,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Sharded:
+    """What stands in a state for a tensor whose parts lie in other files; see `shards.py`.
+
+    Attributes:
+        name: of its parts in those files.
+        dtype: its type.
+        shape: of the whole.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Outline:
     """What a file's header says.
 
@@ -86,9 +101,15 @@ class Outline:
 
     def tensors_of(self, part: str) -> dict[str, Entry]:
         """The tensors that a top-level part of the state refers to; one that several share is counted in each."""
-        names: set[str] = set()
-        _gather_names(self.tree.get(part) if isinstance(self.tree, dict) else None, names)
-        return {name: entry for name, entry in self.tensors.items() if name in names}
+        references = _references(self.tree.get(part) if isinstance(self.tree, dict) else None)
+        return {
+            one["of"]: self._sharded(one) if one[_TAG] == "sharded" else self.tensors[one["of"]] for one in references
+        }
+
+    @staticmethod
+    def _sharded(reference: dict[str, Any]) -> Entry:
+        dtype, shape = _DTYPES[reference["dtype"]], tuple(reference["shape"])
+        return Entry(dtype, shape, math.prod(shape) * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -99,15 +120,17 @@ class Frozen:
         tree: the state in JSON's terms, with the names of its tensors in their places.
         index: the header's entries of the tensors, as JSON.
         data: uint8 (nbytes,), the tensors' bytes one after the other.
+        notes: what else its header's metadata say, for other readers.
     """
 
     tree: Any
     index: str
     data: Tensor
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, file: RawIOBase) -> Written:
         """Write header and bytes."""
-        metadata = json.dumps({_TREE: json.dumps(self.tree, separators=(",", ":"))})
+        metadata = json.dumps({**self.notes, _TREE: json.dumps(self.tree, separators=(",", ":"))})
         header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
         data = _bytes_of(self.data)
         checksum = 0
@@ -128,8 +151,12 @@ class Snapshot:
         self._data = self._memory
         self._views: list[Tensor] = []
 
-    def take(self, state: Any) -> Frozen:
+    def take(self, state: Any, notes: Mapping[str, str] | None = None) -> Frozen:
         """Copy every tensor to the host and every container.
+
+        Args:
+            state: the live state.
+            notes: see `Frozen`.
 
         Raises:
             CheckpointError: a value that can't be kept, named by its path.
@@ -145,7 +172,7 @@ class Snapshot:
                 torch._foreach_copy_(self._views, tensors, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
             for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
                 torch.accelerator.synchronize(device)
-        return Frozen(tree, self._index, self._data)
+        return Frozen(tree, self._index, self._data, notes or {})
 
     def _arrange(self, kinds: list[tuple[str, torch.dtype, torch.Size, str]]) -> None:
         """Give each tensor its place: those of wide types first, so that every one is aligned."""
@@ -214,9 +241,19 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
     Raises:
         CheckpointError: it is no such file, or is damaged.
     """
+    tensors, metadata, written = read_tensors(file, nbytes, source, device)
+    try:
+        return _decode(json.loads(metadata[_TREE]), tensors), written
+    except _DAMAGED as error:
+        raise _damaged(source, error) from error
+
+
+def read_tensors(
+    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, str], Written]:
+    """The tensors in a file by name, its header's metadata, and what its bytes say of themselves; see `read`."""
     try:
         size, header, checksum = _read_header(file, nbytes)
-        tree = json.loads(header["__metadata__"][_TREE])
         tensors: dict[str, Tensor] = {}
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
@@ -228,9 +265,13 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
             tensors[name] = tensor.to(device)
         if file.read(1):
             raise ValueError("there are bytes behind its end")
-        return _decode(tree, tensors), Written(size, checksum)
+        return tensors, header["__metadata__"], Written(size, checksum)
     except _DAMAGED as error:
-        raise CheckpointError(f"{source} can't be read: it is damaged ({error}). Nothing of it was loaded.") from error
+        raise _damaged(source, error) from error
+
+
+def _damaged(source: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{source} can't be read: it is damaged ({error}). Nothing of it was loaded.")
 
 
 def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
@@ -281,6 +322,8 @@ class _Encoder:
             return value
         if isinstance(value, Tensor):
             return self._tensor(value.detach(), path)
+        if isinstance(value, Sharded):
+            return self._sharded(value, path)
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, (list, tuple)):
@@ -337,6 +380,12 @@ class _Encoder:
                 return plain(key)
         raise CheckpointError(f"{path}: the key {key!r} can't be kept in a checkpoint; use text or numbers.")
 
+    @staticmethod
+    def _sharded(value: Sharded, path: str) -> Any:
+        if value.dtype not in _NAMES:
+            raise CheckpointError(f"{path}: a sharded tensor of {value.dtype} can't be kept in a checkpoint.")
+        return {_TAG: "sharded", "of": value.name, "dtype": _NAMES[value.dtype], "shape": list(value.shape)}
+
     def _tensor(self, tensor: Tensor, path: str) -> Any:
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
             if tensor.dtype is torch.complex128 and tensor.layout is torch.strided:
@@ -370,17 +419,17 @@ def _kind_of(tensor: Tensor) -> str:
     return f"tensor of {tensor.dtype}" if tensor.layout is torch.strided else f"{tensor.layout} tensor"
 
 
-def _gather_names(value: Any, names: set[str]) -> None:
-    """The names of the tensors that a part of a tree refers to."""
+def _references(value: Any) -> Iterator[dict[str, Any]]:
+    """What stands for tensors in a part of a tree."""
     if isinstance(value, dict):
-        if value.get(_TAG) == "tensor":
-            names.add(value["of"])
+        if value.get(_TAG) in ("tensor", "sharded"):
+            yield value
         else:
             for item in value.values():
-                _gather_names(item, names)
+                yield from _references(item)
     elif isinstance(value, list):
         for item in value:
-            _gather_names(item, names)
+            yield from _references(item)
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -394,6 +443,8 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "tensor":
         tensor = tensors[of]
         return tensor.contiguous(memory_format=_FORMATS[value["format"]][1]) if "format" in value else tensor
+    if kind == "sharded":
+        return Sharded(of, _DTYPES[value["dtype"]], tuple(value["shape"]))
     if kind == "dict":
         return {key: _decode(item, tensors) for key, item in of}
     if kind == "tuple":

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import os
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -73,6 +74,7 @@ from footplate.settings import (
     set_deterministic,
     validation_interval,
 )
+from footplate.shards import cut_out
 from footplate.signals import Signals
 from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
@@ -415,7 +417,7 @@ class Trainer:
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it."""
         self.write_checkpoint(to_place(filepath), weights_only)
-        self._writer.wait()
+        self.wait_for_save()
         self.group.barrier()
 
     # How a run is put together
@@ -456,7 +458,7 @@ class Trainer:
         save_before_end(self)  # before a callback puts averaged weights, say, in place
         self.hooks.call("on_train_end")
         self.training_in_progress = False
-        self._writer.wait()
+        self.wait_for_save()
         self.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
         for logger in self.loggers:
             logger.log_model(self)
@@ -512,6 +514,8 @@ class Trainer:
             self.training_in_progress = self.sanity_checking = False
             if self.parallel.several and hasattr(self, "step"):
                 self.step.release()
+            if status != "success":
+                self._writer.make_haste()
             with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
                 self._writer.close()
             if stage == "fit":
@@ -674,12 +678,16 @@ class Trainer:
     ) -> None:
         """Copy the run state and write it in the background; `then()` is called once it is complete.
 
-        All ranks call it, since a state holds something of each; rank 0 writes.
+        All ranks call it, since a state holds something of each. Rank 0 writes; of a sharded model, each rank writes what
+        it has, onto a disk that they share. Into an object store rank 0 writes it whole.
 
         Raises:
             CheckpointError: the save before this one failed.
         """
-        state = self.parallel.whole(self._state.state_dict(weights_only))
+        state = self._state.state_dict(weights_only)
+        shared = path if self.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
+        if shared is None:
+            state = self.parallel.whole(state)
         if self.group.several and not weights_only:
             own = {name: state[name] for name in OWN if name != "step" or self.parallel.own_gradients}
             state["ranks"] = self.group.gather_to_first(to_device(own, CPU))
@@ -687,11 +695,38 @@ class Trainer:
             self.hooks.call("on_save_checkpoint", state)
         elif overrides(self.module, "on_save_checkpoint"):
             self.module.on_save_checkpoint(state)
+        joint = None
+        if self.parallel.sharded:
+            self.wait_for_save()
+        if shared is not None:
+            state, parts = cut_out(state)
+            token = self.group.from_first(uuid.uuid4().hex)
+            joint = checkpoint.Joint(shared, token, self.world.rank, self.world.size, parts)
+            self._writer.save_part(joint)
         if self.world.rank != 0:
             return
         state["footplate"]["failed_in_step"] = self.failed_in_step
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback), "launch": self.launch_id}
-        self._writer.save(state, path, meta, then, first=self._flush_loggers)
+        if joint is None:
+            self._writer.save(state, path, meta, then, first=self._flush_loggers)
+        else:
+            self._writer.complete(joint, state, meta, then, first=self._flush_loggers)
+
+    def wait_for_save(self) -> None:
+        """Until what was saved last is complete. All ranks call it.
+
+        Of a sharded model, they first tell each other whether their parts are written, so that none waits for the part of
+        one that has died, or whose disk is full.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self.parallel.sharded:
+            faults = [fault for fault in self.group.gather(self._writer.part_fault()) if fault]
+            if faults:
+                self._writer.make_haste()
+                raise CheckpointError(faults[0])
+        self._writer.wait()
 
     def _flush_loggers(self) -> None:
         for logger in self.loggers:
@@ -701,7 +736,7 @@ class Trainer:
         """Save and end, between two steps, because a signal came."""
         if self.training_in_progress:
             said = save_before_end(self)
-            self._writer.wait()
+            self.wait_for_save()
             self.group.barrier()  # all ranks end together, so that none is taken for lost while another saves
             self.print(f"{self.signals.reason} after step {self.global_step}: {said}")
         raise self.signals.end()

@@ -26,6 +26,7 @@ class Strategy:
         several: whether there are other ranks.
         skips: whether a rank may skip a batch by returning no loss.
         own_gradients: whether a rank's gradients differ from the others' until a window ends.
+        sharded: whether a rank has a part of the state only, which it then writes into a checkpoint by itself.
         lockstep: whether the forward pass itself is collective, so that every rank must evaluate as many batches.
     """
 
@@ -33,6 +34,7 @@ class Strategy:
     several: bool = False
     skips: bool = True
     own_gradients: bool = True
+    sharded: bool = False
     lockstep: bool = False
 
     def prepare(self, module: nn.Module) -> None:

@@ -31,6 +31,7 @@ class FSDP(Strategy):
     several = True
     skips = False
     own_gradients = False
+    sharded = True
     lockstep = True
 
     def __init__(self) -> None:

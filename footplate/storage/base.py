@@ -1,6 +1,7 @@
-"""What a store of checkpoints can do. A checkpoint is a directory with two files:
+"""What a store of checkpoints can do. A checkpoint is a directory with two files, or more where a model is sharded:
 
     state.safetensors    the run state
+    shard-….safetensors  what each rank has of sharded tensors
     meta.json            the marker: what it is, and each file's size and checksum
 
 Without its marker it is no checkpoint: the marker is the last to come and the first to go.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
@@ -111,12 +112,17 @@ class Store(ABC):
         """Let `link` (such as `last.ckpt`) stand for a checkpoint. Where that can't be, it is said and left."""
 
 
-def marker(meta: dict[str, Any], written: Written, **more: str) -> bytes:
-    """The content of a marker: `meta`, the time, and what the state's file must be."""
-    file = {"bytes": written.nbytes, "crc32": written.crc32, **more}
+def marker(meta: dict[str, Any], written: Written, shards: Mapping[str, Written] | None = None, **more: str) -> bytes:
+    """The content of a marker: `meta`, the time, what the state's file must be, and what each of its shards'."""
+    files = {STATE: {**_figures(written), **more}}
+    files |= {name: _figures(one) for name, one in (shards or {}).items()}
     created = max(time.time(), _latest + 0.001)
     note_time(created)
-    return json.dumps({**meta, "created": created, "files": {STATE: file}}).encode()
+    return json.dumps({**meta, "created": created, "files": files}).encode()
+
+
+def _figures(written: Written) -> dict[str, Any]:
+    return {"bytes": written.nbytes, "crc32": written.crc32}
 
 
 _latest = 0.0  # of the times at which the checkpoints that this process has seen were made

@@ -22,7 +22,7 @@ from footplate.storage.base import META, STATE, SUFFIX, Store, marker
 
 log = logging.getLogger(__name__)
 
-_TEMPORARY, _REPLACED = ".tmp-ckpt-", ".old-"
+TEMPORARY, _REPLACED = ".tmp-ckpt-", ".old-"
 
 
 class LocalStore(Store):
@@ -31,7 +31,7 @@ class LocalStore(Store):
     def prepare(self, directory: Path) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / f"{_TEMPORARY}probe-{os.getpid()}"
+            probe = directory / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
         except OSError as error:
@@ -47,7 +47,7 @@ class LocalStore(Store):
                 _discard(old)
             else:
                 old.rename(target)
-        for temporary in directory.rglob(f"{_TEMPORARY}*"):
+        for temporary in directory.rglob(f"{TEMPORARY}*"):
             _discard(temporary)
 
     def kind(self, path: Path) -> Literal["directory", "file"] | None:
@@ -82,7 +82,7 @@ class LocalStore(Store):
             raise CheckpointError(f"{path / name} can't be read: {error.strerror}.") from error
 
     def write(self, path: Path, state: Frozen, meta: dict[str, Any]) -> None:
-        temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             temporary.mkdir(parents=True)
             with (temporary / STATE).open("xb", buffering=0) as file:
@@ -92,14 +92,14 @@ class LocalStore(Store):
                 file.write(marker(meta, written))
                 file.flush()
                 os.fsync(file.fileno())
-            _replace(temporary, path)
-            _sync_directory(path.parent)
+            replace(temporary, path)
+            sync_directory(path.parent)
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise _cannot_write(path, error) from error
+            raise cannot_write(path, error) from error
 
     def write_file(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        temporary = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
@@ -108,7 +108,7 @@ class LocalStore(Store):
                 os.fsync(file.fileno())
             temporary.replace(path)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise cannot_write(path, error) from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ class LocalStore(Store):
             shutil.rmtree(path, ignore_errors=True)
 
     def point(self, link: Path, target: Path) -> None:
-        temporary = link.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
+        temporary = link.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
             temporary.symlink_to(os.path.relpath(target, link.parent))
         except OSError as error:
@@ -130,7 +130,7 @@ class LocalStore(Store):
             )
             return
         if link.is_dir() and not link.is_symlink():  # a copy that followed the link has made it a checkpoint of its own
-            _replace(temporary, link)
+            replace(temporary, link)
         else:
             temporary.replace(link)
 
@@ -144,7 +144,8 @@ def _is_spare(path: Path) -> bool:
     return path.name.startswith(_REPLACED) and _replaced_by(path).exists()
 
 
-def _replace(temporary: Path, path: Path) -> None:
+def replace(temporary: Path, path: Path) -> None:
+    """Give a finished checkpoint its name; one that has it steps aside, and is removed."""
     if not os.path.lexists(path):
         temporary.rename(path)
         return
@@ -167,7 +168,8 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Let the names in a directory be on the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -175,7 +177,8 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+def cannot_write(path: Path, error: Exception) -> CheckpointError:
+    """What is said of a checkpoint that could not be written."""
     code = getattr(error, "errno", None)
     free = ""
     existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
