@@ -124,9 +124,8 @@ def test_inspection_counts_what_lies_in_shards(whole):
     path = saved(root)[-1]
     (found,) = inspection.inspect(path, verify=True)
     assert not found.fault
-    assert found.weights["float32"] == sum(
-        value.numel() for value in Deep().state_dict().values() if value.is_floating_point()
-    )
+    weights = [value for value in Deep().state_dict().values() if value.is_floating_point()]
+    assert found.weights["float32"] == sum(value.numel() for value in weights)
     assert found.nbytes == sum(file.stat().st_size for file in path.iterdir())
 
 
@@ -147,7 +146,8 @@ def test_without_every_shard_as_it_was_written_there_is_no_checkpoint(name, harm
     elif harm == "another's":
         other = path / ("shard-00001.safetensors" if name.endswith("0.safetensors") else "shard-00000.safetensors")
         file.write_bytes(other.read_bytes())
-    assert checkpoint.is_complete(path) == (harm in ("one bit flipped",)) or harm == "another's"
+    if harm in ("removed", "cut short"):  # known without reading it
+        assert not checkpoint.is_complete(path)
     with pytest.raises(fp.CheckpointError, match=f"damaged.*{name}|{name}.*damaged"):
         checkpoint.load(path)
     (found,) = inspection.inspect(path, verify=True)
