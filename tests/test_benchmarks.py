@@ -18,6 +18,15 @@ import common  # noqa: E402
 import step_overhead  # noqa: E402
 
 RATIOS = {
+    "ddp_overhead": {
+        "footplate_vs_raw_ddp",
+        "footplate_full_vs_raw_ddp",
+        "lightning_vs_raw_ddp",
+        "lightning_full_vs_raw_ddp",
+        "lightning_vs_footplate",
+        "wall_footplate_vs_raw_ddp",
+        "wall_lightning_vs_raw_ddp",
+    },
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
     "startup": {
         "first_step_vs_raw",
