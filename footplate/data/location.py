@@ -24,8 +24,6 @@ from footplate.data.filecache import FileCache
 from footplate.data.remote import wrap
 from footplate.errors import DataError
 
-_GCS_RETRIES = timedelta(seconds=2)
-
 
 @dataclass(frozen=True)
 class Location:
@@ -84,14 +82,27 @@ def locate(
         return Location(uri, pafs.LocalFileSystem(), path, path)
     path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
     if scheme in ("s3", "s3a"):
-        endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+        endpoint = _s3_endpoint(environ)
         options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
         if endpoint and endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
-        return Location(uri, wrap(_s3(endpoint, environ), cache), path, f"s3://{path}", options)
+        return Location(uri, wrap(connect(scheme, environ), cache), path, f"s3://{path}", options)
     if scheme in ("gs", "gcs"):
-        return Location(uri, wrap(_gcs(environ.get("STORAGE_EMULATOR_HOST")), cache), path, f"gs://{path}")
+        return Location(uri, wrap(connect(scheme, environ), cache), path, f"gs://{path}")
     raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
+
+
+def connect(scheme: str, environ: Mapping[str, str], attempts: int = 1) -> pafs.FileSystem:
+    """The bare file system of an object store.
+
+    Args:
+        scheme: of its URIs: s3, s3a, gs, gcs.
+        environ: where addresses and credentials are.
+        attempts: how often a request is made, by pyarrow itself, before it fails.
+    """
+    if scheme in ("s3", "s3a"):
+        return _s3(_s3_endpoint(environ), environ, attempts)
+    return _gcs(environ.get("STORAGE_EMULATOR_HOST"), timedelta(seconds=2 * attempts))
 
 
 def exists(place: Location, path: str) -> pafs.FileType:
@@ -154,9 +165,13 @@ def _glob_to_regex(pattern: str) -> str:
     return "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces)
 
 
-def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
+def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
+    return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+
+
+def _s3(endpoint: str | None, environ: Mapping[str, str], attempts: int) -> pafs.FileSystem:
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=1)  # see footplate.data.remote
+    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=attempts)  # tables have their own: footplate.data.remote
     if endpoint:
         parsed = urlparse(endpoint)
         return pafs.S3FileSystem(
@@ -165,10 +180,10 @@ def _s3(endpoint: str | None, environ: Mapping[str, str]) -> pafs.FileSystem:
     return pafs.S3FileSystem(region=region, retry_strategy=retries)
 
 
-def _gcs(emulator: str | None) -> pafs.FileSystem:
+def _gcs(emulator: str | None, patience: timedelta) -> pafs.FileSystem:
     if emulator:
         parsed = urlparse(emulator if "://" in emulator else f"http://{emulator}")
         return pafs.GcsFileSystem(
-            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=_GCS_RETRIES
+            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=patience
         )
-    return pafs.GcsFileSystem(retry_time_limit=_GCS_RETRIES)
+    return pafs.GcsFileSystem(retry_time_limit=patience)

@@ -25,14 +25,14 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from footplate.data.location import locate
-from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.data.location import connect
+from footplate.errors import CheckpointError, ConfigError
 from footplate.statefile import Frozen, Written
 from footplate.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
 
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 DELAYS_S = (0.5, 1, 2, 4, 8, 16, 30)  # before each repetition
+_ATTEMPTS = 5  # of pyarrow's own, for each part of an upload
 _IN_FLIGHT = 64 << 20  # bytes that may be on their way up at once
 _PIECE = 16 << 20  # bytes that are asked for at once
 _AHEAD = 8 << 20  # bytes that are asked for where less is wanted
@@ -263,11 +264,7 @@ class _Ranges(io.RawIOBase):
 
 @functools.lru_cache(maxsize=8)
 def _filesystem(scheme: str, settings: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
-    environ: Mapping[str, str] = dict(settings)
-    try:
-        return locate(f"{scheme}://any", environ).filesystem
-    except DataError as error:
-        raise ConfigError(str(error)) from error
+    return connect(scheme, dict(settings), _ATTEMPTS)
 
 
 def _key(path: RemotePath) -> str:

@@ -62,7 +62,7 @@ def test_json_holds_everything(footplate, last):
     assert info["parts"]["state_dict"] == sum(value.nbytes for value in state["state_dict"].values())
     assert info["parts"]["optimizer_states"] > 2 * info["parts"]["state_dict"]
     assert info["parts"]["lr_schedulers"] == 0 if "lr_schedulers" in info["parts"] else True
-    assert info["position"] == {"epoch": 2, "batch": 12}
+    assert {"epoch": 2, "batch": 12}.items() <= info["position"].items()
     assert info["versions"]["torch"] == torch.__version__
     assert info["nbytes"] == sum(file.stat().st_size for file in last.iterdir())
 

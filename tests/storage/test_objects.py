@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from models.small import Classifier, loader
 from object_storage import free_port, make_bucket, s3_settings, serve_gcs, serve_s3
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.conversion import convert
+from footplate.inspection import inspect
 from footplate.storage import RemotePath, objects, store_of, to_place
 
 pytestmark = pytest.mark.engine
@@ -194,6 +197,30 @@ def test_a_copy_of_a_local_checkpoint_is_one(s3, tmp_path):
     assert checkpoint.load(f"{s3}/a.ckpt")["x"] == 7
     checkpoint.sweep(s3)
     assert checkpoint.load(f"{s3}/a.ckpt")["x"] == 7
+
+
+def test_checkpoints_are_looked_into_copied_and_converted_there(remote, tmp_path):
+    checkpoint.save({"state_dict": {"w": torch.arange(3.0)}, "epoch": 2}, tmp_path / "a.ckpt", {"epoch": 2})
+    with pytest.raises(fp.CheckpointError, match="bare file of weights"):
+        convert(tmp_path / "a.ckpt", f"{remote}/a.ckpt")
+    state = checkpoint.load(tmp_path / "a.ckpt") | {"footplate": {"format": 1}, "global_step": 9}
+    checkpoint.save(state, tmp_path / "b.ckpt", {"epoch": 2})
+    convert(tmp_path / "b.ckpt", f"{remote}/b.ckpt")
+    checkpoint.point(f"{remote}/last.ckpt", f"{remote}/b.ckpt")
+    for path in (remote, f"{remote}/last.ckpt"):
+        (info,) = inspect(path, verify=True)
+        assert (info.path, info.fault, info.verified) == (f"{remote}/b.ckpt", "", True)
+        assert (info.epoch, info.global_step, info.weights) == (2, 9, {"float32": 3})
+    for name in ("w.safetensors", "w.pt"):
+        convert(f"{remote}/last.ckpt", f"{remote}/{name}")
+        with pytest.raises(fp.ConfigError, match="--force"):
+            convert(f"{remote}/last.ckpt", f"{remote}/{name}")
+    place = to_place(remote)
+    content = store_of(place)._get(place / "w.safetensors")
+    assert safetensors.torch.load(content)["w"].tolist() == [0, 1, 2]
+    assert checkpoint.load(f"{remote}/w.pt")["state_dict"]["w"].tolist() == [0, 1, 2]
+    with pytest.raises(fp.CheckpointError, match="There is nothing at"):
+        inspect(f"{remote}/nothing")
 
 
 # Training
