@@ -230,3 +230,52 @@ def test_a_part_that_cant_be_written_ends_all_ranks_and_leaves_no_checkpoint(ran
 
     assert ranks.run(run, 2) == ["said", "said"]
     assert not list((tmp_path / CHECKPOINTS).iterdir())
+
+
+class KillOnce(fp.Callback):
+    """Kills rank 1 at the fifth batch of the first attempt."""
+
+    def __init__(self, root):
+        self.killed = root / "killed"
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.progress.batches == 5 and trainer.global_rank == 1 and not self.killed.exists():
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_again_go_on_from_their_shards(tmp_path):
+    ended = []
+    for name, callbacks in (("whole", []), ("cut", [KillOnce(tmp_path)])):
+        torch.manual_seed(0)
+        model = Deep()
+        trainer = fp.Trainer(
+            accelerator="cpu", devices=2, strategy="fsdp", logger=False, enable_progress_bar=False, max_epochs=2,
+            enable_model_summary=False, default_root_dir=tmp_path / name, seed=1,
+            callbacks=[fp.ModelCheckpoint(every_n_train_steps=2), *callbacks],
+        )  # fmt: skip
+        trainer.fit(model, DataLoader(dataset(50), 8, shuffle=True))
+        ended.append(model.state_dict())
+    assert (tmp_path / "killed").exists()
+    for name, value in ended[0].items():
+        assert torch.equal(value, ended[1][name]), name
+
+
+def test_weights_alone_are_saved_in_parts_too(tmp_path):
+    def save():
+        torch.manual_seed(0)
+        trainer = fp.Trainer(
+            accelerator="cpu", strategy="fsdp", logger=False, enable_progress_bar=False, max_steps=2, seed=1,
+            enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        model = Deep()
+        trainer.fit(model, DataLoader(dataset(50), 8))
+        trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+        return trainer.parallel.whole(trainer.parallel.state_dict(model))
+
+    weights, _ = ranks.run(save, 2)
+    assert (tmp_path / "weights.ckpt" / "shard-00001.safetensors").exists()
+    loaded = Deep.load_from_checkpoint(tmp_path / "weights.ckpt").state_dict()
+    for name, value in weights.items():
+        assert torch.equal(value, loaded[name]), name
