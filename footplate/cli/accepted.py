@@ -46,9 +46,12 @@ MODELS = (Module, LightningModule)
 DATA = (DataModule, LightningDataModule)
 CALLBACKS = Callback | LightningCallback | list[Callback | LightningCallback] | None
 
+LOGGERS = tuple(getattr(tracking, name) for name in tracking.__all__ if name not in ("Logger", "Status"))
+"""Loaded here: a class that nobody has imported yet can't be found by its name."""
+
 SHORT_NAMES = {
     "data": (TableDataModule.__name__,),
     "trainer.callbacks": tuple(name for name in callbacks.__all__ if name != "Callback"),
-    "trainer.logger": tuple(name for name in tracking.__all__ if name not in ("Logger", "Status")),
+    "trainer.logger": tuple(kind.__name__ for kind in LOGGERS),
 }
 """The classes that an option takes by their name alone, for messages."""

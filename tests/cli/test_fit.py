@@ -87,6 +87,15 @@ def test_a_file_may_list_callbacks_and_loggers_by_name(footplate, net, tmp_path)
     assert (tmp_path / "run" / "tensorboard").exists()
 
 
+@pytest.mark.parametrize("kind", ["CSV", "TensorBoard", "MLflow"])
+def test_a_new_process_knows_loggers_by_their_short_names(kind, process, net):
+    """Nothing has imported the class there before it is asked for."""
+    started = process("fit", *net, f"--trainer.logger={kind}", "--print_config")
+    out, err = started.communicate(timeout=120)
+    assert started.returncode == 0, err
+    assert f"class_path: footplate.{kind}" in out
+
+
 def test_a_table_may_be_given_with_its_own_arguments(footplate, tmp_path):
     (tmp_path / "c.yaml").write_text(
         "model: flowers.Net\n"
