@@ -115,9 +115,8 @@ def examine(path: str | Place) -> tuple[dict[str, Any], str]:
     place = store.resolve(place)
     try:
         meta = json.loads(store.read_marker(place) or b"")
-        expected = {name: int(file["bytes"]) for name, file in meta["files"].items()}
+        expected = {name: int(meta["files"][name]["bytes"]) for name in (STATE, *meta["files"])}
         created = float(meta["created"])
-        expected[STATE]
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}, f"{path} is not a complete checkpoint: it has no readable {META}."
     for name, nbytes in expected.items():

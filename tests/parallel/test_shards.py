@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
+import sys
+import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from models import ranks
 from models.small import dataset
+from object_storage import free_port, make_bucket, s3_settings, serve_s3
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 import footplate as fp
-from footplate import checkpoint, inspection
+from footplate import checkpoint, conversion, inspection
 
 from .test_fsdp import Deep, close, train
 
@@ -127,6 +133,14 @@ def test_inspection_counts_what_lies_in_shards(whole):
     weights = [value for value in Deep().state_dict().values() if value.is_floating_point()]
     assert found.weights["float32"] == sum(value.numel() for value in weights)
     assert found.nbytes == sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_conversion_makes_whole_weights_of_it(whole, tmp_path):
+    root, ended = whole
+    conversion.convert(saved(root)[-1], tmp_path / "weights.safetensors")
+    found = load_file(tmp_path / "weights.safetensors")
+    for name, value in ended[0]["weights"].items():
+        assert torch.equal(found[name], value), name
 
 
 @pytest.mark.parametrize("name", ["shard-00000.safetensors", "shard-00001.safetensors"])
@@ -279,3 +293,39 @@ def test_weights_alone_are_saved_in_parts_too(tmp_path):
     loaded = Deep.load_from_checkpoint(tmp_path / "weights.ckpt").state_dict()
     for name, value in weights.items():
         assert torch.equal(value, loaded[name]), name
+
+
+TRAINS_IN_A_BUCKET = """
+    import sys, torch, footplate as fp
+    from parallel.test_fsdp import Deep, dataset
+    from torch.utils.data import DataLoader
+
+    trainer = fp.Trainer(
+        accelerator="cpu", devices=2, strategy="fsdp", logger=False, enable_progress_bar=False, max_steps=int(sys.argv[2]),
+        enable_model_summary=False, default_root_dir=sys.argv[1], seed=1,
+        callbacks=fp.ModelCheckpoint("s3://lake/run", filename="{step}"),
+    )
+    model = Deep()
+    trainer.fit(model, DataLoader(dataset(50), 8), ckpt_path="last")
+    torch.save(model.state_dict(), sys.argv[3])
+"""
+
+
+@pytest.mark.engine
+def test_into_an_object_store_the_model_is_written_whole(tmp_path, monkeypatch):
+    port = free_port()
+    for name, value in s3_settings(port).items():
+        monkeypatch.setenv(name, value)
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}{os.pathsep}{tests.parent}")
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAINS_IN_A_BUCKET))
+    with serve_s3(port):
+        make_bucket(port)
+        for steps in ("3", "5"):
+            weights = tmp_path / "weights.pt"
+            subprocess.run([sys.executable, script, tmp_path / "run", steps, weights], check=True, timeout=120)
+            state = checkpoint.load(f"s3://lake/run/step={steps}.ckpt")
+            for name, value in torch.load(weights, weights_only=True).items():
+                assert torch.equal(state["state_dict"][name], value), name
+        assert [path.name for path in checkpoint.find("s3://lake/run")] == ["step=5.ckpt"]
