@@ -62,7 +62,7 @@ def free_port() -> int:
 def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[Figures]]:
     """Let the loops train in turns; microseconds per step of each turn, processor time as the mean of the ranks."""
     # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
-    turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
+    turns = [steps * 3 // 4, *[steps] * rounds]
     loops: dict[str, Ranks] = {}
     for name in names:
         loops[name] = Ranks(name, turns)
@@ -90,7 +90,8 @@ def main() -> None:
     options = arguments("What a data-parallel training loop costs per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     here = machine()
-    found = measure(list(VARIANTS), 2 if options.quick else ROUNDS, STEPS)
+    rounds, steps = (2, STEPS // 5) if options.quick else (ROUNDS, STEPS)
+    found = measure(list(VARIANTS), rounds, steps)
 
     ratios = {
         "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us"),
@@ -122,7 +123,7 @@ def main() -> None:
     }
     clock = {"clock": "CPU time of a rank's process, all threads, mean of the ranks", "ranks": RANKS}
     report(
-        "ddp_overhead", f"Tiny MLP, {RANKS} ranks, {STEPS} steps a turn, medians of {len(found[RAW])} rounds", columns,
+        "ddp_overhead", f"Tiny MLP, {RANKS} ranks, {steps} steps a turn, medians of {rounds} rounds", columns,
         rows, ratios, clock, here, ("torch", "footplate", "lightning", "rich"), options.json,
     )  # fmt: skip
 
