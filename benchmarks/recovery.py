@@ -39,6 +39,7 @@ from processes import Program
 
 WORLDS = (2, 4)
 PATIENCE_S = 60.0
+START_S = 240.0  # until a job has trained its first steps
 FIRST_STEP, LAST_STEP = 25, 60  # the kill strikes between these: there are checkpoints then
 OURS = ("footplate warm", "footplate cold")
 CONTENDERS = (*OURS, "torchrun + Lightning", "torchrun + bare script", "Ray Train")
@@ -87,9 +88,12 @@ def measure(contender: str, world: int, chance: random.Random) -> Figures:
 
 def _strike(job: Program, contender: str, directory: Path, world: int, chance: random.Random) -> Figures:
     at_step, rank = chance.randint(FIRST_STEP, LAST_STEP), chance.randrange(world)
-    before = _await(job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps))
+    before = _await(
+        job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps), START_S
+    )
     if before is None:
-        raise SystemExit(f"{contender}, {world} ranks: the training did not begin.\n{job.said()}")
+        print(f"{contender}, {world} ranks: the training did not begin.\n{job.said()}")
+        return {"recovered": 0.0, "began": 0.0}
     old = {one.pid for one in before}
     victim = next(one.pid for one in before if one.rank == rank)
     nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
@@ -102,7 +106,7 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
     def gone_on(steps: list[Step]) -> bool:
         return any(one.pid not in old and one.step > reached for one in steps)
 
-    after = _await(job, directory, gone_on)
+    after = _await(job, directory, gone_on, PATIENCE_S)
     figures = {"rank": float(rank), "killed_at_step": float(reached), "recovered": 0.0}
     if after is None:
         return figures
@@ -111,9 +115,9 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
     return {**figures, "recovered": 1.0, "seconds": first.at - killed, "lost_steps": float(reached + 1 - first.step)}
 
 
-def _await(job: Program, directory: Path, holds: Any) -> list[Step] | None:
+def _await(job: Program, directory: Path, holds: Any, patience_s: float) -> list[Step] | None:
     """The steps once something holds of them; None if it doesn't in time, or the job has ended."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         steps = list(read(directory))
         if holds(steps):
