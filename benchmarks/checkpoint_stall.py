@@ -30,7 +30,8 @@ from common import Figures, Rounds, arguments, interleave, let_torchvision_be_im
 SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
 QUICK = {"400 MB": (256, 8)}  # not that large
 QUICK_WAYS = ("footplate", "lightning", "torch.save", "dcp.async_save")
-ROUNDS, SAVES = 5, 3
+ROUNDS = {"400 MB": 4, "2 GB": 2}
+SAVES = 3
 
 
 class Stalls:
@@ -275,7 +276,7 @@ def main() -> None:
         found[size] = interleave(
             QUICK_WAYS if options.quick else list(WAYS),
             lambda name, width=width, count=count: measure(name, width, count),
-            2 if options.quick else ROUNDS,
+            2 if options.quick else ROUNDS[size],
         )
     ratios: dict[str, Figures] = {}
     for size, rounds in found.items():
