@@ -120,7 +120,10 @@ def judge(lines: Sequence[Line], untouched: Sequence[Line]) -> list[str]:
 
 
 def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, Any]]:
-    """Of each blow after which the training began anew: how many batches were trained again, and seconds until the next."""
+    """Of each blow after which the training began anew: how many batches were trained again, and seconds until the next.
+
+    Where several fell before it went on, the last of them takes over what the first has cost.
+    """
     batches = [line for line in lines if line.rank == 0 and line.what == "batch"]
     found: list[dict[str, Any]] = []
     for before, after in itertools.pairwise(batches):
