@@ -30,7 +30,7 @@ from common import Figures, Rounds, arguments, interleave, let_torchvision_be_im
 SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
 QUICK = {"400 MB": (256, 8)}  # not that large
 QUICK_WAYS = ("footplate", "lightning", "torch.save", "dcp.async_save")
-ROUNDS = {"400 MB": 4, "2 GB": 2}
+ROUNDS = {"400 MB": 3, "2 GB": 1}
 SAVES = 3
 
 

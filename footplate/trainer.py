@@ -886,6 +886,14 @@ class Trainer:
         """Whether a signal has asked this run to end."""
         return self.agreement.interrupted
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Trainer:
+        """Itself: a copy of a module, or of what holds one, is still this trainer's."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing: a trainer is a process's own, and what travels to another is trained there by another."""
+        return _no_trainer, ()
+
     def __getattr__(self, name: str) -> Any:
         """Names that Lightning's trainer has and ours gives otherwise."""
         return compat().trainer_attribute(self, name)
@@ -905,3 +913,7 @@ class Trainer:
             "seed": self.seed,
         }
         return {**found, **{f"trainer/{name}": value for name, value in settings.items()}}
+
+
+def _no_trainer() -> None:
+    """What a trainer becomes in another process."""

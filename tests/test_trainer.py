@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -676,3 +678,14 @@ def test_the_same_trainer_fits_a_second_model_from_the_beginning(trainer):
 
 def test_a_directory_given_as_text_is_a_path(trainer, tmp_path):
     assert trainer(default_root_dir=str(tmp_path / "x")).run_dir == Path(tmp_path / "x")
+
+
+def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
+    """Averaging callbacks copy modules; processes are sent them."""
+    made, module = trainer(max_epochs=1), Classifier()
+    made.fit(module, loader())
+    holder = {"trainer": made, "module": module}
+    copied = copy.deepcopy(holder)
+    assert copied["trainer"] is made
+    assert copied["module"] is not module
+    assert pickle.loads(pickle.dumps(holder))["trainer"] is None
