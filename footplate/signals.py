@@ -6,12 +6,26 @@ KeyboardInterrupt. A second SIGINT stops at once. A cloud's notice (see `notice.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 EXIT_CODE = {signal.SIGTERM: 143}
+
+
+@contextlib.contextmanager
+def heard(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While entered, `note` is called with SIGTERM and SIGINT; only in the main thread, which alone can hear them."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 class Signals:
@@ -20,19 +34,15 @@ class Signals:
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.reason = ""
-        self._before: dict[signal.Signals, Any] = {}
+        self._hearing = contextlib.ExitStack()
 
     def __enter__(self) -> Signals:
         self.received, self.reason = None, ""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+        self._hearing.enter_context(heard(self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._before.clear()
+        self._hearing.close()
 
     def terminate(self, reason: str) -> None:
         """Count as SIGTERM something that is not a signal; callable from any thread."""

@@ -7,6 +7,7 @@ in between is done from outside, by their process ids.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -135,6 +136,8 @@ def test_what_came_of_it_comes_home(untouched):
     state = checkpoint.load(home["checkpoint"])
     model = Classifier()
     model.load_state_dict(state["state_dict"])
+    saved = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    assert hashlib.sha256(saved).hexdigest() == home["weights"], "the weights at home are not those that were trained"
     assert state["global_step"] == 48
     assert home["checkpoint"].startswith(str(run.directory))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+
+from footplate.signals import heard
 
 
 class Interrupts:
@@ -15,18 +16,14 @@ class Interrupts:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.received: deque[signal.Signals] = deque()
         self._wake = wake
-        self._before: dict[signal.Signals, Any] = {}
+        self._hearing = contextlib.ExitStack()
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._note)
+        self._hearing.enter_context(heard(self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        self._before.clear()
+        self._hearing.close()
 
     def _note(self, number: int, _: object) -> None:
         self.received.append(signal.Signals(number))
