@@ -4,44 +4,13 @@ from __future__ import annotations
 
 import http.client
 import re
-import socket
-import subprocess
 import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
 from footplate.data.location import locate
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def serve(command: list[str], url: str) -> Iterator[str]:
-    """Start a server, give its address once it answers, and stop it."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(url, timeout=1)
-            except urllib.error.HTTPError:
-                break
-            except OSError:
-                assert process.poll() is None, f"{command} ended with {process.returncode}"
-                time.sleep(0.1)
-            else:
-                break
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def upload(uri: str, directory: Path) -> None:

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from object_storage import free_port, serve_gcs, serve_s3
 
 from footplate.data import FileCache, Loader, Table
 from footplate.errors import DataError
 
 from .conftest import image_rows, png
-from .servers import Proxy, free_port, serve, upload
+from .servers import Proxy, upload
 
 pytestmark = pytest.mark.engine
 
@@ -28,9 +29,8 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
     port = free_port()
-    yield from serve(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], f"http://127.0.0.1:{port}"
-    )
+    with serve_s3(port):
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -49,9 +49,8 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="module")
 def gcs_server() -> Iterator[str]:
     port = free_port()
-    command = ["gcp-storage-emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
-    command[0] = str(Path(sys.executable).with_name(command[0]))
-    yield from serve([*command, "--default-bucket", "lake"], f"http://127.0.0.1:{port}")
+    with serve_gcs(port):
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
