@@ -78,11 +78,15 @@ class Wrote:
 
 @dataclass(frozen=True)
 class Reported:
-    """A worker's report. `load` gives what the function returned or raised, and may raise itself."""
+    """A worker's report. `load` gives what the function returned or raised, and may raise itself.
+
+    `home` is the descriptor of the parcel that both are in; the crew closes it when the next attempt begins.
+    """
 
     rank: int
     report: Report
     load: Callable[[], Any] = field(repr=False)
+    home: int = -1
 
 
 @dataclass(frozen=True)

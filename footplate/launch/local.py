@@ -6,7 +6,8 @@ For each worker there are
 - a pipe for standard output and one for standard error, or a pseudo-terminal in place of them for rank 0;
 - a parcel for its report; and one parcel with the function that all of them read.
 
-For each attempt there is a rendezvous (`rendezvous.py`).
+For each attempt there is a rendezvous (`rendezvous.py`). `begin` carries all of its ranks; `carry`, those of them that are
+the share of this machine (`agent.py`).
 
 When the nursery dies, its workers die with it; all of them are then reported as lost, and the next attempt begins with a
 new nursery. One that doesn't heed a request to kill within `KILL_S` is killed itself.
@@ -31,6 +32,7 @@ from footplate.errors import LaunchError
 from footplate.launch import bootstrap, parcel, rendezvous, terminal, wire
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit
+from footplate.launch.rendezvous import Share
 
 KILL_S = 5.0
 PIECE = 1 << 16  # bytes read at once
@@ -60,6 +62,26 @@ class _Nursery:
     ready: bool = False
 
 
+@dataclass(frozen=True)
+class Caller:
+    """What workers have in common with the process that launches them.
+
+    Attributes:
+        argv: the arguments of its script.
+        path: where it finds modules, as absolute paths.
+        directory: its current one; a worker is in it, too, if it is there.
+    """
+
+    argv: list[str]
+    path: list[str]
+    directory: str
+
+    @classmethod
+    def here(cls) -> Caller:
+        """As the present process is."""
+        return cls(list(sys.argv), [str(Path(entry or ".").resolve()) for entry in sys.path], str(Path.cwd()))
+
+
 class LocalCrew:
     """A `Crew` of processes of this machine.
 
@@ -67,12 +89,16 @@ class LocalCrew:
         payload: descriptor of the parcel with the function and its arguments.
         environment: variables for all workers, over those of this process.
         preload: modules that the nursery imports.
+        caller: whom the workers are to take after; None for this process.
     """
 
-    def __init__(self, payload: int, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+    def __init__(
+        self, payload: int, environment: Mapping[str, str], preload: Sequence[str], caller: Caller | None = None
+    ) -> None:
         self._payload = payload
         self._environment = dict(environment)
         self._preload = list(preload)
+        self._caller = caller or Caller.here()
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -84,13 +110,25 @@ class LocalCrew:
         self._events: list[Event] = []
 
     def begin(self, attempt: Attempt) -> None:
+        size = len(attempt.slots)
+        with rendezvous.listen(rendezvous.HOST, size) as store:
+            self.carry(Share(attempt, tuple(range(size)), store.getsockname()[:2]), store)
+
+    def carry(self, share: Share, store: socket.socket | None) -> None:
+        """Start the workers of a part of an attempt. `store` is the rendezvous's socket where rank 0 is one of them."""
         self._forget_workers()
+        self.prepare()
+        for rank in share.ranks:
+            self._start_worker(share, rank, store if rank == 0 else None)
+
+    def prepare(self) -> None:
+        """Start the nursery, so that its imports are done, or under way, when workers are to be started."""
         if self._nursery is None:
             self._nursery = self._start_nursery()
-        size = len(attempt.slots)
-        with rendezvous.listen(size) as store:
-            for rank in range(size):
-                self._start_worker(attempt, rank, store)
+
+    def fileno(self) -> int:
+        """A descriptor that can be read from when `wait` has something to take."""
+        return self._selector.fileno()
 
     def wait(self, timeout_s: float) -> list[Event]:
         ready = self._selector.select(0 if self._events else timeout_s)
@@ -136,13 +174,14 @@ class LocalCrew:
             "fd": theirs.fileno(),
             "parent": os.getpid(),
             "preload": self._preload,
-            "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
+            "sys_path": self._caller.path,
         }
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, json.dumps(config)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                cwd=self._caller.directory if Path(self._caller.directory).is_dir() else None,
                 env={**os.environ, **self._environment},
                 start_new_session=True,  # Ctrl-C is for the supervisor, which then tells the workers
             )
@@ -150,11 +189,11 @@ class LocalCrew:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_nursery(nursery))
         return nursery
 
-    def _start_worker(self, attempt: Attempt, rank: int, store: socket.socket) -> None:
+    def _start_worker(self, share: Share, rank: int, store: socket.socket | None) -> None:
         number, self._next = self._next, self._next + 1
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        outputs, out, err = _open_outputs(attempt.terminals if rank == 0 else frozenset())
+        outputs, out, err = _open_outputs(share.attempt.terminals if rank == 0 else frozenset())
         worker = _Worker(rank, ours, parcel.empty(), outputs)
         self._workers[number] = worker
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_worker(worker))
@@ -163,10 +202,10 @@ class LocalCrew:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(worker, fd))
         order = {
             "rank": rank,
-            "environment": {**self._environment, **rendezvous.environment(attempt, rank, store.getsockname()[1])},
-            "argv": sys.argv,
+            "environment": {**self._environment, **rendezvous.environment(share, rank)},
+            "argv": self._caller.argv,
         }
-        fds = [theirs.fileno(), self._payload, worker.home, out, err, *([store.fileno()] if rank == 0 else [])]
+        fds = [theirs.fileno(), self._payload, worker.home, out, err, *([store.fileno()] if store else [])]
         self._order(number, {"do": "fork", "order": order, "fds": len(fds)}, fds)
         theirs.close()
         for fd in {out, err}:
@@ -221,7 +260,7 @@ class LocalCrew:
             self._events.append(Alive(worker.rank, progressed=bootstrap.PROGRESSED in heard))
         if bootstrap.REPORT in heard:
             report, load = parcel.opened(worker.home)
-            self._events.append(Reported(worker.rank, report, load))
+            self._events.append(Reported(worker.rank, report, load, worker.home))
 
     def _read(self, worker: _Worker, fd: int) -> bool:
         """Pass on one piece of output; whether there was one."""

@@ -1,14 +1,19 @@
-"""How the ranks of one attempt on one machine find each other.
+"""How the ranks of one attempt find each other.
 
-The supervisor binds a socket to a free port of the loopback interface and hands it to rank 0, which hosts the store on it;
-the others connect, and wait in the socket's queue if they come too early. So the port can't be taken by somebody else in
-between, and as each attempt has its own, nothing of an earlier one can be found in the store.
+A socket is bound to a free port and handed to rank 0, which hosts the store on it; the others connect, and wait in the
+socket's queue if they come too early. So the port can't be taken by somebody else in between, and as each attempt has its
+own, nothing of an earlier one can be found in the store.
+
+With all ranks on one machine that is the loopback interface. Of an attempt over several machines, each carries a `Share`:
+the one with rank 0 binds the socket, and the others are told where.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.launch.crew import Attempt
@@ -16,29 +21,52 @@ from footplate.launch.crew import Attempt
 HOST = "127.0.0.1"
 
 
-def listen(world_size: int) -> socket.socket:
+@dataclass(frozen=True)
+class Share:
+    """What one machine carries of an attempt.
+
+    Attributes:
+        attempt: which.
+        ranks: those that live here; the index is the local rank.
+        store: address and port of the store that rank 0 hosts.
+        address: of this machine, by which the others reach it.
+        node: this machine's number among those of the attempt.
+        environment: variables for the workers here, over the launch's.
+    """
+
+    attempt: Attempt
+    ranks: tuple[int, ...]
+    store: tuple[str, int]
+    address: str = HOST
+    node: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def listen(host: str, world_size: int) -> socket.socket:
     """The socket of an attempt."""
-    return socket.create_server((HOST, 0), backlog=max(128, 2 * world_size))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family, backlog=max(128, 2 * world_size))
 
 
-def environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
+def environment(share: Share, rank: int) -> dict[str, str]:
     """What tells a worker its place, in torchrun's words and ours."""
-    size = str(len(attempt.slots))
+    attempt = share.attempt
     place = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": HOST,
-        "MASTER_PORT": str(port),
+        "LOCAL_RANK": str(share.ranks.index(rank)),
+        "WORLD_SIZE": str(len(attempt.slots)),
+        "LOCAL_WORLD_SIZE": str(len(share.ranks)),
+        "GROUP_RANK": str(share.node),
+        "MASTER_ADDR": share.store[0],
+        "MASTER_PORT": str(share.store[1]),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: torch is only to connect to it
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(attempt.slots[rank]),
     }
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
-        place["GLOO_SOCKET_IFNAME"] = loopback.pop()  # all are here: not by a network that may go away
-    return place
+    interface = _interface(share.address)
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        place["GLOO_SOCKET_IFNAME"] = interface
+    return {**place, **share.environment}
 
 
 def host_store(listening: int) -> Any:
@@ -47,3 +75,13 @@ def host_store(listening: int) -> Any:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface with this address. If all are on one machine it is the loopback, which doesn't go away."""
+    if address == HOST:
+        return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    import psutil
+
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if address in {one.address for one in addresses}), None)
