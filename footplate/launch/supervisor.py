@@ -20,10 +20,10 @@ from typing import Any
 
 from footplate.errors import ConfigError, LaunchError
 from footplate.launch import parcel
+from footplate.launch.backends import Backend, Local
 from footplate.launch.crew import Attempt, Crew, Wrote
 from footplate.launch.failure import Failure
 from footplate.launch.interrupts import Interrupts
-from footplate.launch.local import LocalCrew
 from footplate.launch.output import Output
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
 from footplate.launch.terminal import terminals
@@ -38,6 +38,7 @@ def launch(
     fn: Callable[..., Any],
     *args: Any,
     world_size: int,
+    backend: Backend = Local(),  # noqa: B008  frozen
     restarts: Restarts = Restarts(),  # noqa: B008  frozen
     env: Mapping[str, str] | None = None,
     name: str = "launch",
@@ -46,7 +47,7 @@ def launch(
     heartbeat_timeout_s: float = 30.0,
     grace_s: float = 30.0,
 ) -> Any:
-    """Call `fn(*args)` in `world_size` processes of this machine, again after failures; return what rank 0 returned.
+    """Call `fn(*args)` in `world_size` processes, again after failures; return what rank 0 returned.
 
     In a worker `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set, so that
     `torch.distributed.init_process_group("gloo")` works as it is; `footplate.launch.worker` tells the rest.
@@ -55,6 +56,7 @@ def launch(
         fn: a function; it and `args` travel by cloudpickle, so it may be of a script, without a guard, or of a notebook.
         args: its arguments.
         world_size: how many processes.
+        backend: where they live; on this machine by default.
         restarts: how often, how soon and with how many ranks to try again.
         env: variables for the workers, over those of this process.
         name: what the log calls this launch.
@@ -65,7 +67,8 @@ def launch(
 
     Raises:
         ConfigError: a number that can't be.
-        LaunchError: `fn`, `args` or the result can't be pickled; a rank was killed or lost, and no restart is left.
+        LaunchError: `fn`, `args` or the result can't be pickled; a rank was killed or lost, and no restart is left; the
+            backend has no room for so many.
         SystemExit: with 143, after SIGTERM to this process, or when all ranks have ended with it by themselves.
         KeyboardInterrupt: after Ctrl-C; a second one kills the workers at once.
         Exception: what `fn` raised, with the worker's traceback in its notes, when no restart is left. A `FootplateError`
@@ -76,7 +79,7 @@ def launch(
     payload = parcel.empty()
     try:
         _pack(payload, fn, args)
-        crew = LocalCrew(payload, env or {}, preload)
+        crew = backend.crew(payload, env or {}, preload, world_size)
         output = Output(Path(log_dir) if log_dir is not None else None)
         try:
             with Interrupts(crew.wake) as interrupts:

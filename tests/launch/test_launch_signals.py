@@ -96,8 +96,8 @@ def test_ctrl_c_is_passed_on_and_ends_with_keyboard_interrupt(program):
 import os, time
 from footplate.launch import launch
 def work():
-    print("there", os.environ["RANK"], flush=True)
     try:
+        print("there", os.environ["RANK"], flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         os.write(1, f"saved by {os.environ['RANK']}\\n".encode())
