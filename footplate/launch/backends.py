@@ -74,7 +74,7 @@ class Local:
         return max(1, int(usable_cores())) if accelerator.name == "cpu" else len(accelerator.devices())
 
     def crew(self, payload: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int) -> Crew:
-        return LocalCrew(payload, environment, preload)
+        return LocalCrew(payload, environment, preload, keep=True)
 
 
 @dataclass(frozen=True)

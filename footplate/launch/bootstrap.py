@@ -46,12 +46,15 @@ class Order:
     rank: int
     environment: dict[str, str]
     argv: list[str]
+    directory: str
 
 
 def main(order: Order, fds: list[int]) -> NoReturn:
     """Run the worker; never returns."""
     control, payload, home, out, err, *store = fds
     os.environ.update(order.environment)
+    with contextlib.suppress(OSError):  # not there on this machine
+        os.chdir(order.directory)
     sys.argv = order.argv
     _redirect(out, err)
     _draw_anew()

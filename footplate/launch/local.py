@@ -16,7 +16,6 @@ new nursery. One that doesn't heed a request to kill within `KILL_S` is killed i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import socket
@@ -29,18 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.launch import bootstrap, parcel, rendezvous, terminal, wire
+from footplate.launch import bootstrap, nurseries, parcel, rendezvous, terminal, wire
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit
+from footplate.launch.nurseries import Kind, Nursery
 from footplate.launch.rendezvous import Share
 
 KILL_S = 5.0
 PIECE = 1 << 16  # bytes read at once
-
-_BOOTSTRAP = (
-    "import json, sys; config = json.loads(sys.argv.pop()); sys.path[:] = config.pop('sys_path'); "
-    "from footplate.launch.nursery import main; main(**config)"
-)
 
 
 @dataclass
@@ -53,13 +48,6 @@ class _Worker:
     outputs: dict[int, tuple[Stream, bool]]
     ended: bool = False
     killed_at: float | None = None
-
-
-@dataclass
-class _Nursery:
-    process: subprocess.Popen[bytes]
-    connection: socket.socket
-    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,23 +78,29 @@ class LocalCrew:
         environment: variables for all workers, over those of this process.
         preload: modules that the nursery imports.
         caller: whom the workers are to take after; None for this process.
+        keep: leave the nursery to the next launch of this process (`nurseries.py`).
     """
 
     def __init__(
-        self, payload: int, environment: Mapping[str, str], preload: Sequence[str], caller: Caller | None = None
+        self,
+        payload: int,
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        caller: Caller | None = None,
+        keep: bool = False,
     ) -> None:
         self._payload = payload
         self._environment = dict(environment)
         self._preload = list(preload)
         self._caller = caller or Caller.here()
+        self._keep = keep
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._take_wake)
-        self._nursery: _Nursery | None = None
+        self._nursery: Nursery | None = None
         self._workers: dict[int, _Worker] = {}  # by number
-        self._next = 0
         self._events: list[Event] = []
 
     def begin(self, attempt: Attempt) -> None:
@@ -124,7 +118,8 @@ class LocalCrew:
     def prepare(self) -> None:
         """Start the nursery, so that its imports are done, or under way, when workers are to be started."""
         if self._nursery is None:
-            self._nursery = self._start_nursery()
+            self._nursery = nursery = self._take_nursery()
+            self._selector.register(nursery.connection, selectors.EVENT_READ, lambda: self._hear_nursery(nursery))
 
     def fileno(self) -> int:
         """A descriptor that can be read from when `wait` has something to take."""
@@ -158,7 +153,10 @@ class LocalCrew:
                 worker.control.send(b"!")
 
     def close(self) -> None:
-        if self._nursery is not None:
+        if self._nursery is not None and self._may_be_kept(self._nursery):
+            self._selector.unregister(self._nursery.connection)
+            nurseries.give(self._nursery)
+        elif self._nursery is not None:
             self._nursery.process.terminate()  # it takes its workers with it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._nursery.process.wait(KILL_S)
@@ -168,29 +166,22 @@ class LocalCrew:
         self._woken.close()
         self._wake.close()
 
-    def _start_nursery(self) -> _Nursery:
-        ours, theirs = socket.socketpair()
-        config = {
-            "fd": theirs.fileno(),
-            "parent": os.getpid(),
-            "preload": self._preload,
-            "sys_path": self._caller.path,
-        }
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, json.dumps(config)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                cwd=self._caller.directory if Path(self._caller.directory).is_dir() else None,
-                env={**os.environ, **self._environment},
-                start_new_session=True,  # Ctrl-C is for the supervisor, which then tells the workers
-            )
-        nursery = _Nursery(process, ours)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_nursery(nursery))
-        return nursery
+    def _take_nursery(self) -> Nursery:
+        environment = self._environment_of_all()
+        kind = Kind.of(self._caller.path, self._preload, environment)
+        kept = nurseries.take(kind) if self._keep else None
+        return kept or nurseries.start(kind, environment, self._caller.directory)
+
+    def _may_be_kept(self, nursery: Nursery) -> bool:
+        everybody_ended = all(worker.ended for worker in self._workers.values())
+        return self._keep and nursery.ready and nursery.sound and everybody_ended
+
+    def _environment_of_all(self) -> dict[str, str]:
+        return {**os.environ, **self._environment}
 
     def _start_worker(self, share: Share, rank: int, store: socket.socket | None) -> None:
-        number, self._next = self._next, self._next + 1
+        assert self._nursery is not None
+        number = self._nursery.number()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         outputs, out, err = _open_outputs(share.attempt.terminals if rank == 0 else frozenset())
@@ -202,8 +193,9 @@ class LocalCrew:
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(worker, fd))
         order = {
             "rank": rank,
-            "environment": {**self._environment, **rendezvous.environment(share, rank)},
+            "environment": {**self._environment_of_all(), **rendezvous.environment(share, rank)},
             "argv": self._caller.argv,
+            "directory": self._caller.directory,
         }
         fds = [theirs.fileno(), self._payload, worker.home, out, err, *([store.fileno()] if store else [])]
         self._order(number, {"do": "fork", "order": order, "fds": len(fds)}, fds)
@@ -213,8 +205,7 @@ class LocalCrew:
 
     def _order(self, number: int, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         if self._nursery is not None:
-            with contextlib.suppress(OSError):  # it has died, of which its socket tells
-                wire.send(self._nursery.connection, {**message, "number": number}, fds)
+            self._nursery.order({**message, "number": number}, fds)
 
     def _ask(self, rank: int, message: dict[str, Any]) -> None:
         for number, worker in self._workers.items():
@@ -225,7 +216,7 @@ class LocalCrew:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
 
-    def _hear_nursery(self, nursery: _Nursery) -> None:
+    def _hear_nursery(self, nursery: Nursery) -> None:
         received = wire.receive(nursery.connection)
         if received is None:
             code = self._end_nursery(nursery)
@@ -245,6 +236,7 @@ class LocalCrew:
         elif message["event"] == "born":
             self._events.append(Alive(self._workers[message["number"]].rank))
         elif message["event"] == "unborn":
+            nursery.sound = False
             self._end(self._workers[message["number"]], None, time.monotonic(), message["text"])
         else:
             self._end(self._workers[message["number"]], message["code"], message["at"])
@@ -293,12 +285,10 @@ class LocalCrew:
                 pass
         self._events.append(Ended(worker.rank, code, at, text, whole))
 
-    def _end_nursery(self, nursery: _Nursery) -> int:
+    def _end_nursery(self, nursery: Nursery) -> int:
         """The nursery has died or is to die, and its workers with it; returns its exit code."""
-        nursery.process.kill()
-        code = nursery.process.wait()
         self._selector.unregister(nursery.connection)
-        nursery.connection.close()
+        code = nursery.end()
         self._nursery = None
         text = f"all ranks were lost with the process that starts them, which {of_exit(code)[1]}"
         for worker in self._workers.values():

@@ -6,10 +6,12 @@
     fork + descriptors ─────►      forks                    ─────►   lives; talks to the supervisor by itself
                        ◄─────      {"event": "born", …}
     signal, kill       ─────►      does so                  ─────►
+    rest               ─────►      waits for another launch
                        ◄─────      {"event": "ended", …}    ◄─────   ends, and is reaped
 
-It stays between attempts, so that a restart costs a fork instead of an import. It is a clean interpreter with one thread,
-which has touched no device: only such a process may be forked safely. The user's code is never in it.
+It stays between attempts, so that a restart costs a fork instead of an import, and may stay between launches
+(`nurseries.py`): told to rest, it ends by itself if nothing is asked of it for so many seconds. It is a clean interpreter
+with one thread, which has touched no device: only such a process may be forked safely. The user's code is never in it.
 
 Each worker leads a process group of its own, and what it has left there ends with it: loader processes, too.
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import math
 import os
 import selectors
 import signal
@@ -43,6 +46,7 @@ def main(fd: int, parent: int, preload: Sequence[str]) -> None:
     die_with(parent, signal.SIGTERM)
     connection = socket.socket(fileno=fd)
     connection.set_inheritable(False)
+    begun_with = frozenset(os.environ)
     try:
         for module in preload:
             importlib.import_module(module)
@@ -52,14 +56,19 @@ def main(fd: int, parent: int, preload: Sequence[str]) -> None:
         return
     gc.collect()
     gc.freeze()  # what is here now is never garbage: collecting in a worker needn't touch, and so copy, its pages
-    Nursery(connection).serve()
+    Nursery(connection, begun_with).serve()
 
 
 class Nursery:
-    """Forks, signals and reaps, as asked through `connection`, until it closes."""
+    """Forks, signals and reaps, as asked through `connection`, until it closes.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Of the variables that the nursery has `begun_with`, a worker gets those that its order names; imports may have set more.
+    """
+
+    def __init__(self, connection: socket.socket, begun_with: frozenset[str]) -> None:
         self._connection = connection
+        self._begun_with = begun_with
+        self._ends_at = math.inf
         self._workers: dict[int, int] = {}  # process id: the supervisor's number for it
 
     def serve(self) -> None:
@@ -76,7 +85,9 @@ class Nursery:
             selector.register(woken, selectors.EVENT_READ)
             self._tell({"event": "ready"})
             while True:
-                ready = {key.fileobj for key, _ in selector.select()}
+                ready = {key.fileobj for key, _ in selector.select(self._may_wait())}
+                if time.monotonic() > self._ends_at:
+                    self._end()
                 if woken in ready:
                     woken.recv(4096)
                     self._reap()
@@ -86,7 +97,14 @@ class Nursery:
                         self._end()
                     self._heed(*received)
 
+    def _may_wait(self) -> float | None:
+        return None if math.isinf(self._ends_at) else max(0.0, self._ends_at - time.monotonic())
+
     def _heed(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["do"] == "rest":
+            self._ends_at = time.monotonic() + message["seconds"]
+            return
+        self._ends_at = math.inf
         number = message["number"]
         if message["do"] == "fork":
             self._fork(number, message, fds)
@@ -131,6 +149,8 @@ class Nursery:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
             self._connection.close()
+            for name in self._begun_with - order["order"]["environment"].keys():
+                os.environ.pop(name, None)
             bootstrap.main(bootstrap.Order(**order["order"]), fds)
         except BaseException:
             traceback.print_exc()

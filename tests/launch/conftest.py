@@ -10,7 +10,7 @@ import psutil
 import pytest
 from launched import Program
 
-from footplate.launch import Restarts
+from footplate.launch import Restarts, nurseries
 
 
 @pytest.fixture
@@ -21,10 +21,11 @@ def quick() -> Restarts:
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Whatever a test's launches did, nothing that they started is left."""
+    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    left = set(psutil.Process().children(recursive=True)) - before
+    waiting = {psutil.Process(pid) for pid in nurseries.kept()}
+    left = set(psutil.Process().children(recursive=True)) - before - waiting
     assert not psutil.wait_procs(list(left), timeout=2)[1]
 
 

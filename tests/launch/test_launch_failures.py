@@ -15,7 +15,7 @@ from launched import gone_within
 from torch import distributed as dist
 
 from footplate.errors import ConfigError, DataError, FootplateError, LaunchError
-from footplate.launch import Restarts, launch
+from footplate.launch import Restarts, launch, nurseries
 from footplate.launch.worker import attempt, progressed, slot
 
 
@@ -290,16 +290,15 @@ def test_a_rank_that_has_made_progress_is_not_left_out(quick):
 
 def test_workers_that_cannot_be_started_are_left_out_down_to_the_smallest_world(monkeypatch, said):
     # The nursery may open no more files, so it can't take a worker's pipes.
-    from footplate.launch.local import LocalCrew
+    start = nurseries.start
 
-    start = LocalCrew._start_nursery
-
-    def start_and_limit(crew):
-        nursery = start(crew)
+    def start_and_limit(*args):
+        nursery = start(*args)
         psutil.Process(nursery.process.pid).rlimit(psutil.RLIMIT_NOFILE, (8, 8))
         return nursery
 
-    monkeypatch.setattr(LocalCrew, "_start_nursery", start_and_limit)
+    monkeypatch.setattr(nurseries, "take", lambda kind: None)
+    monkeypatch.setattr(nurseries, "start", start_and_limit)
     with pytest.raises(LaunchError, match="rank 0 could not be started: too many open files"):
         launch(print, world_size=2, restarts=Restarts(max_host_restarts=0, min_world_size=1, max_delay_s=0), preload=())
     assert "without slot 0 (with 1 of 2 ranks)" in said.text

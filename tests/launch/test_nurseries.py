@@ -1,0 +1,169 @@
+"""Nurseries that wait for the next launch: when one is used again, what a worker gets of its own, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from launched import gone_within
+from torch import distributed as dist
+
+from footplate.launch import launch, nurseries
+
+
+@pytest.fixture(autouse=True)
+def none_before():
+    nurseries.end_all()
+
+
+def nursery() -> int:
+    """The process that the workers of a launch were forked from."""
+    return launch(os.getppid, world_size=1)
+
+
+def test_the_second_launch_uses_the_nursery_of_the_first():
+    first = nursery()
+    assert nurseries.kept() == [first]
+    assert nursery() == first
+
+
+def test_from_the_second_launch_on_the_ranks_meet_in_well_under_a_second():
+    def work(began):
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        return time.monotonic() - began
+
+    launch(work, 0.0, world_size=2)
+    assert launch(work, time.monotonic(), world_size=2) < 1.0
+
+
+def test_workers_have_exactly_the_environment_of_their_call(monkeypatch):
+    monkeypatch.setenv("OF_THE_FIRST", "1")
+    first = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1, env={"GIVEN": "1"})
+    monkeypatch.delenv("OF_THE_FIRST")
+    monkeypatch.setenv("OF_THE_SECOND", "2")
+    second = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1)
+    assert first[0] == second[0]
+    assert {"OF_THE_FIRST", "GIVEN"} <= first[1].keys() - second[1].keys()
+    assert {name for name in os.environ if second[1].get(name) != os.environ[name]} == set()
+
+
+def test_workers_are_in_the_directory_of_their_call(tmp_path, monkeypatch):
+    nursery()
+    monkeypatch.chdir(tmp_path)
+    assert launch(Path.cwd, world_size=1) == tmp_path
+
+
+@pytest.mark.slow
+def test_what_imports_depend_on_calls_for_another_nursery(tmp_path, monkeypatch):
+    first = nursery()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    second = nursery()
+    monkeypatch.syspath_prepend(tmp_path)
+    third = nursery()
+    assert len({first, second, third}) == 3
+    assert nurseries.kept() == [second, third]  # the oldest has made room
+    assert not psutil.pid_exists(first)
+
+
+def test_after_a_failure_it_is_used_again(quick):
+    def work():
+        if os.environ["FOOTPLATE_ATTEMPT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getppid()
+
+    first = nursery()
+    assert launch(work, world_size=2, restarts=quick) == first
+    assert nursery() == first
+
+
+def test_one_that_has_died_is_replaced_without_a_word(said):
+    first = nursery()
+    psutil.Process(first).kill()
+    assert gone_within(1, [psutil.Process(first)])
+    assert nursery() != first
+    assert not said.records
+
+
+@pytest.mark.slow
+def test_it_ends_when_nobody_has_needed_it_for_long(monkeypatch):
+    monkeypatch.setattr(nurseries, "IDLE_S", nurseries.MARGIN_S + 0.3)
+    first = nursery()
+    assert nursery() == first
+    time.sleep(0.4)
+    second = nursery()  # the first might end at any time now
+    assert second != first
+    monkeypatch.setattr(nurseries, "IDLE_S", 0.3)
+    third = nursery()
+    assert gone_within(3, [psutil.Process(third)])
+
+
+def test_launches_at_the_same_time_have_each_their_own():
+    both = threading.Barrier(2, timeout=60)
+    found = []
+
+    def one():
+        both.wait()
+        found.append(launch(lambda: (time.sleep(0.5), os.getppid())[1], world_size=1))
+
+    threads = [threading.Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 2
+
+
+def test_a_nursery_that_ends_with_its_thread_is_not_used_by_another(said):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(nursery()))
+    thread.start()
+    thread.join()
+    assert nursery() not in found
+    assert not said.records
+
+
+def test_it_ends_with_the_process(program):
+    script = program("""
+import os
+from footplate.launch import launch
+print("nursery", launch(os.getppid, world_size=1), flush=True)
+""")
+    number = int(script.read_until("nursery").split()[-1])
+    assert script.end() == (0, "")
+    assert not psutil.pid_exists(number)
+
+
+def test_it_ends_with_a_process_that_is_killed(program):
+    script = program("""
+import os, time
+from footplate.launch import launch
+print("nursery", launch(os.getppid, world_size=1), flush=True)
+time.sleep(60)
+""")
+    script.read_until("nursery")
+    family = script.family()
+    assert len(family) == 1
+    script.process.kill()
+    assert gone_within(1, family)
+
+
+@pytest.mark.slow
+def test_a_forked_process_has_nurseries_of_its_own(program):
+    script = program("""
+import os
+from footplate.launch import launch
+first = launch(os.getppid, world_size=1)
+if os.fork() == 0:
+    print("other" if launch(os.getppid, world_size=1) != first else "shared", flush=True)
+    raise SystemExit
+os.wait()
+print("mine" if launch(os.getppid, world_size=1) == first else "lost", flush=True)
+""")
+    assert script.end() == (0, "other\nmine\n")
