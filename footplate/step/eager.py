@@ -27,6 +27,7 @@ from footplate.hooks import overrides, step_arguments
 from footplate.optim import StepOptimizer, wants_closure
 from footplate.step.base import Step, StepSpec
 from footplate.step.transfer import detach
+from footplate.step.unrecorded import clearer, stepper
 
 
 class EagerStep(Step):
@@ -53,7 +54,8 @@ class EagerStep(Step):
         self._automatic = bool(module.automatic_optimization)
         self._optimizer: Optimizer | None = spec.optimizers[0] if self._automatic and spec.optimizers else None
         self._own_zero_grad = overrides(module, "optimizer_zero_grad")
-        self._clear = clear_gradients if self._optimizer is None or _clears_plainly(self._optimizer) else _ask_to_clear
+        if self._optimizer is not None:
+            self._clear, self._make_step = clearer(self._optimizer), stepper(self._optimizer)
         self._own_clipping = overrides(module, "configure_gradient_clipping")
         self._own_backward = overrides(module, "backward")
         self._own_step = overrides(module, "optimizer_step")
@@ -116,15 +118,13 @@ class EagerStep(Step):
 
     def _train_plainly(self, batch: Any, batch_idx: int) -> Any:
         """`_train_batch` where nothing comes between its parts."""
-        optimizer = self._optimizer
-        assert optimizer is not None
         output = self._forward(batch, batch_idx)
         loss = output if type(output) is Tensor else self._loss_of(output)
-        self._clear(optimizer)
+        self._clear()
         if loss is None:
             return None
         loss.backward()
-        optimizer.step()
+        self._make_step()
         self.spec.on_optimizer_step()
         return detach(output)
 
@@ -160,7 +160,7 @@ class EagerStep(Step):
             if self._own_zero_grad:
                 self.spec.module.optimizer_zero_grad(epoch, batch_idx, optimizer)
             else:
-                self._clear(optimizer)
+                self._clear()
         if loss is None and not self._several:
             return
         if loss is None:
@@ -187,7 +187,7 @@ class EagerStep(Step):
             return
         self._prepare_gradients(optimizer)
         if self._scaler is None:
-            optimizer.step()
+            self._make_step()
         else:
             self._scaler.step(optimizer)
             self._scaler.update()
@@ -364,21 +364,6 @@ class EagerStep(Step):
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def clear_gradients(optimizer: Optimizer) -> None:
-    """What `torch.optim.Optimizer.zero_grad` does, without its profiler record: a twentieth of a very short step."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
-def _clears_plainly(optimizer: Optimizer) -> bool:
-    return type(optimizer).zero_grad is Optimizer.zero_grad and "zero_grad" not in vars(optimizer)
-
-
-def _ask_to_clear(optimizer: Optimizer) -> None:
-    optimizer.zero_grad()
 
 
 def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:

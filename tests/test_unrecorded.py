@@ -1,0 +1,135 @@
+"""An optimizer is stepped and cleared without torch's profiler records, and nothing else is different."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from footplate.step.unrecorded import clearer, stepper
+
+NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"]
+
+
+def make(name="AdamW"):
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))
+    return weight, getattr(torch.optim, name)([weight], lr=0.1)
+
+
+def losses(weight, step, clear, steps=5):
+    for _ in range(steps):
+        clear()
+        (weight**2).sum().backward()
+        step()
+    return weight.detach().clone()
+
+
+def records(step):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    return [event.key for event in profiler.key_averages() if event.key.startswith("Optimizer.step")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_weights_are_bit_for_bit_those_of_the_optimizers_own_calls(name):
+    weight, optimizer = make(name)
+    other, reference = make(name)
+    ours = losses(weight, stepper(optimizer), clearer(optimizer))
+    assert ours.equal(losses(other, reference.step, reference.zero_grad))
+
+
+def test_no_record_is_made_while_nobody_looks(monkeypatch):
+    weight, optimizer = make()
+    made = []
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda name: made.append(name))
+    losses(weight, stepper(optimizer), clearer(optimizer))
+    assert made == []
+
+
+def test_a_profiler_finds_the_step_by_its_name():
+    weight, optimizer = make()
+    step = stepper(optimizer)
+    losses(weight, step, clearer(optimizer))
+    assert records(step) == ["Optimizer.step#AdamW.step"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_are_called_whenever_they_were_registered(when, kind):
+    weight, optimizer = make()
+    called = []
+    if when == "after":
+        step = stepper(optimizer)
+    getattr(optimizer, f"register_step_{kind}_hook")(lambda *_: called.append(kind))
+    if when == "before":
+        step = stepper(optimizer)
+    losses(weight, step, clearer(optimizer), steps=2)
+    assert called == [kind, kind]
+
+
+def test_hooks_of_all_optimizers_are_called():
+    weight, optimizer = make()
+    step, called = stepper(optimizer), []
+    handle = register_optimizer_step_post_hook(lambda *_: called.append("global"))
+    try:
+        losses(weight, step, clearer(optimizer), steps=1)
+    finally:
+        handle.remove()
+    assert called == ["global"]
+
+
+def test_a_step_of_somebodys_own_is_called_on_the_optimizer_and_on_its_class():
+    weight, optimizer = make()
+    called = []
+    original = optimizer.step
+    optimizer.step = lambda: (called.append("own"), original())
+    losses(weight, stepper(optimizer), clearer(optimizer), steps=1)
+
+    class Noted(torch.optim.SGD):
+        pass
+
+    decorated = torch.optim.SGD.step
+
+    @functools.wraps(decorated)
+    def noting(self, closure=None):
+        called.append("class")
+        return decorated(self, closure)
+
+    Noted.step = noting
+    optimizer = Noted([weight], lr=0.1)
+    losses(weight, stepper(optimizer), clearer(optimizer), steps=1)
+    assert called == ["own", "class"]
+
+
+def test_a_step_that_is_replaced_during_training_is_called():
+    weight, optimizer = make()
+    step, called = stepper(optimizer), []
+    losses(weight, step, clearer(optimizer), steps=1)
+    optimizer.step = lambda: called.append("own")
+    losses(weight, step, clearer(optimizer), steps=1)
+    assert called == ["own"]
+
+
+def test_a_scheduler_knows_that_the_optimizer_has_stepped(monkeypatch):
+    weight, optimizer = make("SGD")
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    step = stepper(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            losses(weight, step, clearer(optimizer), steps=1)
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**3
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", None)  # from its second step on, no record is made
+    losses(weight, step, clearer(optimizer), steps=1)
+
+
+def test_a_zero_grad_of_somebodys_own_is_called():
+    weight, optimizer = make()
+    optimizer.zero_grad = lambda: weight.grad.zero_()
+    weight.grad = torch.ones_like(weight)
+    clearer(optimizer)()
+    assert weight.grad is not None
+    assert not weight.grad.any()
