@@ -3,6 +3,8 @@
     bash benchmarks/peers/recovery.sh          # the environment of Ray Train, once
     python benchmarks/recovery.py --json benchmarks/results/recovery.json
 
+or, with the same result, in parts: `--kills 2`, and then four times `--kills 2 --add`.
+
 A training of 2, then of 4 processes (`recovery_jobs.py`: the same model and checkpoints in each) is let run until a
 random step; `kill -9` strikes a random rank. Measured is the time until a rank of the next attempt has done a step. The
 kill counts as recovered when the training has got beyond the step that it was killed at, within `PATIENCE_S`. Every kill
@@ -20,6 +22,7 @@ for which torch imports as much again.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -76,7 +79,7 @@ def command(contender: str, directory: Path, world: int) -> list[str]:
 def measure(contender: str, world: int, chance: random.Random) -> Figures:
     """Start a job, kill one of its ranks, and see what becomes of it."""
     if contender in BARE:
-        return {"seconds": start_bare(BARE[contender])}
+        return {"world": float(world), "seconds": start_bare(BARE[contender])}
     with tempfile.TemporaryDirectory(prefix="fp-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         job = Program(command(contender, directory, world), directory / "said.txt", {"RAY_USAGE_STATS_ENABLED": "0"})
@@ -148,10 +151,10 @@ def start_bare(program: str) -> float:
 def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
     """A contender's row."""
     seconds = [run["seconds"] for run in runs if "seconds" in run]
-    row: dict[str, Any] = {"name": contender}
+    row: dict[str, Any] = {"name": contender, "contender": contender}
     if contender not in BARE:
         recovered = int(sum(run["recovered"] for run in runs))
-        row = {"name": f"{contender}, {world} ranks", "kills": len(runs), "recovered": recovered}
+        row |= {"name": f"{contender}, {world} ranks", "world": world, "kills": len(runs), "recovered": recovered}
     if seconds:
         row |= {"seconds": statistics.median(seconds), "fastest_s": min(seconds), "slowest_s": max(seconds)}
     return {**row, "rounds": runs}
@@ -177,8 +180,9 @@ def main() -> None:
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
     for program in BARE.values():  # file caches
         start_bare(program)
+    before = earlier(options.json) if options.add else {}
     found = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
-    write(found, here, options.json)
+    write({world: together(before.get(world, {}), rounds) for world, rounds in found.items()}, here, options.json)
 
 
 def arguments() -> argparse.Namespace:
@@ -189,7 +193,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=10, help="of each contender and number of ranks")
     parser.add_argument("--peer-kills", type=int, help="of the peers, which take a minute for each (default: as many)")
+    parser.add_argument(
+        "--add", action="store_true", help="to what the file holds already: the kills may be done in parts"
+    )
     options = parser.parse_args()
+    if options.add and not (options.json and options.json.exists()):
+        parser.error("--add needs --json FILE, with an earlier part's figures in it")
     if options.peer_kills is None:
         options.peer_kills = options.kills
     options.worlds = WORLDS
@@ -200,7 +209,7 @@ def arguments() -> argparse.Namespace:
 
 def compare(world: int, kills: int, peer_kills: int) -> Rounds:
     """All contenders take turns; when the peers have had theirs, Footplate and the bare starts go on."""
-    chance = random.Random(world)
+    chance = random.Random()
 
     def turn(name: str) -> Figures:
         figures = measure(name, world, chance)
@@ -211,6 +220,20 @@ def compare(world: int, kills: int, peer_kills: int) -> Rounds:
     for name, runs in interleave([*BARE, *OURS], turn, kills - peer_kills).items():
         found[name] += runs
     return {name: runs for name, runs in found.items() if runs}
+
+
+def earlier(path: Path) -> dict[int, Rounds]:
+    """What a file of this benchmark holds, as `compare` gave it."""
+    found: dict[int, Rounds] = {world: {} for world in WORLDS}
+    for row in json.loads(path.read_text())["rows"]:
+        for run in row["rounds"]:
+            found[int(row.get("world") or run["world"])].setdefault(row["contender"], []).append(run)
+    return found
+
+
+def together(one: Rounds, other: Rounds) -> Rounds:
+    """The rounds of both."""
+    return {name: one.get(name, []) + other.get(name, []) for name in dict.fromkeys((*one, *other))}
 
 
 def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:
