@@ -3,8 +3,8 @@
     table → loader → batch → step (forward, backward, optimizer) → metrics → loggers, callbacks, checkpoints
 
 Read from the top: what it is made of (`__init__`), what it is asked for (`fit`, `validate`, `test`, `predict`), and how
-a run is put together (`_fit`). What is found and checked beforehand is in `prepare.py`, the loop itself in `loop.py`,
-evaluation in `evaluation.py`, all that a checkpoint holds in `state.py`.
+a run is put together (`_fit`). What is found and checked beforehand is in `training/prepare.py`, the loop itself in
+`training/loop.py`, evaluation in `training/evaluation.py`, all that a checkpoint holds in `state.py`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,35 @@ import torch
 from footplate import checkpoint, optim, rng
 from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelSummary, ProgressBar
 from footplate.callbacks.timer import Duration
+from footplate.checkpoint.shards import cut_out
+from footplate.checkpoint.storage import Place, to_place
+from footplate.checkpoint.writer import CheckpointWriter, Joint
 from footplate.data.adapt import weigher
 from footplate.errors import CheckpointError, ConfigError
-from footplate.evaluation import by_loader, evaluate
-from footplate.failing import moment_of, savable
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
 from footplate.launch.worker import slot
-from footplate.lock import only_writer
-from footplate.loop import TrainingLoop, save_before_end
 from footplate.metrics import MetricLog
-from footplate.notice import watching
 from footplate.parallel.agreement import Agreement
 from footplate.parallel.group import ALONE, join
 from footplate.parallel.resharing import OWN, part_of
 from footplate.parallel.strategies import check_strategy, make_strategy
 from footplate.parallel.world import World
-from footplate.prepare import (
+from footplate.signals import Signals
+from footplate.state import Progress, RunState, describe
+from footplate.step.base import Step, StepSpec
+from footplate.step.precision import Precision
+from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
+from footplate.tracking.base import Logger, Status
+from footplate.tracking.silent import Silent
+from footplate.training.evaluation import by_loader, evaluate
+from footplate.training.failing import moment_of, savable
+from footplate.training.lock import only_writer
+from footplate.training.loop import TrainingLoop, save_before_end
+from footplate.training.notice import watching
+from footplate.training.prepare import (
     LOADERS,
     attach,
     choose_callbacks,
@@ -59,8 +69,8 @@ from footplate.prepare import (
     training_loader,
     translate_callbacks,
 )
-from footplate.reports import Reports, finite
-from footplate.settings import (
+from footplate.training.reports import Reports, finite
+from footplate.training.settings import (
     Limit,
     as_list,
     check_clipping,
@@ -74,15 +84,6 @@ from footplate.settings import (
     set_deterministic,
     validation_interval,
 )
-from footplate.shards import cut_out
-from footplate.signals import Signals
-from footplate.state import Progress, RunState, describe
-from footplate.step.base import Step, StepSpec
-from footplate.step.precision import Precision
-from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
-from footplate.storage import Place, to_place
-from footplate.tracking.base import Logger, Status
-from footplate.tracking.silent import Silent
 
 log = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ class Trainer:
         self._loop: TrainingLoop | None = None
         self.signals = Signals()
         self.agreement = self._make_agreement()
-        self._writer = checkpoint.CheckpointWriter()
+        self._writer = CheckpointWriter()
 
     # What it is asked for
 
@@ -316,7 +317,7 @@ class Trainer:
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self.starts_ranks:
-            from footplate.ranks import in_ranks
+            from footplate.training.ranks import in_ranks
 
             in_ranks(
                 self, "fit", model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
@@ -386,12 +387,12 @@ class Trainer:
             The predictions, a list for each loader (just the list when there is one); the `Table` when there is an
             `output` and they are not to be returned.
         """
-        from footplate.predictions import PredictionWriter
+        from footplate.training.predictions import PredictionWriter
 
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         keep = output is None if return_predictions is None else return_predictions
         if self.starts_ranks:
-            from footplate.ranks import in_ranks
+            from footplate.training.ranks import in_ranks
 
             return in_ranks(
                 self, "predict", self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
@@ -469,7 +470,7 @@ class Trainer:
     ) -> list[dict[str, float]]:
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self.starts_ranks:
-            from footplate.ranks import in_ranks
+            from footplate.training.ranks import in_ranks
 
             return in_ranks(
                 self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
@@ -701,7 +702,7 @@ class Trainer:
         if shared is not None:
             state, parts = cut_out(state)
             token = self.group.from_first(uuid.uuid4().hex)
-            joint = checkpoint.Joint(shared, token, self.world.rank, self.world.size, parts)
+            joint = Joint(shared, token, self.world.rank, self.world.size, parts)
             self._writer.save_part(joint)
         if self.world.rank != 0:
             return

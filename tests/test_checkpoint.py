@@ -25,6 +25,7 @@ from models.small import Classifier, loader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.checkpoint.writer import CheckpointWriter
 
 
 def write(path: Path, **state) -> Path:
@@ -122,7 +123,7 @@ def test_a_tensor_that_is_no_plain_memory_is_refused_by_its_path(value, said, tm
 
 
 def test_a_state_that_changes_its_shapes_between_saves_is_saved_right(tmp_path):
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     for size in (1, 1000, 10):
         writer.save(
             {"state_dict": {"w": torch.full((size,), float(size))}, "n": torch.ones(2)}, tmp_path / "a.ckpt", {}
@@ -146,7 +147,7 @@ def test_a_value_that_would_need_code_is_refused_by_its_path_when_saving(tmp_pat
 
 
 def test_what_is_saved_is_the_state_at_the_call_not_what_it_became(tmp_path):
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     tensor, numbers = torch.zeros(1 << 16), [1]
     writer.save({"state_dict": {"w": tensor}, "numbers": numbers}, tmp_path / "a.ckpt", {})
     tensor.fill_(7)
@@ -158,7 +159,7 @@ def test_what_is_saved_is_the_state_at_the_call_not_what_it_became(tmp_path):
 
 
 def test_a_second_save_waits_for_the_first_and_uses_its_buffers(tmp_path):
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     tensor = torch.zeros(1 << 16)
     done: list[int] = []
     for number in range(3):
@@ -273,7 +274,7 @@ WRITES = """
     from pathlib import Path
     from footplate import checkpoint
     directory, same = Path(sys.argv[1]), sys.argv[2] == "same"
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
     checkpoint.sweep(directory)
     older = checkpoint.newest([directory])
@@ -416,7 +417,7 @@ def test_training_on_a_full_disk_ends_with_that_error_and_resumes_from_what_ther
 
 def test_a_failed_background_save_is_told_at_the_next_call(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     writer.save({"state_dict": {}}, tmp_path / "file" / "a.ckpt", {})
     with pytest.raises(fp.CheckpointError, match=r"a\.ckpt could not be written"):
         writer.wait()
@@ -428,7 +429,7 @@ def test_whatever_goes_wrong_in_the_background_is_not_lost(tmp_path):
     def breaks() -> None:
         raise ValueError("a logger's own mistake")
 
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     writer.save({"state_dict": {}}, tmp_path / "a.ckpt", {}, breaks)
     with pytest.raises(Exception, match="a logger's own mistake"):
         writer.wait()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.storage.local import LocalStore
+from footplate.checkpoint.storage.local import LocalStore
 
 
 class Mistake(Exception):

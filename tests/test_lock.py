@@ -14,11 +14,11 @@ import pytest
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.lock import only_writer
+from footplate.training.lock import only_writer
 
 HOLDS = """
     import multiprocessing, pathlib, sys, time
-    from footplate.lock import only_writer
+    from footplate.training.lock import only_writer
     with only_writer(pathlib.Path(sys.argv[1])):
         if sys.argv[2] == "with a worker":
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()

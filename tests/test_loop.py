@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.evaluation import by_loader
-from footplate.loop import chunks
+from footplate.training.evaluation import by_loader
+from footplate.training.loop import chunks
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

@@ -16,7 +16,7 @@ from models.small import Classifier, loader
 import footplate as fp
 from footplate import checkpoint
 from footplate.callbacks.model_checkpoint import format_name
-from footplate.storage.local import LocalStore
+from footplate.checkpoint.storage.local import LocalStore
 
 
 class Scripted(Classifier):

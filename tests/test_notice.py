@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from footplate import checkpoint, notice
+from footplate import checkpoint
+from footplate.training import notice
 
 
 class Metadata(http.server.ThreadingHTTPServer):

@@ -10,7 +10,7 @@ import torch
 from models.small import Classifier, dataset, loader
 
 import footplate as fp
-from footplate.predictions import PredictionWriter, to_record_batch
+from footplate.training.predictions import PredictionWriter, to_record_batch
 
 
 class Predicts(Classifier):
@@ -80,7 +80,7 @@ def test_a_directory_of_something_else_is_not_replaced(trainer, tmp_path):
 
 
 def test_large_tables_are_split_into_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("footplate.predictions.ROWS_PER_FILE", 5)
+    monkeypatch.setattr("footplate.training.predictions.ROWS_PER_FILE", 5)
     with PredictionWriter(tmp_path / "out") as writer:
         for first in range(0, 18, 3):
             writer.write(torch.arange(first, first + 3))

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
-from footplate.settings import as_list, check_count, check_limit, count_batches, limit_batches, validation_interval
+from footplate.training.settings import (
+    as_list,
+    check_count,
+    check_limit,
+    count_batches,
+    limit_batches,
+    validation_interval,
+)
 
 totals = st.integers(1, 10_000)
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.checkpoint.shards import Shards, put_together
+from footplate.checkpoint.statefile import Sharded
 from footplate.errors import CheckpointError
-from footplate.shards import Shards, put_together
-from footplate.statefile import Sharded
 
 
 def files(whole: torch.Tensor, rows: list[int], columns: list[int]) -> list[Shards]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from footplate import checkpoint
 from footplate.callbacks.base import Callback
 from footplate.callbacks.monitor import better, check_mode, monitored
+from footplate.checkpoint.storage import Place, is_remote, to_place
 from footplate.errors import ConfigError
-from footplate.storage import Place, is_remote, to_place
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
     from rich.console import RenderableType
 
-    from footplate.inspection import CheckpointInfo
+    from footplate.checkpoint.inspection import CheckpointInfo
 
 
 def parser(name: str) -> ArgumentParser:
@@ -65,8 +65,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _inspect(path: str, verify: bool, as_json: bool) -> int:
+    from footplate.checkpoint.inspection import inspect
     from footplate.cli.show import show
-    from footplate.inspection import inspect
 
     found = inspect(path, verify)
     if as_json:
@@ -77,7 +77,7 @@ def _inspect(path: str, verify: bool, as_json: bool) -> int:
 
 
 def _convert(source: str, target: str, force: bool) -> int:
-    from footplate.conversion import convert
+    from footplate.checkpoint.conversion import convert
 
     lacks = convert(source, target, force)
     print(f"Wrote {target}. {lacks}".rstrip())

@@ -92,8 +92,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 def _fit(objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
     from footplate.cli.save_config import SaveConfig
-    from footplate.settings import as_list
     from footplate.trainer import Trainer
+    from footplate.training.settings import as_list
 
     def to_yaml(run_dir: Path) -> str:
         config.trainer.default_root_dir = str(run_dir)

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 import footplate as fp
-from footplate import checkpoint, conversion, inspection
+from footplate import checkpoint
+from footplate.checkpoint import conversion, inspection
 
 from .test_fsdp import Deep, close, train
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from footplate import checkpoint
+from footplate.checkpoint.statefile import freeze
+from footplate.checkpoint.storage import joint
 from footplate.errors import CheckpointError
-from footplate.statefile import freeze
-from footplate.storage import joint
 
 NAMES = ["shard-00000.safetensors", "shard-00001.safetensors"]
 

@@ -26,9 +26,10 @@ from object_storage import free_port, make_bucket, s3_settings, serve_gcs, serve
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.conversion import convert
-from footplate.inspection import inspect
-from footplate.storage import RemotePath, objects, store_of, to_place
+from footplate.checkpoint.conversion import convert
+from footplate.checkpoint.inspection import inspect
+from footplate.checkpoint.storage import RemotePath, objects, store_of, to_place
+from footplate.checkpoint.writer import CheckpointWriter
 
 pytestmark = pytest.mark.engine
 
@@ -109,8 +110,9 @@ def test_a_large_state_goes_up_in_parts_and_takes_little_memory(s3, tmp_path):
     script.write_text(
         textwrap.dedent("""
             import resource, sys, torch
-            from footplate import checkpoint, statefile
-            from footplate.storage import store_of, to_place
+            from footplate import checkpoint
+            from footplate.checkpoint import statefile
+            from footplate.checkpoint.storage import store_of, to_place
             place = to_place(sys.argv[1])
             store_of(place).write(to_place(sys.argv[1] + "0"), statefile.freeze({"state_dict": {}}), {})
             frozen = statefile.freeze({"state_dict": {"w": torch.arange(48 << 20, dtype=torch.int32)}})
@@ -275,7 +277,7 @@ WRITES = """
     import sys, torch
     from footplate import checkpoint
     directory, same = sys.argv[1], sys.argv[2] == "same"
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
     checkpoint.sweep(directory)
     older = checkpoint.newest([directory])
@@ -364,7 +366,7 @@ def test_requests_that_fail_now_and_then_are_made_again(flaky, s3, quickly):
 
 @pytest.mark.slow
 def test_a_service_that_is_down_for_a_while_is_waited_for(flaky, s3):
-    writer = checkpoint.CheckpointWriter()
+    writer = CheckpointWriter()
     flaky.down = True
     threading.Timer(4.0, setattr, (flaky, "down", False)).start()
     begun = time.monotonic()

@@ -26,10 +26,10 @@ from footplate import rng
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
 from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
-from footplate.evaluation import evaluate
 from footplate.hooks import overrides
 from footplate.launch import worker
 from footplate.parallel.uneven import together
+from footplate.training.evaluation import evaluate
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer

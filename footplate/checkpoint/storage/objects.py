@@ -31,10 +31,10 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from footplate.checkpoint.statefile import Frozen, Written
+from footplate.checkpoint.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
 from footplate.data.location import connect
 from footplate.errors import CheckpointError, ConfigError
-from footplate.statefile import Frozen, Written
-from footplate.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from footplate.checkpoint.storage import is_remote
 from footplate.errors import ConfigError
-from footplate.storage import is_remote
 
 Limit = int | float | None
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from footplate.checkpoint.statefile import Frozen
+from footplate.checkpoint.storage.base import META, STATE, SUFFIX, Store, marker
 from footplate.errors import CheckpointError, ConfigError
-from footplate.statefile import Frozen
-from footplate.storage.base import META, STATE, SUFFIX, Store, marker
 
 log = logging.getLogger(__name__)
 

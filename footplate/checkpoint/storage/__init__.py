@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from footplate.storage.base import Place, RemotePath, Store
-from footplate.storage.local import LocalStore
+from footplate.checkpoint.storage.base import Place, RemotePath, Store
+from footplate.checkpoint.storage.local import LocalStore
 
 __all__ = ["Place", "RemotePath", "Store", "is_remote", "store_of", "to_place"]
 
@@ -37,6 +37,6 @@ def store_of(place: Place) -> Store:
     """What a place lies in."""
     if isinstance(place, Path):
         return _LOCAL
-    from footplate.storage.objects import ObjectStore
+    from footplate.checkpoint.storage.objects import ObjectStore
 
     return ObjectStore.of(place)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from footplate.checkpoint.statefile import Sharded
 from footplate.errors import CheckpointError
-from footplate.statefile import Sharded
 
 _NOTE, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"  # of torch.distributed.checkpoint
 

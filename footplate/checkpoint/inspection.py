@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from footplate import checkpoint, statefile
+from footplate import checkpoint
+from footplate.checkpoint import statefile
+from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.errors import CheckpointError, did_you_mean
 from footplate.state import Progress
-from footplate.storage import Place, store_of, to_place
 
 _PARTS = (
     "state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loader", "datamodule", "step", "metrics", "loggers",

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from footplate import checkpoint, statefile
+from footplate import checkpoint
+from footplate.checkpoint import statefile
+from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.compat.lightning_checkpoint import is_lightnings, translate
 from footplate.errors import CheckpointError, ConfigError
-from footplate.storage import Place, store_of, to_place
 
 FORMS = {".safetensors": "weights", ".pt": "torch file", ".pth": "torch file", checkpoint.SUFFIX: "checkpoint"}
 

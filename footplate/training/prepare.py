@@ -10,6 +10,7 @@ import torch
 
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from footplate.checkpoint.storage import Place, to_place
 from footplate.data.adapt import adapt, even, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
@@ -18,9 +19,8 @@ from footplate.launch import worker
 from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
-from footplate.settings import as_list, count_batches, limit_batches
-from footplate.storage import Place, to_place
 from footplate.tracking.base import Logger
+from footplate.training.settings import as_list, count_batches, limit_batches
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer

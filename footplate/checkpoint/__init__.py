@@ -8,10 +8,10 @@ A checkpoint is a directory, `epoch=3-step=940.ckpt/`, with two files:
 and, where a model is sharded over several ranks, a file of each rank with what it has (see `shards.py`).
 
 Saving, in order: (1) at the end of a step the tensors are copied into host memory that is kept from save to save;
-training goes on. (2) A thread writes it where it shall lie, on a disk or in an object store (see `storage/`), so that it
-is there whole or not at all. (3) Only then are older checkpoints deleted. A second save waits until the first is written.
-Killed at any moment, what is left is the old checkpoint, or the new one, and perhaps some litter, which the next run sweeps
-away.
+training goes on. (2) A thread writes it (see `writer.py`) where it shall lie, on a disk or in an object store (see
+`storage/`), so that it is there whole or not at all. (3) Only then are older checkpoints deleted. A second save waits
+until the first is written. Killed at any moment, what is left is the old checkpoint, or the new one, and perhaps some
+litter, which the next run sweeps away.
 
 No code of a file is ever run in loading it.
 """
@@ -21,24 +21,18 @@ from __future__ import annotations
 import io
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from footplate import shards, statefile
+from footplate.checkpoint import shards, statefile
+from footplate.checkpoint.storage import Place, store_of, to_place
+from footplate.checkpoint.storage.base import META, STATE, SUFFIX, note_time
 from footplate.errors import CheckpointError, ConfigError, did_you_mean
-from footplate.shards import Shards
-from footplate.statefile import Snapshot
-from footplate.storage import Place, store_of, to_place
-from footplate.storage.base import META, STATE, SUFFIX, note_time
-from footplate.storage.joint import complete, write_part
 
-__all__ = ["LAST", "META", "STATE", "SUFFIX", "CheckpointWriter", "load", "load_module", "newest", "read_meta", "save"]
+__all__ = ["LAST", "META", "STATE", "SUFFIX", "load", "load_module", "newest", "read_meta", "save"]
 
 LAST = f"last{SUFFIX}"
 
@@ -186,127 +180,6 @@ def point(link: str | Place, target: str | Place) -> None:
     store_of(place).point(place, to_place(target))
 
 
-def _nothing() -> None: ...
-
-
-@dataclass(frozen=True)
-class Joint:
-    """A save that all ranks make together, each of its own part.
-
-    Attributes:
-        path: the checkpoint.
-        token: the same on all ranks, and never used before.
-        rank: this one.
-        ranks: how many there are.
-        shards: what this one has.
-    """
-
-    path: Path
-    token: str
-    rank: int
-    ranks: int
-    shards: Shards
-
-
-class CheckpointWriter:
-    """Writes checkpoints in the background, one at a time."""
-
-    def __init__(self) -> None:
-        self._snapshot = Snapshot()
-        self._part_snapshot = Snapshot()
-        self._part: Future[None] | None = None
-        self._haste = threading.Event()
-        self._thread: ThreadPoolExecutor | None = None
-        self._writing: Future[None] | None = None
-
-    def save(
-        self,
-        state: dict[str, Any],
-        path: str | Place,
-        meta: dict[str, Any],
-        then: Callable[[], None] = _nothing,
-        first: Callable[[], None] = _nothing,
-    ) -> None:
-        """Copy a state and begin to write it; waits first for the one before.
-
-        Args:
-            state: the live state; it may change as soon as this returns.
-            path: the checkpoint's directory.
-            meta: see `META`.
-            then: called in the writing thread once the checkpoint is complete.
-            first: called in that thread before: what the checkpoint counts on.
-
-        Raises:
-            CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
-        """
-        self.wait()
-        frozen, place = self._snapshot.take(state), to_place(path)
-
-        def write() -> None:
-            store_of(place).write(place, frozen, meta)
-
-        self._writing = self._submit(_write_between, first, write, place, then)
-
-    def save_part(self, joint: Joint) -> None:
-        """Copy what this rank has of a sharded state and begin to write it. All ranks do; rank 0 then calls `complete`."""
-        self.wait()
-        self._haste.clear()
-        part = self._part_snapshot.take(joint.shards.parts, joint.shards.notes())
-        self._part = self._submit(write_part, joint.path, joint.token, shards.file_name(joint.rank), part)
-
-    def complete(
-        self,
-        joint: Joint,
-        state: dict[str, Any],
-        meta: dict[str, Any],
-        then: Callable[[], None] = _nothing,
-        first: Callable[[], None] = _nothing,
-    ) -> None:
-        """Copy the rest of a sharded state, and begin to write it and to wait for the other ranks; see `save`."""
-        frozen = self._snapshot.take(state)
-        names = [shards.file_name(rank) for rank in range(joint.ranks)]
-
-        def write() -> None:
-            complete(joint.path, joint.token, names, frozen, meta, self._haste)
-
-        self._writing = self._submit(_write_between, first, write, joint.path, then)
-
-    def part_fault(self) -> str:
-        """Until this rank's part of a sharded state is written: why it could not be; nothing, if all is well."""
-        failed = self._part.exception() if self._part is not None else None
-        if self._writing is not None and self._writing.done():  # the rest has failed, and so perhaps others' parts
-            failed = failed or self._writing.exception()
-        return "" if failed is None else str(failed)
-
-    def make_haste(self) -> None:
-        """Don't wait long for the parts of other ranks: one of them may be lost."""
-        self._haste.set()
-
-    def wait(self) -> None:
-        """Until nothing is being written.
-
-        Raises:
-            CheckpointError: the last save failed.
-        """
-        part, self._part, writing, self._writing = self._part, None, self._writing, None
-        for one in (part, writing):
-            if one is not None:
-                one.result()
-
-    def close(self) -> None:
-        """`wait`, then end the thread; another save begins a new one."""
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-                self._thread = None
-
-    def _submit(self, task: Callable[..., None], *args: Any) -> Future[None]:
-        self._thread = self._thread or ThreadPoolExecutor(1, "footplate-checkpoint")
-        return self._thread.submit(task, *args)
-
-
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """See `footplate.Module.load_from_checkpoint`."""
     import inspect
@@ -338,15 +211,6 @@ def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | 
     return module.to(map_location) if map_location not in (None, "cpu") else module
 
 
-def _write_between(first: Callable[[], None], write: Callable[[], None], path: Place, then: Callable[[], None]) -> None:
-    first()
-    write()
-    try:
-        then()
-    except Exception as error:
-        raise CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}") from error
-
-
 def _load_pickle(path: Place, map_location: Any) -> Any:
     store = store_of(path)
     try:
@@ -366,7 +230,3 @@ def _neighbours(path: Place) -> str:
         other.name for other in store_of(path).find(path.parent, deep=False) if other != path and is_complete(other)
     ]
     return f" {did_you_mean(path.name, names)}" if names else ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

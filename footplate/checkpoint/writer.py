@@ -1,0 +1,151 @@
+"""Writing checkpoints in the background, while training goes on: one at a time, and those before are waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from footplate.checkpoint import shards
+from footplate.checkpoint.shards import Shards
+from footplate.checkpoint.statefile import Snapshot
+from footplate.checkpoint.storage import Place, store_of, to_place
+from footplate.checkpoint.storage.joint import complete, write_part
+from footplate.errors import CheckpointError
+
+
+def _nothing() -> None: ...
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A save that all ranks make together, each of its own part.
+
+    Attributes:
+        path: the checkpoint.
+        token: the same on all ranks, and never used before.
+        rank: this one.
+        ranks: how many there are.
+        shards: what this one has.
+    """
+
+    path: Path
+    token: str
+    rank: int
+    ranks: int
+    shards: Shards
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one at a time."""
+
+    def __init__(self) -> None:
+        self._snapshot = Snapshot()
+        self._part_snapshot = Snapshot()
+        self._part: Future[None] | None = None
+        self._haste = threading.Event()
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    def save(
+        self,
+        state: dict[str, Any],
+        path: str | Place,
+        meta: dict[str, Any],
+        then: Callable[[], None] = _nothing,
+        first: Callable[[], None] = _nothing,
+    ) -> None:
+        """Copy a state and begin to write it; waits first for the one before.
+
+        Args:
+            state: the live state; it may change as soon as this returns.
+            path: the checkpoint's directory.
+            meta: see `META`.
+            then: called in the writing thread once the checkpoint is complete.
+            first: called in that thread before: what the checkpoint counts on.
+
+        Raises:
+            CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
+        """
+        self.wait()
+        frozen, place = self._snapshot.take(state), to_place(path)
+
+        def write() -> None:
+            store_of(place).write(place, frozen, meta)
+
+        self._writing = self._submit(_write_between, first, write, place, then)
+
+    def save_part(self, joint: Joint) -> None:
+        """Copy what this rank has of a sharded state and begin to write it. All ranks do; rank 0 then calls `complete`."""
+        self.wait()
+        self._haste.clear()
+        part = self._part_snapshot.take(joint.shards.parts, joint.shards.notes())
+        self._part = self._submit(write_part, joint.path, joint.token, shards.file_name(joint.rank), part)
+
+    def complete(
+        self,
+        joint: Joint,
+        state: dict[str, Any],
+        meta: dict[str, Any],
+        then: Callable[[], None] = _nothing,
+        first: Callable[[], None] = _nothing,
+    ) -> None:
+        """Copy the rest of a sharded state, and begin to write it and to wait for the other ranks; see `save`."""
+        frozen = self._snapshot.take(state)
+        names = [shards.file_name(rank) for rank in range(joint.ranks)]
+
+        def write() -> None:
+            complete(joint.path, joint.token, names, frozen, meta, self._haste)
+
+        self._writing = self._submit(_write_between, first, write, joint.path, then)
+
+    def part_fault(self) -> str:
+        """Until this rank's part of a sharded state is written: why it could not be; nothing, if all is well."""
+        failed = self._part.exception() if self._part is not None else None
+        if self._writing is not None and self._writing.done():  # the rest has failed, and so perhaps others' parts
+            failed = failed or self._writing.exception()
+        return "" if failed is None else str(failed)
+
+    def make_haste(self) -> None:
+        """Don't wait long for the parts of other ranks: one of them may be lost."""
+        self._haste.set()
+
+    def wait(self) -> None:
+        """Until nothing is being written.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
+        part, self._part, writing, self._writing = self._part, None, self._writing, None
+        for one in (part, writing):
+            if one is not None:
+                one.result()
+
+    def close(self) -> None:
+        """`wait`, then end the thread; another save begins a new one."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def _submit(self, task: Callable[..., None], *args: Any) -> Future[None]:
+        self._thread = self._thread or ThreadPoolExecutor(1, "footplate-checkpoint")
+        return self._thread.submit(task, *args)
+
+
+def _write_between(first: Callable[[], None], write: Callable[[], None], path: Place, then: Callable[[], None]) -> None:
+    first()
+    write()
+    try:
+        then()
+    except Exception as error:
+        raise CheckpointError(f"After {path} was written: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
