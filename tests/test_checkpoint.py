@@ -273,6 +273,7 @@ WRITES = """
     import sys, torch
     from pathlib import Path
     from footplate import checkpoint
+    from footplate.checkpoint.writer import CheckpointWriter
     directory, same = Path(sys.argv[1]), sys.argv[2] == "same"
     writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
