@@ -276,6 +276,7 @@ def test_a_bucket_that_is_not_there_is_said_before_training(s3, trainer):
 WRITES = """
     import sys, torch
     from footplate import checkpoint
+    from footplate.checkpoint.writer import CheckpointWriter
     directory, same = sys.argv[1], sys.argv[2] == "same"
     writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
