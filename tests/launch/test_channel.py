@@ -1,0 +1,148 @@
+"""Messages and parcels over a connection."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footplate.launch import channel, parcel
+from footplate.launch.channel import Channel, Gone, Message
+
+
+def pair(trusted: bool = True) -> tuple[Channel, Channel]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    return Channel(one, trusted), Channel(other, trusted)
+
+
+def pass_on(sender: Channel, receiver: Channel, count: int) -> list[Message]:
+    """Have `count` messages sent and received, taking turns."""
+    found: list[Message] = []
+    while len(found) < count:
+        sender.flush()
+        select.select([receiver], [sender] if sender.pending else [], [], 5)
+        found += receiver.receive()
+    return found
+
+
+def send_until_noticed(sender: Channel) -> None:
+    while True:
+        sender.flush()
+        sender.send({"to": "nobody"})
+
+
+def content(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def filled(data: bytes) -> int:
+    fd = parcel.empty()
+    os.write(fd, data)
+    return fd
+
+
+@given(st.lists(st.tuples(st.dictionaries(st.text(), st.integers() | st.text()), st.binary()), min_size=1, max_size=5))
+def test_messages_arrive_in_order_as_they_were(messages):
+    one, other = pair()
+    for head, data in messages:
+        one.send({"head": head}, data)
+    assert pass_on(one, other, len(messages)) == [Message({"head": head}, data) for head, data in messages]
+    one.close()
+    other.close()
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(-1, 1))
+def test_parcels_of_every_size_arrive_whole(pieces, more):
+    one, other = pair()
+    contents = [os.urandom(max(0, number * channel.PIECE + more)) for number in pieces]
+    for number, data in enumerate(contents):
+        fd = filled(data)
+        one.post(str(number), fd, {"number": number})
+        os.close(fd)
+    found = {message.head["number"]: message.parcel for message in pass_on(one, other, len(contents))}
+    assert [content(found[number]) for number in range(len(contents))] == contents
+    one.close()
+    other.close()
+
+
+def test_a_message_overtakes_a_parcel_unless_it_is_sent_behind_it():
+    one, other = pair()
+    fd = filled(bytes(20 * channel.PIECE))
+    one.post("large", fd, {"name": "parcel"})
+    os.close(fd)
+    one.send({"name": "behind"}, behind="large")
+    one.flush()
+    one.send({"name": "urgent"})
+    one.send({"name": "free"}, behind="another")
+    found = pass_on(one, other, 4)
+    assert [message.head["name"] for message in found] == ["urgent", "free", "parcel", "behind"]
+    os.close(found[2].parcel)
+    one.close()
+    other.close()
+
+
+def test_the_end_of_a_connection_comes_after_what_was_sent_before_it():
+    one, other = pair()
+    one.send({"last": "words"})
+    one.flush()
+    one.close()
+    received = other.receive()
+    assert next(received) == Message({"last": "words"})
+    with pytest.raises(Gone, match="closed"):
+        next(received)
+    other.send({"to": "nobody"})
+    with pytest.raises(Gone):
+        send_until_noticed(other)  # the kernel takes the first before it hears
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (struct.pack("!II", 1 << 20, 0), "frame of"),
+        (struct.pack("!II", 5, 0) + b"hello", "something else"),
+        (struct.pack("!II", 4000, 0) + b"[" * 4000, "something else"),
+        (struct.pack("!II", 2, 0) + b"[]", "something else"),
+        (b"GET / HTTP/1.1\r\n\r\n", "frame of"),
+    ],
+)
+def test_a_stranger_can_send_neither_much_nor_nonsense(sent, words):
+    one, other = pair(trusted=False)
+    one.connection.setblocking(True)
+    one.connection.sendall(sent)
+    select.select([other], [], [], 5)
+    with pytest.raises(Gone, match=words):
+        list(other.receive())
+    one.close()
+    other.close()
+
+
+def test_a_strangers_parcels_are_not_kept():
+    one, other = pair(trusted=False)
+    one.send({"piece": "x"}, b"data")
+    one.send({"parcel": "x"})
+    assert pass_on(one, other, 2) == [Message({"piece": "x"}), Message({"parcel": "x"})]
+    one.close()
+    other.close()
+
+
+def test_one_that_sends_more_than_is_taken_is_clogged_and_loses_nothing():
+    one, other = pair()
+    count = 0
+    while not one.clogged:
+        one.send({"count": count}, bytes(1 << 16))
+        one.flush()
+        count += 1
+    assert [message.head["count"] for message in pass_on(one, other, count)] == list(range(count))
+    assert not one.clogged
+    one.close()
+    other.close()

@@ -1,0 +1,392 @@
+"""Workers with agents: what holds of any engine, on agents that are processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+from launched import gone_within
+from places import Places, agent, rank
+from torch import distributed as dist
+
+from footplate.errors import LaunchError
+from footplate.launch import Restarts, cluster, door, greeting, launch
+from footplate.launch.agent import AgentCall
+from footplate.launch.backends import Cluster
+from footplate.launch.channel import Channel, Gone
+from footplate.launch.worker import attempt
+
+MB = 1 << 20
+
+
+def run(places: Places, work: Callable, *args, **given):
+    return launch(work, *args, world_size=len(places.nodes), backend=Cluster(places), **{"preload": (), **given})
+
+
+def test_ranks_meet_and_are_numbered_machine_by_machine():
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "FOOTPLATE_SLOT",
+        "CUDA_VISIBLE_DEVICES",
+        "GREETING",
+    )
+
+    def work():
+        dist.init_process_group("gloo")
+        total = torch.tensor([rank() + 1])
+        dist.all_reduce(total)
+        seen = [None] * 3
+        dist.all_gather_object(seen, [os.environ[name] for name in names])
+        return total.item(), seen
+
+    places = Places(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
+    total, seen = run(places, work, preload=("torch",), env={"GREETING": "hello"})
+    assert total == 6
+    assert seen == [
+        ["0", "0", "2", "0", "0", "4,6", "hello"],
+        ["1", "1", "2", "0", "1", "4,6", "hello"],
+        ["2", "0", "1", "1", "2", "5", "hello"],
+    ]
+
+
+def test_a_worker_has_the_callers_directory_arguments_and_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_the_driver.py").write_text("answer = 42\n")
+
+    def work():
+        import of_the_driver
+
+        return os.getcwd(), sys.argv, of_the_driver.answer  # noqa: PTH109
+
+    assert run(Places(["a"]), work) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
+
+
+def test_output_and_logs_come_home(tmp_path, capsys):
+    def work():
+        print("out of", rank())
+        print("err of", rank(), file=sys.stderr)
+
+    run(Places(["a", "b"]), work, log_dir=tmp_path)
+    shown = capsys.readouterr()
+    assert sorted(shown.out.splitlines()) == ["[rank 0] out of 0", "[rank 1] out of 1"]
+    assert sorted(shown.err.splitlines()) == ["[rank 0] err of 0", "[rank 1] err of 1"]
+    assert sorted((tmp_path / "attempt-0" / "rank-1.log").read_text().splitlines()) == ["err of 1", "out of 1"]
+
+
+def test_an_exception_comes_home_with_its_traceback():
+    def innermost():
+        raise ZeroDivisionError("over there")
+
+    def work():
+        if rank() == 1:
+            innermost()
+        time.sleep(30)
+
+    with pytest.raises(ZeroDivisionError, match="over there") as raised:
+        run(Places(["a", "b"]), work, restarts=Restarts(max_restarts=0, peers_grace_s=0.1))
+    assert "in innermost" in raised.value.__notes__[0]
+
+
+def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, said):
+    def work():
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return attempt()
+
+    places = Places(["a", "b"])
+    assert run(places, work, restarts=quick) == 1
+    assert len(places.started) == 1
+    (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
+    assert line.startswith("launch: rank 1 was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)")
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_killed_agent_is_a_lost_node_and_the_gang_is_placed_anew(victim, quick, said):
+    """Of three agents, 0 leads a household of two, 2 is the other one there, 1 is alone."""
+
+    def work():
+        if attempt() == 0:
+            time.sleep(30)
+        return attempt()
+
+    places = Places(["a", "b", "a"])
+
+    def kill() -> None:
+        while len(psutil.Process().children(recursive=True)) < 8:  # three agents, two nurseries, three workers
+            time.sleep(0.01)
+        os.kill(places.processes[victim].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert run(places, work, restarts=quick) == 1
+    killer.join()
+    tokens = {call.token for call in places.started}
+    assert len(tokens) == 2
+    (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
+    assert f"was lost with its node {socket.gethostname()}" in line
+    assert line.endswith("in attempt 0; attempt 1 starts now (restart 1 of 10)")
+
+
+def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
+    def work():
+        if attempt() == 0 and rank() == 1:
+            os.kill(agent(), signal.SIGKILL)
+            time.sleep(30)
+        return attempt(), os.environ["WORLD_SIZE"]
+
+    places = Places(["a", "b", "c"])
+    assert run(places, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
+    assert len(places.started) == 2
+
+
+def test_a_frozen_agent_is_given_up(monkeypatch, quick, said):
+    monkeypatch.setattr(cluster, "KILL_S", 0.3)
+
+    def work():
+        if attempt() == 0 and rank() == 1:
+            os.kill(agent(), signal.SIGSTOP)
+            time.sleep(30)
+        return attempt()
+
+    assert run(Places(["a", "b"]), work, restarts=quick, heartbeat_timeout_s=2.0) == 1
+    assert "gave no sign of life for 2 s in attempt 0" in said.text
+
+
+def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
+    def work():
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(30)
+        return attempt()
+
+    places = Places(["a", "b"])
+    assert run(places, work, restarts=quick) == 1
+    assert len(places.started) == 1
+    assert "rank 1 was lost on" in said.text
+    assert "which was killed by SIGKILL" in said.text
+
+
+def test_a_place_that_cannot_be_started_is_said_so():
+    with pytest.raises(LaunchError, match=r"rank [01] could not be started: its process ended with 3 in attempt 0"):
+        run(
+            Places(["a", "b"], program="raise SystemExit(3)"),
+            print,
+            restarts=Restarts(max_host_restarts=0, peers_grace_s=0),
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("import footplate; footplate.__version__ = '9.9'", "footplate 9.9, here footplate"),
+        ("import platform; platform.python_version_tuple = lambda: ('3', '99', '0')", "Python 3.99, here Python 3"),
+    ],
+)
+def test_other_versions_on_a_node_are_refused_at_once(change, words):
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=words):
+        run(Places(["a"], program=f"{change}\n{Places(['']).program}"), print)
+    assert time.monotonic() - began < 20
+
+
+def test_what_cannot_be_imported_there_is_said_with_the_machines_name():
+    with pytest.raises(
+        LaunchError, match=rf"On {socket.gethostname()}: .*can't import what it needs \(no_such_module\)"
+    ):
+        run(Places(["a"]), print, preload=["no_such_module"])
+
+
+def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
+    def work(data):
+        return bytearray(data)
+
+    places, peaks = Places(["a", "b"]), {}
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            for process in list(places.processes.values()):
+                for line in _status(process.pid):
+                    if line.startswith("VmHWM"):
+                        peaks[process.pid] = int(line.split()[1]) >> 10  # MB
+
+    data = bytes(300 * MB)
+    ended = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123  the peak is now
+        file.write("5")
+    before = psutil.Process().memory_info().rss // MB
+    result = run(places, work, data)
+    ended.set()
+    watcher.join()
+    peak = next(int(line.split()[1]) >> 10 for line in _status(os.getpid()) if line.startswith("VmHWM"))
+    assert result == data
+    assert len(peaks) == 2
+    assert max(peaks.values()) < 150
+    assert peak - before < 450  # the result, and no second copy of it
+
+
+def _status(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/status") as file:  # noqa: PTH123
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def test_signs_of_life_are_not_held_up_by_a_large_result():
+    def work():
+        return bytes(500 * MB) if rank() == 0 else time.sleep(3)
+
+    run(Places(["a", "a"]), work, heartbeat_timeout_s=1.9, restarts=Restarts(max_restarts=0))
+
+
+def while_running(places: Places, act: Callable[[AgentCall], None]) -> None:
+    """Do something while a launch with one worker runs, which must not mind."""
+
+    def acting() -> None:
+        while not places.started:
+            time.sleep(0.01)
+        act(places.started[0])
+
+    actor = threading.Thread(target=acting)
+    actor.start()
+    assert run(places, lambda: time.sleep(2) or "undisturbed") == "undisturbed"
+    actor.join()
+
+
+def test_who_does_not_know_the_token_is_sent_away(said):
+    sent_away = []
+
+    def act(call: AgentCall) -> None:
+        AgentCall(call.host, call.port, b"another")(0)  # returns: it isn't wanted
+        sent_away.append(True)
+
+    while_running(Places(["a"]), act)
+    assert sent_away
+    assert "from 127.0.0.1 was refused: it doesn't know the token" in said.text
+
+
+def test_a_second_agent_for_a_place_is_sent_away():
+    while_running(Places(["a"]), lambda call: (time.sleep(1), call(0), call(7)))
+
+
+def test_nonsense_and_silence_disturb_nobody(monkeypatch):
+    monkeypatch.setattr(door, "GREET_S", 0.5)
+    closed: list[bool] = []
+
+    def act(call: AgentCall) -> None:
+        with (
+            socket.create_connection((call.host, call.port)) as one,
+            socket.create_connection((call.host, call.port)) as two,
+        ):
+            one.sendall(os.urandom(5000))
+            closed.extend((until_closed(one), until_closed(two)))
+
+    while_running(Places(["a"]), act)
+    assert closed == [True, True]
+
+
+def until_closed(connection: socket.socket) -> bool:
+    """Whether the other end hangs up before long."""
+    connection.settimeout(5)
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(monkeypatch):
+    monkeypatch.setattr(door, "STRANGERS", 4)
+    while_running(Places(["a"]), lambda call: [socket.create_connection((call.host, call.port)) for _ in range(20)])
+
+
+def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+
+        def pretend() -> None:
+            channel = Channel(server.accept()[0], trusted=True)
+            channel.send({"nonce": greeting.nonce()})
+            channel.flush()
+            select.select([channel], [], [], 5)
+            list(channel.receive())
+            channel.send({"proof": "0" * 64})
+            channel.send({"do": "prepare"})
+            channel.flush()
+            select.select([channel], [], [], 5)
+            with pytest.raises(Gone):
+                list(channel.receive())
+            channel.close()
+
+        pretender = threading.Thread(target=pretend)
+        pretender.start()
+        with pytest.raises(LaunchError, match="is not the driver of this launch"):
+            AgentCall(host, port, b"token")(0)
+        pretender.join()
+
+
+def test_a_driver_that_cannot_be_reached_is_said_so():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(LaunchError, match=rf"can't reach the driver at 127\.0\.0\.1:{port}: .*refused"):
+        AgentCall("127.0.0.1", port, b"token")(0)
+
+
+DRIVER = f"""
+import sys, time
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from places import Places
+from footplate.launch import launch
+from footplate.launch.backends import Cluster
+def work():
+    print("works", flush=True)
+    time.sleep(60)
+launch(work, world_size=2, backend=Cluster(Places(["a", "b"])), preload=())
+"""  # noqa: PTH120
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_driver_that_is_told_to_end_ends_the_workers(signum, code, program):
+    driver = program(DRIVER)
+    driver.read_until("[rank 0] works", "[rank 1] works")
+    family = driver.family()
+    driver.process.send_signal(signum)
+    ended, _ = driver.end()
+    assert ended in (code, -signum)
+    assert gone_within(1, family)
+
+
+def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
+    driver = program(DRIVER)
+    driver.read_until("[rank 0] works", "[rank 1] works")
+    family = driver.family()
+    assert len(family) == 6
+    driver.process.kill()
+    assert gone_within(5, family)
+
+
+def test_a_hello_survives_json():
+    hello = greeting.greet(b"token", 3, "nonce", "node")
+    assert greeting.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
+    assert greeting.Hello.of({**hello.as_message(), "index": "3"}) is None
+    assert greeting.Hello.of({}) is None
