@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from footplate.callbacks.progress import ProgressBar as ProgressBar
     from footplate.callbacks.summary import ModelSummary as ModelSummary
     from footplate.callbacks.timer import Timer as Timer
+    from footplate.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
     from footplate.data.loader import Loader as Loader
     from footplate.data.module import TableDataModule as TableDataModule
     from footplate.data.table import Table as Table
@@ -52,6 +53,7 @@ _HOMES = {
     "ConfigError": "footplate.errors",
     "DataError": "footplate.errors",
     "DataModule": "footplate.module",
+    "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
     "FootplateError": "footplate.errors",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",

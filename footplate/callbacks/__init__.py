@@ -7,9 +7,11 @@ from footplate.callbacks.model_checkpoint import ModelCheckpoint
 from footplate.callbacks.progress import ProgressBar
 from footplate.callbacks.summary import ModelSummary
 from footplate.callbacks.timer import Timer
+from footplate.callbacks.weight_averaging import EMAWeightAveraging
 
 __all__ = [
     "Callback",
+    "EMAWeightAveraging",
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",

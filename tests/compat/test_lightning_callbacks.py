@@ -159,6 +159,18 @@ def test_weight_averaging_resumes_with_the_weights_it_trained(trainer: Any, tmp_
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
+def test_weight_averaging_gives_the_weights_of_the_callback_of_our_own(trainer: Any, tmp_path: Path) -> None:
+    def run(averaging: Any, directory: str) -> Any:
+        torch.manual_seed(0)
+        module = Plain()
+        trainer(max_epochs=2, callbacks=[averaging], default_root_dir=tmp_path / directory).fit(module, *loaders())
+        # Theirs averages the count of batches, too, and rounds it; ours leaves it what it is.
+        return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+
+    expected = run(theirs.EMAWeightAveraging(decay=0.9), "theirs")
+    torch.testing.assert_close(run(fp.EMAWeightAveraging(decay=0.9), "ours"), expected)
+
+
 def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
     from lightning.fabric.utilities.spike import TrainingSpikeException
 
