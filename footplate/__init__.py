@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from footplate.errors import MissingExtra as MissingExtra
     from footplate.export import export_model as export_model
     from footplate.hardware.base import Accelerator as Accelerator
+    from footplate.launch.runner import Runner as Runner
     from footplate.module import DataModule as DataModule
     from footplate.module import Module as Module
     from footplate.rng import seed_everything as seed_everything
@@ -65,6 +66,7 @@ _HOMES = {
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.module",
     "ProgressBar": "footplate.callbacks.progress",
+    "Runner": "footplate.launch.runner",
     "Table": "footplate.data.table",
     "TableDataModule": "footplate.data.module",
     "TensorBoard": "footplate.tracking.tensorboard",

@@ -1,6 +1,6 @@
-"""Run a function in several processes that are restarted when they fail: `launch`, `Restarts`.
+"""Run a function in several processes that are restarted when they fail: `Runner`, `launch`, `Restarts`.
 
-Importing this package imports neither; a name is loaded when it is first used.
+Importing this package imports none of them; a name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from footplate.lazy import lazy
 
 if TYPE_CHECKING:
     from footplate.launch.policy import Restarts as Restarts
+    from footplate.launch.runner import Runner as Runner
     from footplate.launch.supervisor import launch as launch
 
 _HOMES = {
     "Restarts": "footplate.launch.policy",
+    "Runner": "footplate.launch.runner",
     "launch": "footplate.launch.supervisor",
 }
 
-__all__ = ["Restarts", "launch"]
+__all__ = ["Restarts", "Runner", "launch"]
 
 __getattr__ = lazy(__name__, _HOMES)

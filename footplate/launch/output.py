@@ -1,5 +1,8 @@
 """What workers write, shown to the user: line by line, with the rank before each line, and kept whole in files.
 
+Which ranks' lines are shown is chosen (`Show`); files get all. A line that a worker means for whoever made the launch
+(`worker.log_to_driver`) is always shown.
+
 A line is passed on when it is complete; a carriage return completes one, too, so that a progress bar that was written for a
 terminal stays readable. What rank 0 writes to a terminal is passed on as it is (`terminal.py`); a line of another rank then
 first clears the line that the cursor is in, which the progress bar draws again.
@@ -13,11 +16,15 @@ import re
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
+from footplate.launch import terminal
 from footplate.launch.crew import Stream, Wrote
+from footplate.launch.worker import TOLD
 
 log = logging.getLogger(__name__)
+
+Show = Literal["all", "rank_0", "log_callback_only"]
 
 LONGEST_LINE = 1 << 16  # characters without an end, after which a line is cut
 CLEAR_LINE = "\r\x1b[K"
@@ -53,13 +60,19 @@ class Output:
 
     Args:
         log_dir: where each rank's output is kept whole, in `attempt-0/rank-0.log` and so on; None to keep none.
+        show: `"all"` ranks' lines, each with its rank; `"rank_0"`'s as they are; only what is logged for the driver.
     """
 
-    def __init__(self, log_dir: Path | None) -> None:
+    def __init__(self, log_dir: Path | None, show: Show = "all") -> None:
         self._log_dir = log_dir
+        self._show_what = show
         self._logs: dict[int, IO[bytes]] = {}
         self._lines: dict[tuple[int, Stream], Lines] = {}
         self._inside_line = False  # whether a terminal's cursor stands in a line of rank 0
+
+    def terminals(self) -> frozenset[Stream]:
+        """Which of rank 0's streams are to be a terminal."""
+        return frozenset() if self._show_what == "log_callback_only" else terminal.terminals()
 
     def begin(self, attempt: int, world_size: int) -> None:
         """Open the files of an attempt."""
@@ -75,7 +88,7 @@ class Output:
         if piece.raw:
             self._inside_line = not piece.data.endswith(b"\n")
             stream = getattr(sys, piece.stream)
-            stream.buffer.write(piece.data)  # a terminal, so one with bytes beneath
+            stream.buffer.write(piece.data.replace(TOLD.encode(), b""))  # a terminal, so one with bytes beneath
             stream.flush()
             return
         lines = self._lines.setdefault((piece.rank, piece.stream), Lines())
@@ -86,7 +99,7 @@ class Output:
         if rank not in self._logs:
             return
         try:
-            self._logs[rank].write(data)
+            self._logs[rank].write(data.replace(TOLD.encode(), b""))
         except OSError as error:  # a full disk: what can't be kept is still shown
             file = self._logs.pop(rank)
             file.close()
@@ -105,10 +118,13 @@ class Output:
         self._logs, self._lines = {}, {}
 
     def _show(self, rank: int, stream: Stream, lines: list[str]) -> None:
-        if not lines:
+        whole = self._show_what == "all" or (self._show_what == "rank_0" and rank == 0)
+        shown = [line.removeprefix(TOLD) for line in lines if whole or line.startswith(TOLD)]
+        if not shown:
             return
         clear, self._inside_line = CLEAR_LINE if self._inside_line else "", False
-        _write(stream, clear + "".join(f"[rank {rank}] {line}" for line in lines))
+        before = "" if self._show_what == "rank_0" and rank == 0 else f"[rank {rank}] "
+        _write(stream, clear + "".join(before + line for line in shown))
 
 
 def _write(stream: Stream, text: str) -> None:

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import parcel
+from footplate.launch import parcel, pickling
 from footplate.launch.backends import Backend, Local
 from footplate.launch.crew import Attempt, Crew, Wrote
 from footplate.launch.failure import Failure
 from footplate.launch.interrupts import Interrupts
-from footplate.launch.output import Output
+from footplate.launch.output import Output, Show
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
-from footplate.launch.terminal import terminals
 from footplate.launch.watch import TICK_S, AwakeClock, Patience, Rank, Watch
 
 log = logging.getLogger(__name__)
@@ -43,6 +42,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     name: str = "launch",
     log_dir: str | os.PathLike[str] | None = None,
+    show: Show = "all",
     preload: Sequence[str] = ("torch",),
     heartbeat_timeout_s: float = 30.0,
     grace_s: float = 30.0,
@@ -61,7 +61,9 @@ def launch(
         env: variables for the workers, over those of this process.
         name: what the log calls this launch.
         log_dir: where each rank's output is kept, in `attempt-0/rank-0.log` and so on; None to show it only.
-        preload: modules imported once, before the workers are forked; they must not start threads or touch a device.
+        show: whose lines are shown: of `"all"` ranks, each with its rank; `"rank_0"`'s as they are; `"log_callback_only"`,
+            what is given to `footplate.launch.worker.log_to_driver`, which the others show too.
+        preload: libraries imported once, before the workers are forked; they must not start threads or touch a device.
         heartbeat_timeout_s: silence after which a rank counts as frozen and is killed.
         grace_s: how long workers may take to end after SIGTERM.
 
@@ -80,7 +82,7 @@ def launch(
     try:
         _pack(payload, fn, args)
         crew = backend.crew(payload, env or {}, preload, world_size)
-        output = Output(Path(log_dir) if log_dir is not None else None)
+        output = Output(Path(log_dir) if log_dir is not None else None, show)
         try:
             with Interrupts(crew.wake) as interrupts:
                 return Supervisor(crew, output, interrupts, restarts, name, patience).run(world_size)
@@ -112,7 +114,7 @@ class Supervisor:
         state = State(slots=tuple(range(world_size)))
         number = 0
         while True:
-            watch = self._attempt(Attempt(number, state.slots, terminals()))
+            watch = self._attempt(Attempt(number, state.slots, self._output.terminals()))
             failure, code = watch.cause, watch.stopped
             if self._told is not None:
                 raise _end_after(self._told)
@@ -208,8 +210,9 @@ def _pack(payload: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         parcel.put(payload, (fn, args))
     except Exception as error:
         raise LaunchError(
-            f"{getattr(fn, '__qualname__', fn)} and its arguments can't be sent to worker processes: "
-            f"{type(error).__name__}: {error}. Open files, locks and connections can't be pickled: make them in it."
+            f"{pickling.name_of(fn)} and its arguments can't be sent to worker processes, because of "
+            f"{pickling.culprit(fn, args)}: {type(error).__name__}: {error}. Open files, locks and connections can't be "
+            f"pickled: make them in {pickling.name_of(fn)}."
         ) from error
 
 

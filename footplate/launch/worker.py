@@ -17,6 +17,8 @@ class Line(Protocol):
         ...
 
 
+TOLD = "\x1e"  # ASCII's "record separator": begins a line that is meant for the driver, whatever else is shown there
+
 _line: Line | None = None
 
 
@@ -24,6 +26,11 @@ def connect(line: Line) -> None:
     """Called once, by the worker's bootstrap."""
     global _line
     _line = line
+
+
+def inside() -> bool:
+    """Whether this process is a worker of a launch, or was forked from one."""
+    return _line is not None
 
 
 def attempt() -> int:
@@ -46,3 +53,9 @@ def progressed() -> None:
     """
     if _line is not None:
         _line.progressed()
+
+
+def log_to_driver(message: str) -> None:
+    """Print a message where the launch was made, also where the output of workers isn't shown."""
+    mark = TOLD if inside() else ""
+    print("\n".join(mark + line for line in str(message).splitlines()), flush=True)

@@ -1,0 +1,127 @@
+"""Which object inside a function, or inside anything, keeps it from being pickled.
+
+    train → global `config` (Config) → attribute `db` (sqlite3.Connection)
+
+The way there is found by trying: of an object that can't be pickled, the parts are pickled one by one, and the first that
+can't be either is looked into in turn. That takes time, and is done only once pickling has failed.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+DEEPEST = 20
+
+
+def culprit(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> str:
+    """The way from a function and its arguments to the innermost object that can't be pickled."""
+    path = [name_of(fn)]
+    found = _first_bad([*_labelled(fn), *((f"argument {number}", arg) for number, arg in enumerate(args, 1))])
+    while found is not None:
+        label, part = found
+        path.append(f"{label} ({_type_of(part)})")
+        found = _first_bad(_parts(part)) if len(path) < DEEPEST else None
+    return " → ".join(path)
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """What a function is called.
+
+    >>> name_of(functools.partial(print, 1))
+    'print'
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def _first_bad(parts: Any) -> tuple[str, Any] | None:
+    return next((part for part in parts if not _can_be_pickled(part[1])), None)
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _can_be_pickled(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.Pickler(_Nowhere()).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _labelled(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What a call holds: of a function, its parts; of a partial one, its arguments, too."""
+    while isinstance(fn, functools.partial):
+        yield from ((f"argument {number}", arg) for number, arg in enumerate(fn.args, 1))
+        yield from ((f"argument `{name}`", arg) for name, arg in fn.keywords.items())
+        fn = fn.func
+    yield from _parts(fn)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is pickled with a value, each with its label."""
+    if isinstance(value, functools.partial):
+        yield from _labelled(value)
+    elif isinstance(value, types.FunctionType):
+        yield from _parts_of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield "its object", value.__self__
+        yield from _parts(value.__func__)
+    elif isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    else:
+        yield from ((f"attribute `{name}`", part) for name, part in _state(value).items())
+
+
+def _parts_of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield f"closure `{name}`", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in sorted(_names(fn.__code__) & fn.__globals__.keys()):
+        if fn.__globals__[name] is not fn:
+            yield f"global `{name}`", fn.__globals__[name]
+    defaults = fn.__defaults__ or ()
+    last = fn.__code__.co_varnames[: fn.__code__.co_argcount][fn.__code__.co_argcount - len(defaults) :]
+    yield from ((f"default of `{name}`", part) for name, part in zip(last, defaults, strict=True))
+    yield from ((f"default of `{name}`", part) for name, part in (fn.__kwdefaults__ or {}).items())
+    yield from ((f"attribute `{name}`", part) for name, part in vars(fn).items())
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The globals that a function's code, and that of the functions in it, may use."""
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    own = {one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")}
+    return own.union(*map(_names, inner))
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """The attributes that an object, or a class that travels by value, is pickled with."""
+    if isinstance(value, type):
+        return {name: part for name, part in vars(value).items() if not isinstance(part, types.GetSetDescriptorType)}
+    try:
+        state = value.__getstate__()
+    except Exception:
+        return {}
+    if isinstance(state, tuple):  # of a class with slots: (dictionary or None, slots)
+        state = {name: part for one in state if isinstance(one, dict) for name, part in one.items()}
+    return state if isinstance(state, dict) else {}
+
+
+def _type_of(value: Any) -> str:
+    kind = type(value)
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )

@@ -1,0 +1,211 @@
+"""The ladder: one training function on one process, on the devices of this machine, on a cluster, by changing a number.
+
+    Runner(np=-4).run(train, lr=1e-3)                    four processes of this machine
+    Runner(np=8, backend="ray").run(train, lr=1e-3)      eight workers of a cluster
+
+`choose` turns the number into a backend and a size of the world; the rest is `launch`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, get_args
+
+from footplate.errors import ConfigError, LaunchError, did_you_mean
+from footplate.launch import backends, worker
+from footplate.launch.backends import Backend, Local
+from footplate.launch.output import Show
+from footplate.launch.pickling import name_of
+from footplate.launch.policy import Restarts
+from footplate.launch.supervisor import launch
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs a function in several processes, here or on a cluster, and returns what it returned on rank 0.
+
+    Args:
+        np: how many processes. Negative: that many on this machine. Positive: that many on the cluster, one of them
+            wherever there is none. 0: as many as the cluster, or else this machine, has slots.
+        backend: `"local"`, `"ray"`, `"spark"`, or an object of your own; None for the cluster that this process is
+            connected to: a Ray that is initialised or that `RAY_ADDRESS` names, or an active Spark session. With `"local"`,
+            a positive `np` means processes of this machine, too.
+        resources: what each worker needs, in the words of the backend.
+        max_restarts: failures after which all processes are started again; losses of a machine don't count.
+        env: variables for the processes, over those that they have anyway.
+        log_dir: where each run gets a directory of its own for the whole output, `attempt-0/rank-0.log` and so on; None for
+            the system's temporary directory.
+        driver_log_verbosity: what is shown here while it runs: `"all"` ranks' lines, each with its rank; `"rank_0"`'s;
+            `"log_callback_only"`, what is given to `footplate.launch.worker.log_to_driver`.
+        heartbeat_timeout: seconds of silence after which a process counts as frozen.
+
+    Attributes:
+        log_dir: the directory of the latest run's output.
+
+    Raises:
+        ConfigError: a number or a name that can't be, or two that don't go together.
+    """
+
+    def __init__(
+        self,
+        np: int,
+        *,
+        backend: str | Backend | None = None,
+        resources: Mapping[str, Any] | None = None,
+        max_restarts: int = 3,
+        env: Mapping[str, str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        driver_log_verbosity: Show = "all",
+        heartbeat_timeout: float = 30.0,
+    ) -> None:
+        _check_numbers(np, max_restarts, heartbeat_timeout)
+        if driver_log_verbosity not in get_args(Show):
+            raise ConfigError(
+                f"driver_log_verbosity={driver_log_verbosity!r}: {did_you_mean(driver_log_verbosity, get_args(Show))}"
+            )
+        _check_words(np, backend, resources)
+        self.np = np
+        self.log_dir: Path | None = None
+        self._backend = backend
+        self._resources = resources
+        self._max_restarts = max_restarts
+        self._env = {name: str(value) for name, value in (env or {}).items()}
+        self._logs = log_dir
+        self._show: Show = driver_log_verbosity
+        self._heartbeat_timeout = heartbeat_timeout
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `fn(*args, **kwargs)` in each process, again after failures; return what rank 0 returned.
+
+        The function travels by cloudpickle: one of a notebook or of a script is as good as one of a module.
+
+        Raises:
+            ConfigError: there is no cluster for a positive `np`.
+            MissingExtra: the cluster's engine is not installed.
+            LaunchError: see `footplate.launch.launch`; or this process is itself one of several.
+            SystemExit: with 143, after SIGTERM to this process.
+            KeyboardInterrupt: after Ctrl-C, when all processes have ended; a second one kills them at once.
+            Exception: what `fn` raised, with the worker's traceback in its notes, when no restart is left.
+        """
+        refuse_inside(f"Runner(np={self.np})")
+        backend, world_size = choose(self.np, self._backend, self._resources)
+        name = name_of(fn)
+        self.log_dir = new_log_dir(self._logs, name)
+        log.info("%s: %d process(es), %s; whole logs: %s", name, world_size, backend.name, self.log_dir)
+        try:
+            return launch(
+                functools.partial(fn, **kwargs) if kwargs else fn, *args,
+                world_size=world_size,
+                backend=backend,
+                restarts=Restarts(max_restarts=self._max_restarts),
+                env=self._env,
+                name=name,
+                log_dir=self.log_dir,
+                show=self._show,
+                heartbeat_timeout_s=self._heartbeat_timeout,
+            )  # fmt: skip
+        except Exception as error:
+            if any(self.log_dir.glob("*/*")):
+                error.add_note(f"Whole logs of all attempts: {self.log_dir}")
+            raise
+
+
+def choose(
+    np: int,
+    backend: str | Backend | None = None,
+    resources: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Backend, int]:
+    """Where `np` processes are to run, and how many they are.
+
+    Raises:
+        ConfigError: there is no cluster.
+        MissingExtra: the engine of the backend is not installed.
+        LaunchError: its cluster can't be reached, or has no slots.
+    """
+    if np < 0:
+        return Local(), -np
+    name = backend or backends.found(environ) or ("local" if np <= 1 else None)
+    if name is None:
+        raise ConfigError(
+            f"np={np}: positive means workers of a cluster, and this process is connected to none: no Ray is initialised, "
+            f"RAY_ADDRESS is not set, and there is no active Spark session. For {np} processes of this machine use "
+            f'np=-{np} or backend="local"; for a cluster connect first (ray.init(), SparkSession.builder), or name it with '
+            'backend="ray".'
+        )
+    made = backends.named(name, resources) if isinstance(name, str) else name
+    size = np or made.slots()
+    if size < 1:
+        raise LaunchError(f"np=0: {made.name} has no free slot for a worker now. Add machines, or wait for them.")
+    return made, size
+
+
+def refuse_inside(what: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to launch from one of several processes, each of which would.
+
+    Raises:
+        LaunchError: this is a worker, or torchrun's.
+    """
+    size = environ.get("WORLD_SIZE", "1")
+    if worker.inside() or size not in ("", "1"):
+        raise LaunchError(
+            f"{what} in rank {environ.get('RANK', 0)} of {size}: each rank would start processes of its own. Launch from "
+            "outside; in a rank, call the function itself, or use a Trainer, which finds the other ranks."
+        )
+
+
+def new_log_dir(parent: str | os.PathLike[str] | None, name: str) -> Path:
+    """A new directory for the logs of a run: `PARENT/name-1`, `-2`, …; None for a temporary one.
+
+    Raises:
+        ConfigError: it can't be made.
+    """
+    safe = "".join(char if char.isalnum() or char in "-_." else "_" for char in name)
+    if parent is None:
+        return Path(tempfile.mkdtemp(prefix=f"footplate-{safe}-"))
+    for number in count(1):
+        place = Path(parent) / f"{safe}-{number}"
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"log_dir={str(parent)!r}: no directory can be made there: {error}.") from error
+        return place.absolute()
+    raise AssertionError("unreachable")
+
+
+def _check_numbers(np: Any, max_restarts: Any, heartbeat_timeout: Any) -> None:
+    if not isinstance(np, int) or isinstance(np, bool):
+        raise ConfigError(
+            f"np={np!r}: expected a whole number: -4 for four processes of this machine, 8 for eight workers of a cluster."
+        )
+    if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
+        raise ConfigError(f"max_restarts={max_restarts!r}: expected a whole number, 0 or more.")
+    if not isinstance(heartbeat_timeout, (int, float)) or not heartbeat_timeout > 0:
+        raise ConfigError(f"heartbeat_timeout={heartbeat_timeout!r}: expected seconds, more than 0.")
+
+
+def _check_words(np: int, backend: Any, resources: Any) -> None:
+    if isinstance(backend, str) and backend not in backends.NAMES:
+        raise ConfigError(f'backend="{backend}": there is none of this name. {did_you_mean(backend, backends.NAMES)}')
+    if backend is not None and not isinstance(backend, str) and not hasattr(backend, "crew"):
+        raise ConfigError(f"backend={backend!r}: expected a name or a Backend. {did_you_mean('', backends.NAMES)}")
+    if np >= 0:
+        return
+    if backend not in (None, "local") and not isinstance(backend, Local):
+        raise ConfigError(
+            f"np={np} with backend={getattr(backend, 'name', backend)!r}: negative means processes of this machine. Use "
+            f"np={-np} for workers of the cluster, or leave backend out."
+        )
+    if resources:
+        raise ConfigError(
+            f"resources={dict(resources)!r} with np={np}: local processes share the machine. Leave resources out."
+        )
