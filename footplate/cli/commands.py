@@ -23,6 +23,7 @@ COMMANDS = {
     "validate": Command("footplate.cli.fit", "run a model over its validation data"),
     "test": Command("footplate.cli.fit", "run a model over its test data"),
     "predict": Command("footplate.cli.fit", "write a model's predictions as a table"),
+    "run": Command("footplate.cli.run", "run a script in several processes, here or on a cluster"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show what this machine can train on, and what it lacks"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),

@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import runpy
 import select
 import signal
 import socket
@@ -30,12 +31,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from footplate.errors import FootplateError, LaunchError
-from footplate.launch import failure, parcel, worker
+from footplate.hardware.machine import usable_cores
+from footplate.launch import failure, parcel, script, worker
 from footplate.launch.crew import Report
 from footplate.launch.rendezvous import host_store
 
 BEAT_S = 1.0
 ALIVE, PROGRESSED, REPORT = b"a", b"p", b"r"
+OURS = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}  # of no interest in a traceback
 STOPPED = {143, 130}  # ended because it was asked to: by SIGTERM, by SIGINT
 
 
@@ -58,6 +61,7 @@ def main(order: Order, fds: list[int]) -> NoReturn:
     sys.argv = order.argv
     _redirect(out, err)
     _draw_anew()
+    _share_cores()
     line = Line(socket.socket(fileno=control))
     worker.connect(line)
     held: list[Any] = []
@@ -145,8 +149,8 @@ def _unpack(payload: int) -> Callable[[], Any]:
 
 def _raised(error: BaseException) -> Report:
     own, frames = error.__traceback__, error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # ours, of no interest to a reader
+    while frames is not None and frames.tb_frame.f_code.co_filename in OURS:
+        frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames or own)).rstrip()
     mistake = isinstance(error, FootplateError)
     return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake)
@@ -195,6 +199,13 @@ def _draw_anew() -> None:
     """Processes forked from one must not draw the same numbers; Python's own generator sees to that itself."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+
+
+def _share_cores() -> None:
+    """Torch's threads in all workers of a machine are to be as many as its cores, unless somebody has said otherwise."""
+    if "torch" in sys.modules and "OMP_NUM_THREADS" not in os.environ:
+        cores, workers = int(usable_cores()), int(os.environ["LOCAL_WORLD_SIZE"])
+        sys.modules["torch"].set_num_threads(max(1, cores // workers))
 
 
 def _flush() -> None:

@@ -31,6 +31,7 @@ class Failure:
         slot: its place in the original world; None when it was no single one.
         traceback: the worker's, whole; empty when there is none.
         mistake: whether the exception is a `FootplateError`, which trying again doesn't mend.
+        code: the exit code of a program that ends like this: 1 unless the rank had one; a signal's number + 128.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class Failure:
     slot: int | None = None
     traceback: str = ""
     mistake: bool = False
+    code: int = 1
 
     def __str__(self) -> str:
         return self.text if self.rank is None else f"rank {self.rank} {self.text}"

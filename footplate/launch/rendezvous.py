@@ -10,12 +10,14 @@ the one with rank 0 binds the socket, and the others are told where.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.launch import roles
 from footplate.launch.crew import Attempt
 
 HOST = "127.0.0.1"
@@ -31,6 +33,7 @@ class Share:
         store: address and port of the store that rank 0 hosts.
         address: of this machine, by which the others reach it.
         node: this machine's number among those of the attempt.
+        tasks: of each rank of the attempt, an address at which a server of its own may listen; empty if not known.
         environment: variables for the workers here, over the launch's.
     """
 
@@ -39,6 +42,7 @@ class Share:
     store: tuple[str, int]
     address: str = HOST
     node: int = 0
+    tasks: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -46,6 +50,13 @@ def listen(host: str, world_size: int) -> socket.socket:
     """The socket of an attempt."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=max(128, 2 * world_size))
+
+
+def free_addresses(host: str, count: int) -> tuple[str, ...]:
+    """So many addresses of this machine that nobody listens at now."""
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(listen(host, 1)) for _ in range(count)]
+        return tuple(f"{host}:{one.getsockname()[1]}" for one in found)
 
 
 def environment(share: Share, rank: int) -> dict[str, str]:
@@ -57,16 +68,19 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "WORLD_SIZE": str(len(attempt.slots)),
         "LOCAL_WORLD_SIZE": str(len(share.ranks)),
         "GROUP_RANK": str(share.node),
+        "NODE_RANK": str(share.node),
         "MASTER_ADDR": share.store[0],
         "MASTER_PORT": str(share.store[1]),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: torch is only to connect to it
+        "TORCHELASTIC_RUN_ID": "footplate",  # by which Lightning knows that its processes are there
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(attempt.slots[rank]),
     }
     interface = _interface(share.address)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
         place["GLOO_SOCKET_IFNAME"] = interface
-    return {**place, **share.environment}
+    return {**place, **roles.environment(share.tasks, rank), **share.environment}
 
 
 def host_store(listening: int) -> Any:

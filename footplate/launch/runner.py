@@ -65,12 +65,11 @@ class Runner:
         driver_log_verbosity: Show = "all",
         heartbeat_timeout: float = 30.0,
     ) -> None:
-        _check_numbers(np, max_restarts, heartbeat_timeout)
+        check(np, backend, resources, max_restarts, heartbeat_timeout)
         if driver_log_verbosity not in get_args(Show):
             raise ConfigError(
                 f"driver_log_verbosity={driver_log_verbosity!r}: {did_you_mean(driver_log_verbosity, get_args(Show))}"
             )
-        _check_words(np, backend, resources)
         self.np = np
         self.log_dir: Path | None = None
         self._backend = backend
@@ -115,6 +114,16 @@ class Runner:
             if any(self.log_dir.glob("*/*")):
                 error.add_note(f"Whole logs of all attempts: {self.log_dir}")
             raise
+
+
+def check(np: Any, backend: Any, resources: Any, max_restarts: Any, heartbeat_timeout: Any) -> None:
+    """See whether these arguments of a `Runner` can be, and go together.
+
+    Raises:
+        ConfigError: they can't.
+    """
+    _check_numbers(np, max_restarts, heartbeat_timeout)
+    _check_words(np, backend, resources)
 
 
 def choose(

@@ -220,14 +220,21 @@ def _end_after(signum: signal.Signals) -> BaseException:
     return SystemExit(143) if signum == signal.SIGTERM else KeyboardInterrupt()
 
 
+def failure_of(error: BaseException) -> Failure | None:
+    """What happened to a rank, of an exception that a launch ended with; None of one that is not about a rank."""
+    return vars(error).get("_footplate_failure")
+
+
 def _error(failure: Failure, watch: Watch, number: int, decision: GiveUp) -> BaseException:
     """What is raised at home: the worker's own exception where it can be had, with its traceback in a note."""
     why = f" ({decision.why})" if decision.why else ""
     load = watch.ranks[failure.rank].load if failure.rank is not None and failure.kind == "exception" else None
     error = _loaded(load)
     if error is None:
-        return LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback))))
-    error.add_note(f"Raised by rank {failure.rank} in attempt {number}{why}:\n{failure.traceback}")
+        error = LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback))))
+    else:
+        error.add_note(f"Raised by rank {failure.rank} in attempt {number}{why}:\n{failure.traceback}")
+    vars(error)["_footplate_failure"] = failure
     return error
 
 

@@ -158,7 +158,8 @@ class Watch:
                 "exception", report.text, report.at, rank.rank, rank.slot, report.traceback, report.mistake,
             ))  # fmt: skip
         elif report.kind == "exit":
-            self._fail(rank, Failure("exit", of_exit(report.code)[1], report.at, rank.rank, rank.slot))
+            text = of_exit(report.code)[1]
+            self._fail(rank, Failure("exit", text, report.at, rank.rank, rank.slot, code=report.code))
         elif report.kind == "stopped":
             self.kill_within(self._patience.grace_s)
 
@@ -176,7 +177,8 @@ class Watch:
             self.kill_within(self._patience.grace_s)
         else:
             kind, text = of_exit(event.code)
-            self._fail(rank, Failure(kind, text, event.at, rank.rank, rank.slot))
+            code = 128 - event.code if event.code < 0 else event.code or 1
+            self._fail(rank, Failure(kind, text, event.at, rank.rank, rank.slot, code=code))
 
     def _freeze(self, rank: Rank, silence: float) -> None:
         kind = "frozen" if rank.alive else "host"

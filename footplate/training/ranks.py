@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import pickle
 import uuid
 import warnings
@@ -27,7 +26,6 @@ import cloudpickle
 import torch
 
 from footplate import rng
-from footplate.hardware.machine import usable_cores
 from footplate.hooks import overrides
 from footplate.launch import Restarts, launch
 from footplate.step.transfer import to_device
@@ -117,8 +115,6 @@ def _make(call: Call) -> Outcome | None:
         trainer.loggers = call.loggers
     logging.basicConfig(format="%(message)s")
     logging.getLogger("footplate").setLevel(call.log_level if trainer.world.rank == 0 else logging.WARNING)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, int(usable_cores()) // trainer.world.local_size))
     rng.seed_globals(rng.mix(trainer.seed, trainer.world.rank))
 
     returned = getattr(trainer, call.method)(call.module, **call.arguments)

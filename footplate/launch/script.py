@@ -1,0 +1,62 @@
+"""A script or a module that a worker runs as its main program, as `python SCRIPT` or `python -m MODULE` would."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from footplate.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run.
+
+    Attributes:
+        target: the path of a script, or the name of a module.
+        args: its arguments.
+        module: whether it is a module.
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in logs."""
+        return self.target if self.module else Path(self.target).stem
+
+    def check(self) -> None:
+        """See whether it is there.
+
+        Raises:
+            ConfigError: it isn't.
+        """
+        if self.module and not _is_module(self.target.partition(".")[0]):
+            raise ConfigError(f"-m {self.target}: there is no module of this name in sys.path or in {Path.cwd()}.")
+        if not self.module and not Path(self.target).exists():
+            raise ConfigError(f"{self.target}: there is no such script in {Path.cwd()}. A module is run by -m.")
+
+    def __call__(self) -> None:
+        """Run it in this process, which is its own from now on."""
+        sys.argv = [self.target, *self.args]
+        sys.path.insert(0, str(Path.cwd() if self.module else Path(self.target).resolve().parent))
+        try:
+            if self.module:
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(os.fspath(self.target), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+
+
+def _is_module(name: str) -> bool:
+    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+    return here is not None or importlib.util.find_spec(name) is not None

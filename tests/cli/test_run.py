@@ -1,0 +1,325 @@
+"""`footplate run`: scripts as they are written for torchrun, run by it unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+
+from footplate.cli.run import split
+from footplate.launch import roles
+
+DDP = """
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--save", default="model.pt")
+    args = parser.parse_args()
+    dist.init_process_group(backend="gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    if rank == 0:
+        torch.save(model.module.state_dict(), args.save)
+    print(f"rank {rank} of {dist.get_world_size()} on device {os.environ['LOCAL_RANK']} has trained")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+SNAPSHOTS = """
+import os
+import signal
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, first = dist.get_rank(), 0
+total = torch.zeros(1)
+if os.path.exists("snapshot.pt"):
+    snapshot = torch.load("snapshot.pt")
+    first, total = snapshot["epoch"], snapshot["total"]
+    print(f"continues at {first}")
+for epoch in range(first, 6):
+    share = torch.tensor([float(epoch * (rank + 1))])
+    dist.all_reduce(share)
+    total += share
+    if rank == 0:
+        torch.save({"epoch": epoch + 1, "total": total}, "snapshot.tmp")
+        os.replace("snapshot.tmp", "snapshot.pt")
+    dist.barrier()
+    if epoch == 3 and first == 0 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    print("total", total.item())
+"""
+
+LIGHTNING = """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class LitNet(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+        self.log("loss", loss, sync_dist=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+if __name__ == "__main__":
+    L.seed_everything(0)
+    data = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(LitNet(), data)
+    print("RESULT", trainer.global_rank, trainer.world_size, trainer.global_step)
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+    optimizer.step()
+seen = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+print("RESULT", accelerator.process_index, accelerator.num_processes, len(loader), seen)
+accelerator.end_training()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_logs(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def results(out: str) -> list[str]:
+    return sorted(line.partition("RESULT ")[2] for line in out.splitlines() if "RESULT" in line)
+
+
+@pytest.mark.slow
+def test_a_plain_ddp_script_does_what_it_does_under_torchrun(footplate, script, tmp_path):
+    path = script(DDP)
+    found = footplate("run", "--np", "2", path, "--", "--epochs", "3", "--save", tmp_path / "ours.pt")
+    assert found.code == 0, found.err
+    assert sorted(found.out.splitlines()) == [
+        "[rank 0] rank 0 of 2 on device 0 has trained",
+        "[rank 1] rank 1 of 2 on device 1 has trained",
+    ]
+    command = ["torch.distributed.run", "--nproc-per-node=2", path, "--epochs=3", f"--save={tmp_path / 'its.pt'}"]
+    subprocess.run(
+        [sys.executable, "-m", *command], check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    ours, its = (torch.load(tmp_path / name) for name in ("ours.pt", "its.pt"))
+    assert all(torch.equal(ours[name], its[name]) for name in its)
+
+
+@pytest.mark.slow
+def test_a_lightning_script_nobody_adapted(footplate, script):
+    found = footplate("run", "--np", "2", script(LIGHTNING))
+    assert found.code == 0, found.err
+    assert results(found.out) == ["0 2 8", "1 2 8"]
+
+
+@pytest.mark.slow
+def test_an_accelerate_script_nobody_adapted(footplate, script):
+    found = footplate("run", "--np", "2", script(ACCELERATE))
+    assert found.code == 0, found.err
+    assert results(found.out) == ["0 2 4 [0, 1]", "1 2 4 [0, 1]"]
+
+
+def test_a_script_whose_process_is_killed_continues_from_its_snapshot(footplate, script, tmp_path, monkeypatch):
+    path = script(SNAPSHOTS)
+    monkeypatch.chdir(tmp_path)
+    found = footplate("run", "--np", "2", "--log-dir", "logs", path)
+    assert found.code == 0, found.err
+    assert "[rank 0] continues at 4" in found.out
+    assert "[rank 0] total 45.0" in found.out
+    logs = tmp_path / "logs" / "train-1"
+    assert {path.relative_to(logs).as_posix() for path in logs.glob("*/*")} == {
+        f"attempt-{attempt}/rank-{rank}.log" for attempt in (0, 1) for rank in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise ValueError('of rank 1')", 1, "ValueError: of rank 1"),
+        ("sys.exit(5)", 5, "rank 1 ended with exit code 5"),
+        ("sys.exit('a message')", 1, "a message"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+        ("sys.exit(0)", 0, ""),
+    ],
+)
+def test_the_exit_code_is_that_of_the_rank_that_failed(footplate, script, end, code, said):
+    path = script(f"import os, sys\nif os.environ['RANK'] == '1':\n    {end}\n")
+    found = footplate("run", "--np", "2", "--max-restarts", "0", path)
+    assert found.code == code
+    assert said in found.err
+    assert ("Whole logs of all attempts: " in found.err) == (code != 0)
+
+
+def test_a_traceback_is_that_of_the_script_alone(footplate, script):
+    path = script("def inner():\n    raise KeyError('lost')\ninner()\n")
+    found = footplate("run", "--max-restarts=0", path)
+    frames = [line for line in found.err.splitlines() if line.startswith("  File ")]
+    assert frames == [f'  File "{path}", line 3, in <module>', f'  File "{path}", line 2, in inner']
+
+
+def test_a_mistake_that_footplate_finds_in_a_script_is_not_tried_again(footplate, script):
+    found = footplate("run", script("import footplate as fp\nfp.Runner(np='four')\n"))
+    assert found.code == 1
+    assert "np='four': expected a whole number" in found.err
+    assert "attempt 1 starts" not in found.err
+
+
+def test_a_script_has_the_place_and_the_arguments_of_a_program(footplate, script, tmp_path):
+    (tmp_path / "beside.py").write_text("answer = 42\n")
+    path = script("import beside, json, sys\nprint(json.dumps([__name__, __file__, sys.argv, beside.answer]))\n")
+    found = footplate("run", "--show", "rank_0", path, "--", "--lr", "1", "-m", "x")
+    assert json.loads(found.out) == ["__main__", path, [path, "--lr", "1", "-m", "x"], 42]
+
+
+def test_a_module_is_run_as_with_python_m(footplate, tmp_path, monkeypatch):
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
+    (tmp_path / "trainer" / "other.py").write_text("answer = 42\n")
+    (tmp_path / "trainer" / "task.py").write_text(
+        "import sys\nfrom .other import answer\nprint(__name__, answer, sys.argv[1:])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    found = footplate("run", "--show", "rank_0", "-m", "trainer.task", "--lr", "1")
+    assert found.out == "__main__ 42 ['--lr', '1']\n"
+
+
+def test_each_task_finds_the_cluster_and_its_role(footplate, script):
+    path = script("""
+import os
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER_ADDR TF_CONFIG CLUSTER_SPEC".split()
+print("\\n".join(os.environ[name] for name in names))
+assert int(os.environ["MASTER_PORT"])
+""")
+    found = footplate("run", "--np", "3", path)
+    assert found.code == 0, found.err
+    addresses = None
+    for rank in range(3):
+        before = f"[rank {rank}] "
+        lines = [line.removeprefix(before) for line in found.out.splitlines() if line.startswith(before)]
+        assert lines[:7] == [str(rank), str(rank), "3", "3", "0", "0", "127.0.0.1"]
+        config, spec = map(json.loads, lines[7:])
+        (chief,), workers = config["cluster"]["chief"], config["cluster"]["worker"]
+        addresses = addresses or [chief, *workers]
+        assert [chief, *workers] == addresses  # the same for all
+        assert len({*addresses}) == 3
+        assert spec["cluster"] == {"workerpool0": [chief], "workerpool1": workers}
+        place = ("chief", 0) if rank == 0 else ("worker", rank - 1)
+        assert tuple(config["task"].values()) == place
+        assert spec["task"]["index"] == place[1]
+
+
+def test_a_single_task_is_the_chief_and_unknown_addresses_are_left_out():
+    alone = roles.environment(["a:1"], 0)
+    assert json.loads(alone["TF_CONFIG"]) == {"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0}}
+    assert roles.environment([], 0) == {}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_are_passed_to_the_script(process, script, number, code):
+    path = script("""
+import os, signal, sys, time
+def save(number, frame):
+    os.write(1, f"saved by {os.environ['RANK']}\\n".encode())
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+print("there", flush=True)
+time.sleep(60)
+""")
+    running = process("run", "--np", "2", path)
+    assert {running.stdout.readline(), running.stdout.readline()} == {"[rank 0] there\n", "[rank 1] there\n"}
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["[rank 0] saved by 0", "[rank 1] saved by 1"]
+    assert running.returncode == code
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "expected a script, or -m and the name of a module"),
+        (["nowhere.py"], "nowhere.py: there is no such script in"),
+        (["-m", "no_such_module.task"], "-m no_such_module.task: there is no module of this name"),
+        (["--np", "two", "flowers.py"], 'np="two": expected an integer'),
+        (["--max-restart", "2", "flowers.py"], "--max-restart"),
+        (["--np", "-2", "--backend", "ray", "flowers.py"], "negative means processes of this machine"),
+        (["--max-restarts", "-1", "flowers.py"], "max_restarts=-1"),
+    ],
+)
+def test_a_mistake_is_one_message(footplate, argv, message):
+    found = footplate("run", *argv)
+    assert found.code == 2
+    assert message in found.err
+    assert "Traceback" not in found.err
+
+
+def test_the_scripts_arguments_are_never_taken_for_ours():
+    assert split(["--np=2", "train.py", "--np", "9"]) == (["--np=2", "train.py"], ["--np", "9"])
+    assert split(["--help"]) == (["--help"], [])
+    assert split(["train.py", "--", "--", "a"]) == (["train.py"], ["--", "a"])
+    assert split(["--module=pkg.task", "a"]) == (["--module=pkg.task"], ["a"])
