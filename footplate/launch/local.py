@@ -107,7 +107,8 @@ class LocalCrew:
         size = len(attempt.slots)
         with rendezvous.listen(rendezvous.HOST, size) as store:
             tasks = rendezvous.free_addresses(rendezvous.HOST, size)
-            self.carry(Share(attempt, tuple(range(size)), store.getsockname()[:2], tasks=tasks), store)
+            ranks, at = tuple(range(size)), store.getsockname()[:2]
+            self.carry(Share(attempt, ranks, at, devices=attempt.slots, tasks=tasks), store)
 
     def carry(self, share: Share, store: socket.socket | None) -> None:
         """Start the workers of a part of an attempt. `store` is the rendezvous's socket where rank 0 is one of them."""

@@ -32,6 +32,7 @@ class Share:
         ranks: those that live here; the index is the local rank.
         store: address and port of the store that rank 0 hosts.
         address: of this machine, by which the others reach it.
+        devices: of each of its ranks, which of the machine's devices is its own; empty for the first ones.
         node: this machine's number among those of the attempt.
         tasks: of each rank of the attempt, an address at which a server of its own may listen; empty if not known.
         environment: variables for the workers here, over the launch's.
@@ -41,6 +42,7 @@ class Share:
     ranks: tuple[int, ...]
     store: tuple[str, int]
     address: str = HOST
+    devices: tuple[int, ...] = ()
     node: int = 0
     tasks: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -61,10 +63,10 @@ def free_addresses(host: str, count: int) -> tuple[str, ...]:
 
 def environment(share: Share, rank: int) -> dict[str, str]:
     """What tells a worker its place, in torchrun's words and ours."""
-    attempt = share.attempt
+    attempt, local_rank = share.attempt, share.ranks.index(rank)
     place = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(share.ranks.index(rank)),
+        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(len(attempt.slots)),
         "LOCAL_WORLD_SIZE": str(len(share.ranks)),
         "GROUP_RANK": str(share.node),
@@ -75,7 +77,7 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": "footplate",  # by which Lightning knows that its processes are there
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
         "FOOTPLATE_ATTEMPT": str(attempt.number),
-        "FOOTPLATE_SLOT": str(attempt.slots[rank]),
+        "FOOTPLATE_SLOT": str(share.devices[local_rank] if share.devices else local_rank),
     }
     interface = _interface(share.address)
     if interface and "GLOO_SOCKET_IFNAME" not in os.environ:

@@ -39,7 +39,7 @@ def attempt() -> int:
 
 
 def slot() -> int:
-    """The worker's place in the world as it was launched, which chooses its device.
+    """The worker's place on its machine as it was launched, which chooses its device.
 
     It is the local rank until a rank is given up; from then on ranks are renumbered, and slots are not.
     """

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +149,15 @@ def script(tmp_path):
     return write
 
 
+@pytest.fixture
+def whole_torchvision(tmp_path, monkeypatch):
+    """New interpreters declare the operators that torchvision misses on CPU torch (see tests/models)."""
+    (tmp_path / "site").mkdir()
+    tests = str(Path(__file__).parent.parent)
+    (tmp_path / "site" / "sitecustomize.py").write_text(f"import sys\nsys.path.append({tests!r})\nimport models\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
 def results(out: str) -> list[str]:
     return sorted(line.partition("RESULT ")[2] for line in out.splitlines() if "RESULT" in line)
 
@@ -170,7 +180,7 @@ def test_a_plain_ddp_script_does_what_it_does_under_torchrun(footplate, script, 
 
 
 @pytest.mark.slow
-def test_a_lightning_script_nobody_adapted(footplate, script):
+def test_a_lightning_script_nobody_adapted(footplate, script, whole_torchvision):
     found = footplate("run", "--np", "2", script(LIGHTNING))
     assert found.code == 0, found.err
     assert results(found.out) == ["0 2 8", "1 2 8"]

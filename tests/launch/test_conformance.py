@@ -1,0 +1,294 @@
+"""What every backend does alike: one suite, run over each.
+
+A backend is added as a parameter of the fixture, and in `BACKENDS` with a context that makes one and ends its engine. All
+machines of a backend are this one, so processes are found by their ids and files by their paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from launched import gone_within
+from torch import distributed as dist
+
+import footplate as fp
+from footplate.errors import DataError, LaunchError
+from footplate.launch import Restarts, launch
+from footplate.launch.backends import Backend, Local
+from footplate.launch.worker import attempt, progressed
+
+BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
+    "local": lambda: contextlib.nullcontext(Local()),
+}
+ONCE = Restarts(max_restarts=0)
+SLOTS = 2  # at least so many has each
+
+
+@pytest.fixture(scope="module", params=["local"])
+def backend(request) -> Iterator[Backend]:
+    with BACKENDS[request.param]() as made:
+        yield made
+
+
+@pytest.fixture
+def pids(tmp_path):
+    """A directory in which workers leave their ids, and a function that gives their processes."""
+    place = tmp_path / "pids"
+    place.mkdir()
+
+    def processes(count: int) -> list[psutil.Process]:
+        until = time.monotonic() + 120
+        while len(list(place.iterdir())) < count and time.monotonic() < until:
+            time.sleep(0.02)
+        return [psutil.Process(int(one.name)) for one in place.iterdir() if psutil.pid_exists(int(one.name))]
+
+    return place, processes
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def test_it_says_what_it_is_and_how_much_it_holds(backend):
+    assert backend.name in BACKENDS
+    assert backend.slots() >= SLOTS
+
+
+def test_rank_0s_result_comes_home(backend):
+    assert launch(lambda a, b: (rank(), a + b), 3, 4, world_size=2, backend=backend) == (0, 7)
+
+
+def test_a_runner_takes_it(backend):
+    runner = fp.Runner(np=2, backend=backend, env={"GREETING": "hello"})
+    assert runner.run(lambda scale: scale * int(os.environ["WORLD_SIZE"]), scale=21) == 42
+
+
+def test_the_ranks_meet_and_each_knows_its_place(backend):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FOOTPLATE_ATTEMPT", "GREETING")
+
+    def work():
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(rank() + 1)])
+        dist.all_reduce(total)
+        seen = [None] * 2
+        dist.all_gather_object(seen, {name: os.environ[name] for name in names})
+        return total.item(), seen
+
+    total, seen = launch(work, world_size=2, backend=backend, env={"GREETING": "hello"})
+    assert total == 3.0
+    assert [(one["RANK"], one["WORLD_SIZE"], one["FOOTPLATE_ATTEMPT"], one["GREETING"]) for one in seen] == [
+        ("0", "2", "0", "hello"),
+        ("1", "2", "0", "hello"),
+    ]
+    hosts = {one["GROUP_RANK"] for one in seen}
+    for one in seen:
+        assert int(one["LOCAL_RANK"]) < int(one["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
+    assert "GREETING" not in os.environ
+
+
+def test_a_worker_imports_what_the_caller_can(backend, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_the_user.py").write_text("def answer():\n    return 42\n")
+    import of_the_user
+
+    assert launch(of_the_user.answer, world_size=1, backend=backend) == 42
+    del sys.modules["of_the_user"]
+
+
+def test_an_exception_comes_home_with_the_workers_traceback(backend):
+    def innermost():
+        raise KeyError("of rank 1")
+
+    def work():
+        dist.init_process_group("gloo")
+        if rank() == 1:
+            innermost()
+        dist.barrier()
+
+    with pytest.raises(KeyError, match="of rank 1") as raised:
+        launch(work, world_size=2, backend=backend, restarts=ONCE)
+    assert "Raised by rank 1 in attempt 0" in raised.value.__notes__[0]
+    assert "in innermost" in raised.value.__notes__[0]
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(backend):
+    def work():
+        raise DataError(f"said in attempt {attempt()}")
+
+    with pytest.raises(DataError, match="said in attempt 0"):
+        launch(work, world_size=2, backend=backend)
+
+
+def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick, capsys):
+    def work():
+        print("out", rank())
+        print("err", rank(), file=sys.stderr)
+        if attempt() == 0 and rank() == 1:
+            raise ValueError("of rank 1")
+
+    launch(work, world_size=2, backend=backend, restarts=quick, log_dir=tmp_path / "logs")
+    out, err = capsys.readouterr()
+    assert {"[rank 0] out 0", "[rank 1] out 1"} <= set(out.splitlines())
+    assert {"[rank 0] err 0", "[rank 1] err 1"} <= set(err.splitlines())
+    files = {path.relative_to(tmp_path / "logs").as_posix(): path.read_text() for path in tmp_path.glob("logs/*/*")}
+    assert set(files) == {f"attempt-{number}/rank-{one}.log" for number in (0, 1) for one in (0, 1)}
+    assert sorted(files["attempt-1/rank-1.log"].splitlines()) == ["err 1", "out 1"]
+    assert "ValueError: of rank 1\n" in files["attempt-0/rank-1.log"]
+
+
+def test_a_line_appears_while_the_work_goes_on(backend, tmp_path, monkeypatch):
+    seen_at = []
+
+    class Stream:
+        encoding = "utf-8"
+
+        def write(self, text):
+            seen_at.append((time.monotonic(), text))
+
+        def flush(self):
+            pass
+
+    def work():
+        print("now")
+        time.sleep(2)
+        return time.monotonic()
+
+    monkeypatch.setattr(sys, "stdout", Stream())
+    ended = launch(work, world_size=1, backend=backend)
+    when = next(at for at, text in seen_at if "now" in text)
+    assert when < ended - 1
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said, victim):
+    def work():
+        dist.init_process_group("gloo")
+        if attempt() == 0 and rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        return attempt()
+
+    assert launch(work, world_size=2, backend=backend, restarts=quick) == 1
+    assert f"rank {victim} was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)" in said.text
+
+
+def test_restarts_come_to_an_end(backend):
+    def work():
+        progressed()
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    restarts = Restarts(max_restarts=1, peers_grace_s=0.3)
+    with pytest.raises(LaunchError, match=r"rank 1 was killed by SIGKILL in attempt 1 \(max_restarts=1 is used up\)"):
+        launch(work, world_size=2, backend=backend, restarts=restarts)
+
+
+def test_a_frozen_rank_is_found(backend, quick, said):
+    def work():
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return attempt()
+
+    assert launch(work, world_size=2, backend=backend, restarts=quick, heartbeat_timeout_s=2) == 1
+    assert re.search(r"rank 1 gave no sign of life for \d+ s", said.text)
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path, number, end):
+    place, processes = pids
+
+    def work():
+        def save(number, _):
+            (tmp_path / f"saved by {rank()}").touch()
+            raise SystemExit(128 + number)
+
+        signal.signal(signal.SIGTERM, save)
+        signal.signal(signal.SIGINT, save)
+        (place / str(os.getpid())).touch()
+        time.sleep(60)
+
+    found = []
+
+    def tell():
+        found.extend(processes(2))
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    with pytest.raises(end):
+        launch(work, world_size=2, backend=backend)
+    thread.join()
+    assert {one.name for one in tmp_path.glob("saved*")} == {"saved by 0", "saved by 1"}
+    assert len(found) == 2
+    assert gone_within(1, found)
+
+
+def test_a_large_argument_and_a_large_result(backend):
+    numbers = torch.arange(25_000_000)  # 200 MB
+
+    assert torch.equal(launch(lambda given: given.add_(1), numbers, world_size=2, backend=backend), numbers + 1)
+
+
+def test_only_on_this_machine_may_workers_be_more_than_slots(backend):
+    slots = backend.slots()
+
+    def work():
+        return int(os.environ["WORLD_SIZE"])
+
+    if backend.name == "local":
+        assert launch(work, world_size=slots + 1, backend=backend) == slots + 1
+    else:
+        with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} has room for {slots} worker"):
+            launch(work, world_size=slots + 1, backend=backend)
+
+
+def test_a_trainer_inside_finds_its_world_and_continues_after_a_kill(backend, tmp_path, quick):
+    def train(run, kill_at):
+        class Line(fp.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 1)
+
+            def training_step(self, batch, batch_idx):
+                return (self.layer(batch[0]) - batch[1]).square().mean()
+
+            def on_train_batch_end(self, outputs, batch, batch_idx):
+                if attempt() == 0 and self.trainer.global_step == kill_at and rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.utils.data.TensorDataset(
+            torch.randn(64, 4, generator=generator), torch.randn(64, 1, generator=generator)
+        )
+        fp.seed_everything(1)
+        model = Line()
+        trainer = fp.Trainer(
+            accelerator="cpu", max_epochs=2, default_root_dir=Path(run), logger=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[fp.ModelCheckpoint(every_n_train_steps=1)], seed=1,
+        )  # fmt: skip
+        trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True), ckpt_path="last")
+        weights = [value.hex() for value in model.layer.weight.double().flatten().tolist()]
+        return weights, trainer.world_size, trainer.global_step, attempt()
+
+    def run(name, kill_at=None):
+        return launch(train, tmp_path / name, kill_at, world_size=2, backend=backend, restarts=quick)
+
+    whole, cut = run("whole"), run("cut", kill_at=5)
+    assert whole[1:] == (2, 8, 0)
+    assert cut[1:] == (2, 8, 1)
+    assert cut[0] == whole[0]  # bit for bit
