@@ -56,6 +56,7 @@ from footplate.training.notice import watching
 from footplate.training.prepare import (
     LOADERS,
     attach,
+    check_nodes,
     choose_callbacks,
     choose_devices,
     choose_loggers,
@@ -99,6 +100,8 @@ class Trainer:
         accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", a name that an installed package adds, or an `Accelerator`.
         devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2". In processes that were
             started by torchrun or the like, each takes one.
+        num_nodes: machines with so many devices each. More than one needs a cluster that this process is connected to (Ray,
+            Spark), whose engine chooses the machines; in processes that were started already it must fit their number.
         strategy: how several processes train one model: "auto" or "ddp" (each has all of it), "fsdp" (each has a part),
             "ddp_find_unused_parameters_true".
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true".
@@ -155,6 +158,7 @@ class Trainer:
         *,
         accelerator: str | Accelerator = "auto",
         devices: Devices = "auto",
+        num_nodes: int = 1,
         strategy: str = "auto",
         precision: str | int | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
@@ -206,6 +210,7 @@ class Trainer:
         self.accelerator.check_precision(self.precision.name)
         self.world = World.from_environ()
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
+        self.nodes = check_nodes(num_nodes, len(self.device_ids), self.world)
         self.device = self.accelerator.torch_device(self.device_ids[slot() if self.world.launched else 0])
         self.group = ALONE  # until there is work to do
         self.parallel = make_strategy(check_strategy(strategy), self.world.size)
@@ -232,7 +237,7 @@ class Trainer:
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.max_restarts = check_count("max_restarts", max_restarts, 0)
-        self.min_devices = check_fewest(min_devices, len(self.device_ids))
+        self.min_devices = check_fewest(min_devices, self.ranks_asked)
         self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
         self.failed_in_step = False
         self.launch_id: str | None = None  # of the launch that this process is of, where the trainer started it
@@ -766,12 +771,17 @@ class Trainer:
     @property
     def ranks_meant(self) -> int:
         """How many ranks the run was asked for; some of them may have been given up."""
-        return self.world.size if self.launch_id is None else len(self.device_ids)
+        return self.world.size if self.launch_id is None else self.ranks_asked
+
+    @property
+    def ranks_asked(self) -> int:
+        """How many processes `num_nodes` and `devices` stand for."""
+        return self.nodes * len(self.device_ids)
 
     @property
     def starts_ranks(self) -> bool:
         """Whether a call is made in processes that this one starts and looks after."""
-        return len(self.device_ids) > 1 and not self.world.launched
+        return self.ranks_asked > 1 and not self.world.launched
 
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:

@@ -299,3 +299,16 @@ def test_what_can_not_be_sent_is_said(several):
     module.lock = threading.Lock()
     with pytest.raises(fp.FootplateError, match=r"can't be sent to worker processes.*make them in it"):
         several().fit(module, loader())
+
+
+def test_several_nodes_without_a_cluster_are_refused_with_what_to_do(several):
+    with pytest.raises(fp.ConfigError, match="num_nodes=2 needs a cluster, and this process is connected to none"):
+        several(num_nodes=2).fit(Classifier(), loader())
+
+
+def test_processes_that_were_started_must_be_as_many_as_nodes_and_devices(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert fp.Trainer(accelerator="cpu", num_nodes=2, devices=1, max_epochs=1).world.size == 2
+    with pytest.raises(fp.ConfigError, match=r"num_nodes=2 with 4 device\(s\) each: 8 processes, but 2 were started"):
+        fp.Trainer(accelerator="cpu", num_nodes=2, devices=4, max_epochs=1)

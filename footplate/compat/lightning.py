@@ -61,7 +61,6 @@ REFUSED_HOOKS = {
 }
 
 REFUSED_ARGUMENTS = {
-    "num_nodes": (1, "the launcher chooses the nodes; leave it out"),
     "profiler": (None, "use torch.profiler around trainer.fit()"),
     "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
     "use_distributed_sampler": (True, "data is always shared out between processes; leave it out"),

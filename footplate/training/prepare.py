@@ -20,7 +20,7 @@ from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
 from footplate.tracking.base import Logger
-from footplate.training.settings import as_list, count_batches, limit_batches
+from footplate.training.settings import as_list, check_count, count_batches, limit_batches
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -51,6 +51,21 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
             "this node (LOCAL_WORLD_SIZE). Start one process for each device."
         )
     return found
+
+
+def check_nodes(num_nodes: Any, devices: int, world: World) -> int:
+    """`num_nodes`, for a run with so many devices on each.
+
+    Raises:
+        ConfigError: no number of 1 or more; or the processes that were started are not as many.
+    """
+    nodes = check_count("num_nodes", num_nodes, 1)
+    if nodes > 1 and world.launched and worker.attempt() == 0 and world.size != nodes * devices:
+        raise ConfigError(
+            f"num_nodes={nodes} with {devices} device(s) each: {nodes * devices} processes, but {world.size} were started "
+            "(WORLD_SIZE). Start as many, or leave num_nodes and devices out: what was started is then used."
+        )
+    return nodes
 
 
 def choose_loggers(logger: Any) -> list[Any]:

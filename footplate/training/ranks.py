@@ -1,4 +1,4 @@
-"""A trainer's call, made in several processes of this machine, and what came of it brought home.
+"""A trainer's call, made in several processes, and what came of it brought home.
 
     trainer.fit(model, data)     here                                   in rank 0, rank 1, …
                                  trainer's arguments, model, data  ──►  a trainer of its own; fit(model, data)
@@ -26,8 +26,10 @@ import cloudpickle
 import torch
 
 from footplate import rng
+from footplate.errors import ConfigError
 from footplate.hooks import overrides
-from footplate.launch import Restarts, launch
+from footplate.launch import Restarts, backends, launch
+from footplate.launch.backends import Backend, Local
 from footplate.step.transfer import to_device
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     """Make a call of a trainer in one process for each of its devices; returns what it returned on rank 0.
 
     Raises:
+        ConfigError: several nodes, and no cluster.
         LaunchError: something that can't be sent to the processes; a process was killed and no restart is left.
         Exception: what the call raised, as `footplate.launch.launch` does.
     """
@@ -92,7 +95,8 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     )  # fmt: skip
     outcome = launch(
         _make, call,
-        world_size=len(trainer.device_ids),
+        world_size=trainer.ranks_asked,
+        backend=_backend(trainer),
         restarts=Restarts(max_restarts=trainer.max_restarts, min_world_size=trainer.min_devices),
         name=f"trainer.{method}",
         preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
@@ -100,6 +104,19 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     )  # fmt: skip
     _take_home(trainer, module, arguments.get("datamodule"), outcome)
     return outcome.returned
+
+
+def _backend(trainer: Trainer) -> Backend:
+    if trainer.nodes == 1:
+        return Local()
+    name = backends.found()
+    if name is None:
+        raise ConfigError(
+            f"num_nodes={trainer.nodes} needs a cluster, and this process is connected to none: no Ray is initialised, "
+            "RAY_ADDRESS is not set, and there is no active Spark session. Connect first (ray.init(), SparkSession), "
+            "or start your script on each machine (torchrun)."
+        )
+    return backends.named(name, {"num_gpus": 1} if trainer.accelerator.name == "cuda" else None)
 
 
 def _make(call: Call) -> Outcome | None:

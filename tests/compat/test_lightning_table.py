@@ -241,6 +241,7 @@ def test_stage_is_told_in_lightnings_words(trainer: Any) -> None:
 VALUES: dict[str, Any] = {
     "accelerator": "cpu",
     "devices": 1,
+    "num_nodes": 1,
     "precision": "bf16-mixed",
     "callbacks": [pl.callbacks.LambdaCallback()],
     "max_epochs": 1,

@@ -103,6 +103,8 @@ ARGUMENTS = (
         "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches "
         "sync_batchnorm"
     ),
+    Row("num_nodes", "different", "makes its calls on the cluster (Ray, Spark) that the process is connected to; processes "
+        "that were started already must be `num_nodes` × `devices`"),
     Row("strategy", "different", "by name: \"auto\", \"ddp\", \"ddp_find_unused_parameters_true\", \"fsdp\" (which is "
         "FSDP2); objects and other names are refused"),
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "

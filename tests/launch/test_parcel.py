@@ -1,0 +1,103 @@
+"""What travels in a parcel arrives as it was, and large tensors without copies on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+from footplate.launch import parcel
+
+
+@pytest.fixture
+def there_and_back():
+    fd = parcel.empty()
+
+    def travel(value):
+        parcel.put(fd, value)
+        return parcel.get(fd)
+
+    yield travel
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(10),
+        torch.tensor(1.5),
+        torch.empty(0),
+        torch.ones(3, 4)[:, 1:3],
+        torch.ones(2, 2, dtype=torch.bfloat16).t(),
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j]),
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(3), requires_grad=False),
+        torch.eye(3).to_sparse(),
+        torch.ones(2, device="meta"),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}-{tensor.layout}-{tensor.device}",
+)
+def test_tensors_arrive_as_they_were(there_and_back, tensor):
+    found = there_and_back(tensor)
+    assert (type(found), found.dtype, found.device, found.shape, found.layout, found.requires_grad) == (
+        type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.layout, tensor.requires_grad,
+    )  # fmt: skip
+    if tensor.device.type == "cpu":
+        assert torch.equal(found.to_dense(), tensor.to_dense())
+        assert found.stride() == tensor.stride() if tensor.layout == torch.strided else True
+
+
+def test_tensors_that_share_memory_still_do(there_and_back):
+    whole = torch.arange(6.0)
+    found, part = there_and_back((whole, whole[2:4]))
+    found[2] = 77
+    assert part.tolist() == [77, 3]
+
+
+def test_modules_optimizers_and_arrays_arrive(there_and_back):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    found, state, array = there_and_back((net, optimizer.state_dict(), np.arange(5)))
+    assert found[1].weight is found[0].weight
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), net.parameters(), strict=True))
+    assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_two_values_are_read_one_after_the_other():
+    fd = parcel.empty()
+    parcel.put(fd, "a report", torch.arange(3))
+    first, load = parcel.opened(fd)
+    assert first == "a report"
+    assert load().tolist() == [0, 1, 2]
+    os.close(fd)
+
+
+def test_a_large_tensor_is_not_copied_on_the_way_out_and_once_on_the_way_in():
+    program = """
+    import resource, torch
+    from footplate.launch import parcel
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    large = torch.ones(50_000_000)  # 200 MB
+    fd, before = parcel.empty(), peak()
+    parcel.put(fd, large)
+    written = peak()
+    parcel.get(fd)
+    print(written - before, peak() - written)
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    out, back = map(float, ended.stdout.split())
+    assert out < 50
+    assert 150 < back < 250
