@@ -32,20 +32,20 @@ class Share:
         ranks: those that live here; the index is the local rank.
         store: address and port of the store that rank 0 hosts.
         address: of this machine, by which the others reach it.
-        devices: of each of its ranks, which of the machine's devices is its own; empty for the first ones.
         node: this machine's number among those of the attempt.
-        tasks: of each rank of the attempt, an address at which a server of its own may listen; empty if not known.
         environment: variables for the workers here, over the launch's.
+        devices: of each of its ranks, which of the machine's devices is its own; empty for the first ones.
+        tasks: of each rank of the attempt, an address at which a server of its own may listen; empty if not known.
     """
 
     attempt: Attempt
     ranks: tuple[int, ...]
     store: tuple[str, int]
     address: str = HOST
-    devices: tuple[int, ...] = ()
     node: int = 0
-    tasks: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[int, ...] = ()
+    tasks: tuple[str, ...] = ()
 
 
 def listen(host: str, world_size: int) -> socket.socket:

@@ -20,22 +20,24 @@ import psutil
 import pytest
 import torch
 from launched import gone_within
+from places import Places
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import DataError, LaunchError
 from footplate.launch import Restarts, launch
-from footplate.launch.backends import Backend, Local
+from footplate.launch.backends import Backend, Cluster, Local
 from footplate.launch.worker import attempt, progressed
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
+    "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
 }
 ONCE = Restarts(max_restarts=0)
 SLOTS = 2  # at least so many has each
 
 
-@pytest.fixture(scope="module", params=["local"])
+@pytest.fixture(scope="module", params=["local", "places"])
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:
         yield made
