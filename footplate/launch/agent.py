@@ -66,17 +66,17 @@ class AgentCall:
         address = connection.getsockname()[0]
         channel = Channel(connection)
         try:
-            if _greet(channel, self, index, node):
+            if _greet(channel, self, index, node, address):
                 _Agent(channel, address).serve()
         finally:
             channel.close()
 
 
-def _greet(channel: Channel, call: AgentCall, index: int, node: str) -> bool:
+def _greet(channel: Channel, call: AgentCall, index: int, node: str, address: str) -> bool:
     """Whether the driver wants this agent."""
     with contextlib.suppress(Gone):  # an agent of an earlier gang, or of other versions, is sent away
         challenge = _next(channel).head.get("nonce")
-        hello = greeting.greet(call.token, index, str(challenge), node)
+        hello = greeting.greet(call.token, index, str(challenge), node, address)
         channel.send(hello.as_message())
         channel.flush()
         if greeting.proves(call.token, "driver", hello.nonce, str(_next(channel).head.get("proof"))):
@@ -199,7 +199,7 @@ def share_as_message(share: rendezvous.Share) -> dict[str, Any]:
     attempt = share.attempt
     return {
         "number": attempt.number, "slots": attempt.slots, "terminals": sorted(attempt.terminals), "ranks": share.ranks,
-        "store": share.store, "node": share.node, "environment": dict(share.environment),
+        "store": share.store, "node": share.node, "environment": dict(share.environment), "tasks": share.tasks,
     }  # fmt: skip
 
 
@@ -207,9 +207,8 @@ def share_of(message: dict[str, Any], address: str) -> rendezvous.Share:
     """What `share_as_message` was given."""
     attempt = Attempt(message["number"], tuple(message["slots"]), frozenset(message["terminals"]))
     host, port = message["store"]
-    return rendezvous.Share(
-        attempt, tuple(message["ranks"]), (host, port), address, message["node"], message["environment"]
-    )
+    ranks, tasks = tuple(message["ranks"]), tuple(message["tasks"])
+    return rendezvous.Share(attempt, ranks, (host, port), address, message["node"], message["environment"], tasks=tasks)
 
 
 def _caller(told: dict[str, Any]) -> Caller:

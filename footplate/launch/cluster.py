@@ -204,10 +204,11 @@ class ClusterCrew:
         if self._gang.broken or any(rank.ended for rank in self._ranks):
             return
         places = [rank.place for rank in self._ranks]
+        tasks = tuple(self._gang.places[place].hello.task for place in places)
         for node, ranks in enumerate(seating.shares(places, self._gang.households())):
             given = [self._gang.places[places[rank]].hello.devices for rank in ranks]
             variables = seating.environment(given, greeting.DEVICES)
-            share = rendezvous.Share(self._attempt, ranks, store, node=node, environment=variables)
+            share = rendezvous.Share(self._attempt, ranks, store, node=node, environment=variables, tasks=tasks)
             self._order(ranks[0], "carry", share=share_as_message(share))
             for rank in ranks:
                 self._ranks[rank].carried = True

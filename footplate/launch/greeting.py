@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import footplate
+from footplate.launch import rendezvous
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -45,6 +46,7 @@ class Hello:
         machine: the machine's name, for people.
         household: equal for those that may share processes: on one machine, in one container, of one node.
         versions: of what must be alike everywhere.
+        task: an address of this machine at which the place's worker may have a server of its own.
         devices: the accelerators that this place was given, as CUDA_VISIBLE_DEVICES has them; None if it isn't set.
         clock: the monotonic clock, in seconds.
     """
@@ -55,6 +57,7 @@ class Hello:
     machine: str
     household: str
     versions: dict[str, str]
+    task: str
     devices: str | None
     clock: float
 
@@ -72,6 +75,7 @@ class Hello:
             "machine": str,
             "household": str,
             "versions": dict,
+            "task": str,
             "clock": float,
         }
         fits = all(isinstance(message.get(name), kind) for name, kind in kinds.items())
@@ -95,10 +99,14 @@ def proves(token: bytes, who: str, nonce: str, said: str) -> bool:
     return hmac.compare_digest(proof(token, who, nonce).encode(), said.encode(errors="replace"))
 
 
-def greet(token: bytes, index: int, driver_nonce: str, node: str) -> Hello:
-    """An agent's answer to the driver's nonce. `node`: what the engine calls the node that this is on, if anything."""
+def greet(token: bytes, index: int, driver_nonce: str, node: str, address: str) -> Hello:
+    """An agent's answer to the driver's nonce.
+
+    `node`: what the engine calls the node that this is on, if anything. `address`: of this machine, for the other agents.
+    """
+    (task,) = rendezvous.free_addresses(address, 1)
     return Hello(
-        index, nonce(), proof(token, "agent", driver_nonce), socket.gethostname(), household(node), versions(),
+        index, nonce(), proof(token, "agent", driver_nonce), socket.gethostname(), household(node), versions(), task,
         os.environ.get(DEVICES), time.monotonic(),
     )  # fmt: skip
 

@@ -386,7 +386,7 @@ def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
 
 
 def test_a_hello_survives_json():
-    hello = greeting.greet(b"token", 3, "nonce", "node")
+    hello = greeting.greet(b"token", 3, "nonce", "node", "127.0.0.1")
     assert greeting.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
     assert greeting.Hello.of({**hello.as_message(), "index": "3"}) is None
     assert greeting.Hello.of({}) is None

@@ -7,6 +7,7 @@ machines of a backend are this one, so processes are found by their ids and file
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -97,6 +98,19 @@ def test_the_ranks_meet_and_each_knows_its_place(backend):
     for one in seen:
         assert int(one["LOCAL_RANK"]) < int(one["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
     assert "GREETING" not in os.environ
+
+
+def test_each_task_finds_the_cluster_and_its_role(backend):
+    def work():
+        dist.init_process_group("gloo")
+        seen = [None] * 2
+        dist.all_gather_object(seen, json.loads(os.environ["TF_CONFIG"]))
+        return seen
+
+    first, second = launch(work, world_size=2, backend=backend)
+    assert first["cluster"] == second["cluster"]
+    assert len({*first["cluster"]["chief"], *first["cluster"]["worker"]}) == 2
+    assert (first["task"]["type"], second["task"]["type"]) == ("chief", "worker")
 
 
 def test_a_worker_imports_what_the_caller_can(backend, tmp_path, monkeypatch):

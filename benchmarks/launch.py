@@ -1,0 +1,248 @@
+"""How long it takes from "go" until the ranks have met, and what a gigabyte costs on its way to them.
+
+    python benchmarks/launch.py --only local --worlds 2 --json benchmarks/results/launch.json
+    python benchmarks/launch.py --only local --worlds 4 --json benchmarks/results/launch.json
+    python benchmarks/launch.py --only payload --json benchmarks/results/launch.json
+
+Parts of it may be run one after another: each adds its figures to the file. Without `--only` and `--worlds`, all are run.
+
+In each round every contender is a fresh driver process that lets N workers meet (gloo) and do one all-reduce, twice in
+a row. Measured is the time until rank 0 has its first all-reduce behind it:
+
+    cold    from the start of the driver process
+    warm    from the second call, in the same process
+
+    footplate          Runner(np=-N).run
+    footplate run      the command, for a script
+    torchrun           the command, for the same script; there is no second call in a process
+    elastic_launch     torchrun's own function, called from Python
+    TorchDistributor   Spark's, local_mode=True; from the call, as its session is there by then
+
+The last part sends an argument of 1 GiB there and back: by `Runner`, and by the bare function, which makes a new tensor of
+it. The driver's memory is the peak of its own, beyond what it was before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from common import Figures, interleave, machine, median, ratio, report
+
+ROUNDS = 7
+PATIENCE_S = 180
+PACKAGES = ("footplate", "torch")
+
+_MEET = """
+import os, sys, time
+def meet(place):
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        with open(place, "w") as file:
+            file.write(str(time.monotonic()))
+    dist.destroy_process_group()
+"""
+_TWICE = """
+if __name__ == "__main__":
+    for place in sys.argv[2:]:
+        with open(place + ".call", "w") as file:
+            file.write(str(time.monotonic()))
+        call(int(sys.argv[1]), place)
+"""
+_SCRIPT = f"{_MEET}\nmeet(sys.argv[2])\n"
+_FOOTPLATE = f"""{_MEET}
+def call(world, place):
+    import footplate as fp
+    fp.Runner(np=-world).run(meet, place)
+{_TWICE}"""
+_ELASTIC = f"""{_MEET}
+def call(world, place):
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=world, rdzv_backend="c10d",
+                          rdzv_endpoint="127.0.0.1:0", start_method="spawn", max_restarts=0)
+    elastic_launch(config, meet)(place)
+{_TWICE}"""
+_DISTRIBUTOR = f"""{_MEET}
+def call(world, place):
+    from pyspark.ml.torch.distributor import TorchDistributor
+    TorchDistributor(num_processes=world, local_mode=True, use_gpu=False).run(meet, place)
+from pyspark.sql import SparkSession
+if __name__ == "__main__":
+    SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+{_TWICE}"""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A driver program.
+
+    Attributes:
+        text: the program, which takes the size of the world and the files that rank 0 writes when it has met the others.
+        before: what stands before its path in the command, after the interpreter.
+        calls: how often it makes the ranks meet.
+        from_call: whether "cold" is counted from its first call rather than from its start.
+        needs: the package without which it is left out.
+    """
+
+    text: str
+    before: tuple[str, ...] = ()
+    calls: int = 2
+    from_call: bool = False
+    needs: str = "torch"
+
+    def command(self, path: Path, world: int, places: Sequence[Path]) -> list[str]:
+        """What to run."""
+        before = [word.format(world=world) for word in self.before]
+        return [sys.executable, *before, str(path), str(world), *map(str, places)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Contenders that take turns, and the quotients to be shown: name: (over, its figure, under, its figure)."""
+
+    contenders: Mapping[str, Contender]
+    ratios: Mapping[str, tuple[str, str, str, str]]
+
+
+PARTS = {
+    "local": Part(
+        {
+            "footplate": Contender(_FOOTPLATE),
+            "footplate run": Contender(_SCRIPT, ("-m", "footplate", "run", "--np", "{world}"), calls=1),
+            "torchrun": Contender(_SCRIPT, ("-m", "torch.distributed.run", "--nproc-per-node", "{world}"), calls=1),
+            "elastic_launch": Contender(_ELASTIC),
+            "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark"),
+        },
+        {
+            "local_cold_vs_torchrun": ("footplate", "cold_s", "torchrun", "cold_s"),
+            "local_warm_vs_torchrun": ("footplate", "warm_s", "torchrun", "cold_s"),
+            "local_run_vs_torchrun": ("footplate run", "cold_s", "torchrun", "cold_s"),
+            "local_warm_vs_elastic_launch": ("footplate", "warm_s", "elastic_launch", "warm_s"),
+            "local_warm_vs_torch_distributor": ("footplate", "warm_s", "TorchDistributor", "warm_s"),
+        },
+    ),
+}
+
+
+def start(contender: Contender, world: int) -> Figures:
+    """Run a driver; seconds until its ranks have met."""
+    with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
+        place = Path(directory)
+        (place / "driver.py").write_text(contender.text)
+        met = [place / f"met-{number}" for number in range(contender.calls)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": directory}
+        began = time.monotonic()
+        ended = subprocess.run(
+            contender.command(place / "driver.py", world, met), env=env, capture_output=True, timeout=PATIENCE_S,
+            cwd=directory,
+        )  # fmt: skip
+        if ended.returncode != 0:
+            raise RuntimeError(ended.stderr.decode()[-3000:])
+        called = [float(Path(f"{one}.call").read_text()) if contender.calls > 1 else began for one in met]
+        at = [float(one.read_text()) for one in met]
+    cold = at[0] - (called[0] if contender.from_call else began)
+    return {"cold_s": cold} | ({"warm_s": at[1] - called[1]} if contender.calls > 1 else {})
+
+
+def measure(part: Part, world: int, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows and ratios of a part."""
+    there = {name: one for name, one in part.contenders.items() if find_spec(one.needs)}
+    found = interleave(list(there), lambda name: start(there[name], world), rounds)
+    rows = [
+        {"name": f"{name}, {world} workers", **{figure: median(runs, figure) for figure in runs[0]}}
+        for name, runs in found.items()
+    ]
+    ratios = {}
+    for name, (over, figure, under, its) in part.ratios.items():
+        if over in found and under in found:
+            pairs = {
+                "over": [{"s": run[figure]} for run in found[over]],
+                "under": [{"s": run[its]} for run in found[under]],
+            }
+            ratios[f"{name}_{world}"] = ratio(pairs, "over", "under", "s")
+    return rows, ratios
+
+
+_PAYLOAD = """
+import json, resource, sys, time
+import torch
+import footplate as fp
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+def bump(numbers):
+    return numbers + 1
+
+numbers = torch.zeros(int(float(sys.argv[1]) * 2**28))
+runner = fp.Runner(np=-1)
+runner.run(bump, torch.zeros(1))
+began = time.monotonic()
+bump(numbers)
+bare = time.monotonic() - began
+before = peak()
+began = time.monotonic()
+result = runner.run(bump, numbers)
+print(json.dumps({"bare_s": bare, "runner_s": time.monotonic() - began, "driver_gib": peak() - before}))
+"""
+
+
+def payload(gib: float, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows of what an argument of so many GiB, and a result as large, cost."""
+    runs: list[Figures] = []
+    for _ in range(rounds):
+        command = [sys.executable, "-c", _PAYLOAD, str(gib)]
+        runs.append(json.loads(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout))
+    row = {"name": f"{gib:g} GiB there and back", **{figure: median(runs, figure) for figure in runs[0]}}
+    return [row], {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file, beside those that it has")
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
+    parser.add_argument("--only", choices=[*PARTS, "payload"], action="append", help="this part; may be repeated")
+    parser.add_argument("--worlds", type=int, action="append", help="so many workers; may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    given = parser.parse_args()
+    here = machine()
+    rounds = 2 if given.quick else given.rounds
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, Figures] = {}
+    for name in given.only or [*PARTS, "payload"]:
+        for world in ([2] if given.quick else given.worlds or [2, 4]) if name in PARTS else [0]:
+            more = (
+                measure(PARTS[name], world, rounds) if name in PARTS else payload(0.1 if given.quick else 1.0, rounds)
+            )
+            rows += more[0]
+            ratios |= more[1]
+    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else None
+    columns = {
+        "cold_s": "cold, s", "warm_s": "warm, s", "bare_s": "bare, s", "runner_s": "Runner, s", "driver_gib": "driver, GiB",
+    }  # fmt: skip
+    report("launch", "Start to first all-reduce", columns, rows, ratios, {}, here, PACKAGES, given.json)
+    if before is not None and given.json is not None:
+        given.json.write_text(json.dumps(joined(before, json.loads(given.json.read_text())), indent=1) + "\n")
+
+
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A file's content with what was found now in place of what it had of the same name."""
+    names = {row["name"] for row in now["rows"]}
+    rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
+    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures")}}
+
+
+if __name__ == "__main__":
+    main()
