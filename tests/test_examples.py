@@ -13,13 +13,19 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 # Declares what torchvision's import misses on CPU torch (see tests/models), then runs the script.
-RUN = "import sys, runpy; sys.path.insert(0, sys.argv[1]); import models; runpy.run_path(sys.argv[2], run_name='__main__')"
+RUN = """
+import sys, runpy
+sys.path.insert(0, sys.argv[1])
+import models
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
-def run_example(name: str, directory: Path) -> str:
+def run_example(name: str, directory: Path, *arguments: str) -> str:
     """Run an example in a directory of its own, on one core; returns what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN, ROOT / "tests", ROOT / "examples" / name],
+        [sys.executable, "-c", RUN, ROOT / "tests", ROOT / "examples" / name, *arguments],
         cwd=directory,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -66,6 +72,14 @@ def test_resume_ends_with_the_weights_of_a_run_that_was_never_interrupted(tmp_pa
 def test_a_module_and_a_callback_of_lightning_train_as_they_are(tmp_path):
     before, after = re.findall(r"loss (\S+)", run_example("third_party_lightning.py", tmp_path))
     assert float(after) < 0.7 * float(before)
+
+
+@pytest.mark.slow
+def test_the_ladder_has_the_same_result_on_every_rung(tmp_path):
+    printed = run_example("ladder.py", tmp_path, "1", "-2")
+    alone, two = (float(loss) for loss in re.findall(r"np=.*: val_loss (\S+)", printed))
+    assert alone == pytest.approx(two, abs=2e-4)
+    assert alone < 0.8
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -138,6 +138,17 @@ def test_an_exception_comes_home_with_the_workers_traceback(backend):
     assert "in innermost" in raised.value.__notes__[0]
 
 
+def test_a_rank_that_ends_before_the_ranks_have_met_is_named(backend):
+    def work():
+        if rank() == 1:
+            os._exit(3)
+        dist.init_process_group("gloo")  # in which the other waits
+
+    restarts = Restarts(max_restarts=0, peers_grace_s=0.3)
+    with pytest.raises(LaunchError, match="rank 1 ended with exit code 3 in attempt 0"):
+        launch(work, world_size=2, backend=backend, restarts=restarts)
+
+
 def test_a_mistake_of_the_user_is_not_tried_again(backend):
     def work():
         raise DataError(f"said in attempt {attempt()}")

@@ -13,13 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from models.small import Classifier, loader
 from nbclient import NotebookClient
+from places import Places
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import worker
-from footplate.launch.backends import Local, found
+from footplate.launch import backends, worker
+from footplate.launch.backends import Cluster, Local, found
 from footplate.launch.local import LocalCrew
 from footplate.launch.runner import choose, new_log_dir
 
@@ -222,6 +224,22 @@ def test_a_trainer_in_a_worker_finds_its_world_and_trains(tmp_path):
     seen, loss = fp.Runner(np=-2).run(train, lr=0.1)
     assert seen == [(0, 2, 4), (1, 2, 4)]
     assert 0 <= loss < 10
+
+
+def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path, monkeypatch):
+    places = Places(["a", "b"])
+    monkeypatch.setattr(backends, "found", lambda: "places")
+    monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(places))
+    model = Classifier()
+    before = model.net[0].weight.clone()
+    trainer = fp.Trainer(
+        accelerator="cpu", num_nodes=2, devices=1, max_epochs=1, default_root_dir=tmp_path, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, loader(batch_size=5))
+    assert len(places.started) == 1
+    assert trainer.global_step > 0
+    assert not torch.equal(model.net[0].weight, before)
 
 
 def test_it_runs_from_a_script_without_a_guard(program):
