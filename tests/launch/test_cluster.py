@@ -58,7 +58,7 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
     assert seen == [
         ["0", "0", "2", "0", "0", "4,6", "hello"],
         ["1", "1", "2", "0", "1", "4,6", "hello"],
-        ["2", "0", "1", "1", "2", "5", "hello"],
+        ["2", "0", "1", "1", "0", "5", "hello"],
     ]
 
 
