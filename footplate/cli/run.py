@@ -2,21 +2,27 @@
 
 Each process runs the script as its main program and finds its place in the environment, as under torchrun, so scripts
 that were written for that run unchanged: plain DDP, Lightning, Accelerate, Footplate.
+
+On several machines without a cluster's engine, the same command is given on each, with a number of its own:
+
+    FOOTPLATE_TOKEN=… footplate run --nnodes 2 --node-rank 0 --master-addr ADDRESS --np 8 train.py
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from footplate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
 
-log = logging.getLogger(__name__)
+    from footplate.launch.backends import Backend
+    from footplate.launch.script import Script
 
 
 def parser(name: str) -> ArgumentParser:
@@ -36,6 +42,15 @@ def parser(name: str) -> ArgumentParser:
     made.add_argument(
         "--backend", type=Literal["local", "ray", "spark"], default="local", help="where: this machine, or a cluster"
     )
+    made.add_argument(
+        "--nnodes",
+        type=int,
+        default=1,
+        help="machines that the np processes are on, on each of which this command is given",
+    )
+    made.add_argument("--node-rank", type=int, default=0, help="which of them this is; 0 looks after all processes")
+    made.add_argument("--master-addr", type=str | None, default=None, help="the address of machine 0, for the others")
+    made.add_argument("--master-port", type=int, default=29500, help="its port where they meet")
     made.add_argument("--max-restarts", type=int, default=3, help="failures after which all are started again")
     made.add_argument("--log-dir", type=str | None, default=None, help="where the whole output of each process is kept")
     made.add_argument(
@@ -84,10 +99,8 @@ def run(name: str, argv: Sequence[str]) -> int:
         KeyboardInterrupt: after Ctrl-C.
     """
     from footplate.cli.parsing import parse
-    from footplate.launch.policy import Restarts
-    from footplate.launch.runner import check, choose, new_log_dir, refuse_inside
+    from footplate.launch.runner import check, choose, refuse_inside
     from footplate.launch.script import Script
-    from footplate.launch.supervisor import failure_of, launch
 
     ours, args = split(argv)
     given = parse(parser(name), ours)
@@ -98,7 +111,63 @@ def run(name: str, argv: Sequence[str]) -> int:
     script.check()
     check(given.np, given.backend, None, given.max_restarts, given.heartbeat_timeout)
     refuse_inside(f"footplate run {target}")
-    backend, world_size = choose(given.np, given.backend)
+    if given.nnodes != 1:
+        return _on_machines(script, given)
+    return _launch(script, given, *choose(given.np, given.backend))
+
+
+def _on_machines(script: Script, given: Namespace) -> int:
+    """Be one of several machines."""
+    from footplate.launch.backends import Cluster
+    from footplate.launch.machines import Lobby
+    from footplate.launch.member import join
+
+    token = os.environ.get("FOOTPLATE_TOKEN", "")
+    _check_machines(given, token)
+    if given.node_rank > 0:
+        return join(given.master_addr, given.master_port, token, given.node_rank)
+    lobby = Lobby(given.nnodes, given.np // given.nnodes, given.master_addr, given.master_port, token)
+    here = threading.Thread(target=join, args=(given.master_addr, lobby.port, token, 0), daemon=True)
+    here.start()
+    code = 1
+    try:
+        code = _launch(script, given, Cluster(lobby), given.np)
+    except KeyboardInterrupt:
+        code = 130
+        raise
+    except SystemExit:
+        code = 143
+        raise
+    finally:
+        lobby.dismiss(code)
+        here.join()
+    return code
+
+
+def _check_machines(given: Namespace, token: str) -> None:
+    nodes = given.nnodes
+    if nodes < 1 or not 0 <= given.node_rank < nodes:
+        raise ConfigError(f"--nnodes {nodes} --node-rank {given.node_rank}: expected ranks from 0 to nnodes - 1.")
+    if given.np < nodes or given.np % nodes:
+        raise ConfigError(
+            f"--np {given.np} --nnodes {nodes}: expected as many processes on each machine, such as {nodes * 4}."
+        )
+    if given.backend != "local":
+        raise ConfigError(
+            f"--nnodes {nodes} --backend {given.backend}: a cluster's engine chooses the machines. Leave one out."
+        )
+    if given.master_addr is None or not token:
+        raise ConfigError(
+            f"--nnodes {nodes} needs --master-addr, an address of machine 0, and in the environment FOOTPLATE_TOKEN: the "
+            "same secret on all machines, since whoever knows it may run code there."
+        )
+
+
+def _launch(script: Script, given: Namespace, backend: Backend, world_size: int) -> int:
+    from footplate.launch.policy import Restarts
+    from footplate.launch.runner import new_log_dir
+    from footplate.launch.supervisor import failure_of, launch
+
     log_dir = new_log_dir(given.log_dir, script.name)
     try:
         launch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -319,6 +320,10 @@ time.sleep(60)
         (["--max-restart", "2", "flowers.py"], "--max-restart"),
         (["--np", "-2", "--backend", "ray", "flowers.py"], "negative means processes of this machine"),
         (["--max-restarts", "-1", "flowers.py"], "max_restarts=-1"),
+        (["--nnodes", "2", "--np", "3", "flowers.py"], "expected as many processes on each machine"),
+        (["--nnodes", "2", "--np", "4", "--node-rank", "2", "flowers.py"], "expected ranks from 0 to nnodes - 1"),
+        (["--nnodes", "2", "--np", "4", "flowers.py"], "needs --master-addr"),
+        (["--nnodes", "2", "--np", "4", "--backend", "ray", "flowers.py"], "Leave one out"),
     ],
 )
 def test_a_mistake_is_one_message(footplate, argv, message):
@@ -333,3 +338,115 @@ def test_the_scripts_arguments_are_never_taken_for_ours():
     assert split(["--help"]) == (["--help"], [])
     assert split(["train.py", "--", "--", "a"]) == (["train.py"], ["--", "a"])
     assert split(["--module=pkg.task", "a"]) == (["--module=pkg.task"], ["a"])
+
+
+MACHINES = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FOOTPLATE_ATTEMPT")]
+print("there", *place, int(total), flush=True)
+if "wait" in sys.argv and os.environ["FOOTPLATE_ATTEMPT"] == "0":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def machine(process):
+    """A function that gives the command on a machine of two; they are all this one."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    started = []
+
+    def start(node, *argv, token="secret"):
+        common = ("run", "--nnodes", "2", "--np", "4", "--master-addr", "127.0.0.1", "--master-port", port)
+        started.append(process(*common, "--node-rank", node, *argv, FOOTPLATE_TOKEN=token))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.slow
+def test_two_machines_meet_without_a_clusters_engine(machine, script):
+    path = script(MACHINES)
+    other, first = machine(1, path), machine(0, path)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    assert sorted(line.partition("there ")[2] for line in out.splitlines()) == [
+        "0 0 2 0 0 4", "1 1 2 0 0 4", "2 0 2 1 0 4", "3 1 2 1 0 4",
+    ]  # fmt: skip
+    assert other.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_is_replaced_by_another_that_gives_the_command(machine, script):
+    path = script(MACHINES)
+    first, other = machine(0, path, "wait"), machine(1, path, "wait")
+    assert {first.stdout.readline().split()[3] for _ in range(4)} == {"0", "1", "2", "3"}
+    other.kill()
+    again = machine(1, path, "wait")
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    assert "(restart 1 of 10)" in err
+    assert sorted(line.partition("there ")[2] for line in out.splitlines()) == [
+        "0 0 2 0 1 4", "1 1 2 0 1 4", "2 0 2 1 1 4", "3 1 2 1 1 4",
+    ]  # fmt: skip
+    assert again.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_sigterm_on_any_machine_reaches_all_ranks_and_ends_all_machines_with_143(machine, script):
+    path = script(
+        MACHINES.replace(
+            "import os, sys, time",
+            """
+import os, signal, sys, time
+def save(number, frame):
+    os.write(1, f"saved by {os.environ['RANK']}\\n".encode())
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+""",
+        )
+    )
+    first, other = machine(0, path, "wait"), machine(1, path, "wait")
+    assert {first.stdout.readline().split()[3] for _ in range(4)} == {"0", "1", "2", "3"}
+    other.terminate()
+    out, err = first.communicate(timeout=120)
+    assert (first.returncode, other.wait(20)) == (143, 143), err
+    assert {line.partition("saved by ")[2] for line in out.splitlines()} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_ends_all_machines_with_its_exit_code(machine, script):
+    path = script("import os, sys\nsys.exit(5 if os.environ['RANK'] == '3' else 0)\n")
+    first, other = machine(0, "--max-restarts=0", path), machine(1, "--max-restarts=0", path)
+    _, err = first.communicate(timeout=120)
+    assert (first.returncode, other.wait(20)) == (5, 5), err
+
+
+def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):
+    path = script(MACHINES)
+    first, other = machine(0, path), machine(1, path, token="another")
+    _, err = other.communicate(timeout=60)
+    assert other.returncode == 2
+    assert "refused this machine" in err
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "it doesn't know FOOTPLATE_TOKEN" in err
+
+
+def test_a_port_that_is_taken_is_said_so(process, script):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = ("--master-addr", "127.0.0.1", "--master-port", taken.getsockname()[1])
+        found = process("run", "--nnodes", "2", "--np", "2", *address, script(MACHINES), FOOTPLATE_TOKEN="secret")
+        _, err = found.communicate(timeout=60)
+    assert found.returncode == 2
+    assert "nobody can listen there" in err
+    assert "a port that is free" in err
