@@ -1,4 +1,4 @@
-"""A machine of a launch without a cluster's engine: comes into the lobby (`machines.py`) and starts agents as it is told."""
+"""A machine of a launch without a cluster's engine: comes into the lobby (`machines.py`), starts agents as it is told."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _pack(payload: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         raise LaunchError(
             f"{pickling.name_of(fn)} and its arguments can't be sent to worker processes, because of "
             f"{pickling.culprit(fn, args)}: {type(error).__name__}: {error}. Open files, locks and connections can't be "
-            f"pickled: make them in {pickling.name_of(fn)}."
+            "pickled: make them where they are used."
         ) from error
 
 

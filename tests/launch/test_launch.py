@@ -89,7 +89,7 @@ def test_a_result_that_cannot_be_pickled_is_said_so_and_not_tried_again():
 
 
 def test_an_argument_that_cannot_be_pickled_is_said_so():
-    with pytest.raises(LaunchError, match=r"can't be sent to worker processes.*make them in print"):
+    with pytest.raises(LaunchError, match=r"can't be sent to worker processes.*make them where they are used"):
         launch(print, threading.Lock(), world_size=1)
 
 

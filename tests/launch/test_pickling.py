@@ -112,5 +112,5 @@ def test_a_launch_says_so():
     def train():
         return lock
 
-    with pytest.raises(LaunchError, match=r"because of train → closure `lock` \(_thread\.lock\).*make them in train\."):
+    with pytest.raises(LaunchError, match=r"because of train → closure `lock` \(_thread\.lock\).*make them where they are used\."):
         launch(train, world_size=1)
