@@ -297,7 +297,9 @@ def test_predictions_of_all_ranks_come_home_in_the_order_of_the_rows(several):
 def test_what_can_not_be_sent_is_said(several):
     module = Classifier()
     module.lock = threading.Lock()
-    with pytest.raises(fp.FootplateError, match=r"can't be sent to worker processes.*attribute `lock` .*where they are used"):
+    with pytest.raises(
+        fp.FootplateError, match=r"can't be sent to worker processes.*attribute `lock` .*where they are used"
+    ):
         several().fit(module, loader())
 
 

@@ -112,5 +112,7 @@ def test_a_launch_says_so():
     def train():
         return lock
 
-    with pytest.raises(LaunchError, match=r"because of train → closure `lock` \(_thread\.lock\).*make them where they are used\."):
+    with pytest.raises(
+        LaunchError, match=r"because of train → closure `lock` \(_thread\.lock\).*make them where they are used\."
+    ):
         launch(train, world_size=1)
