@@ -94,6 +94,7 @@ class Contender:
         calls: how often it makes the ranks meet.
         from_call: whether "cold" is counted from its first call rather than from its start.
         needs: the package without which it is left out.
+        slow: whether `--quick` leaves it out.
     """
 
     text: str
@@ -101,6 +102,7 @@ class Contender:
     calls: int = 2
     from_call: bool = False
     needs: str = "torch"
+    slow: bool = False
 
     def command(self, path: Path, world: int, places: Sequence[Path]) -> list[str]:
         """What to run."""
@@ -123,7 +125,7 @@ PARTS = {
             "footplate run": Contender(_SCRIPT, ("-m", "footplate", "run", "--np", "{world}"), calls=1),
             "torchrun": Contender(_SCRIPT, ("-m", "torch.distributed.run", "--nproc-per-node", "{world}"), calls=1),
             "elastic_launch": Contender(_ELASTIC),
-            "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark"),
+            "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark", slow=True),
         },
         {
             "local_cold_vs_torchrun": ("footplate", "cold_s", "torchrun", "cold_s"),
@@ -156,12 +158,12 @@ def start(contender: Contender, world: int) -> Figures:
     return {"cold_s": cold} | ({"warm_s": at[1] - called[1]} if contender.calls > 1 else {})
 
 
-def measure(part: Part, world: int, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+def measure(part: Part, world: int, rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
     """Rows and ratios of a part."""
-    there = {name: one for name, one in part.contenders.items() if find_spec(one.needs)}
+    there = {name: one for name, one in part.contenders.items() if find_spec(one.needs) and not (quick and one.slow)}
     found = interleave(list(there), lambda name: start(there[name], world), rounds)
     rows = [
-        {"name": f"{name}, {world} workers", **{figure: median(runs, figure) for figure in runs[0]}}
+        {"name": f"{name}, {world} workers", **{figure: median(runs, figure) for figure in runs[0]}, "rounds": runs}
         for name, runs in found.items()
     ]
     ratios = {}
@@ -205,7 +207,11 @@ def payload(gib: float, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Fi
     for _ in range(rounds):
         command = [sys.executable, "-c", _PAYLOAD, str(gib)]
         runs.append(json.loads(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout))
-    row = {"name": f"{gib:g} GiB there and back", **{figure: median(runs, figure) for figure in runs[0]}}
+    row = {
+        "name": f"{gib:g} GiB there and back",
+        **{figure: median(runs, figure) for figure in runs[0]},
+        "rounds": runs,
+    }
     return [row], {}
 
 
@@ -224,7 +230,9 @@ def main() -> None:
     for name in given.only or [*PARTS, "payload"]:
         for world in ([2] if given.quick else given.worlds or [2, 4]) if name in PARTS else [0]:
             more = (
-                measure(PARTS[name], world, rounds) if name in PARTS else payload(0.1 if given.quick else 1.0, rounds)
+                measure(PARTS[name], world, rounds, given.quick)
+                if name in PARTS
+                else payload(0.1 if given.quick else 1.0, rounds)
             )
             rows += more[0]
             ratios |= more[1]

@@ -74,6 +74,23 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
+    file = tmp_path / "launch.json"
+    for part in ("payload", "local"):
+        command = [sys.executable, str(BENCHMARKS / "launch.py"), "--quick", "--only", part, "--json", str(file)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    assert set(found["ratios"]) == {
+        "local_cold_vs_torchrun_2", "local_warm_vs_torchrun_2", "local_run_vs_torchrun_2",
+        "local_warm_vs_elastic_launch_2",
+    }  # fmt: skip
+    assert found["ratios"]["local_warm_vs_torchrun_2"] < 1
+    assert found["rows"][0]["name"] == "0.1 GiB there and back"
+    assert all(len(row["rounds"]) == 2 for row in found["rows"])
+
+
+@pytest.mark.slow
 def test_a_step_is_dearer_in_lightning_than_in_footplate():
     found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)
