@@ -37,10 +37,10 @@ class Program:
         """The processes that it has started, and those that they have."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def end(self) -> tuple[int, str]:
-        """Wait for its end; its exit code and the rest of its output."""
+    def end(self, within_s: float = 20) -> tuple[int, str]:
+        """Wait for its end, so long after its output's; its exit code and the rest of its output."""
         rest = self.process.stdout.read()
-        return self.process.wait(20), rest
+        return self.process.wait(within_s), rest
 
 
 def gone_within(seconds: float, processes: list[psutil.Process]) -> bool:

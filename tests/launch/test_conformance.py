@@ -22,26 +22,36 @@ import pytest
 import torch
 from launched import gone_within
 from places import Places
+from ray_nodes import ray_nodes
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import DataError, LaunchError
 from footplate.launch import Restarts, launch
-from footplate.launch.backends import Backend, Cluster, Local
+from footplate.launch.backends import Backend, Cluster, Local, named
 from footplate.launch.worker import attempt, progressed
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
     "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
+    "ray": lambda: _ray(),
 }
 ONCE = Restarts(max_restarts=0)
 SLOTS = 2  # at least so many has each
 
 
-@pytest.fixture(scope="module", params=["local", "places"])
+@pytest.fixture(
+    scope="module", params=["local", "places", pytest.param("ray", marks=[pytest.mark.engine, pytest.mark.slow])]
+)
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:
         yield made
+
+
+@contextlib.contextmanager
+def _ray() -> Iterator[Backend]:
+    with ray_nodes(1):
+        yield named("ray")
 
 
 @pytest.fixture

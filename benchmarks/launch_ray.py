@@ -1,0 +1,136 @@
+"""How long until workers in a Ray cluster have met: Footplate beside Ray Train.
+
+    python benchmarks/launch_ray.py --json benchmarks/results/launch_ray.json
+
+One cluster of two nodes, both on this machine, to which the driver is connected before anything is timed. In every round
+each entrant runs the same thing with 2 workers, and with 4: a gloo process group, one all-reduce, home. The time is from
+the call to the end of rank 0's all-reduce, read from the machine's clock, as all processes are here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common import Figures, arguments, interleave, machine, median, ratio, report
+
+WORLDS = (2, 4)
+ROUNDS = 5
+OURS, THEIRS = "footplate on Ray", "Ray Train"
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes with three cores each, one more than the workers take, and this process connected to them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+    cluster.add_node(num_cpus=3)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def entrants() -> dict[str, Callable[[int], Figures]]:
+    """Who lets so many workers meet, by name; call them while the cluster of `ray_cluster` is there."""
+    return {OURS: _footplate, THEIRS: _ray_train}
+
+
+def _footplate(world: int) -> Figures:
+    from footplate.launch import launch
+    from footplate.launch.backends import named
+
+    def meet(file: str) -> None:
+        import time
+
+        import torch
+        from torch import distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            with open(file, "w") as out:  # noqa: PTH123
+                out.write(str(time.time()))
+        dist.destroy_process_group()
+
+    return _timed(lambda file: launch(meet, file, world_size=world, backend=named("ray")))
+
+
+def _ray_train(world: int) -> Figures:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    def meet(config: dict[str, str]) -> None:  # Ray Train has made the process group
+        import time
+
+        import torch
+        from torch import distributed as dist
+
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            with open(config["file"], "w") as out:  # noqa: PTH123
+                out.write(str(time.time()))
+
+    def run(file: str) -> None:
+        TorchTrainer(
+            meet,
+            train_loop_config={"file": file},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(num_workers=world, use_gpu=False),
+            run_config=RunConfig(storage_path=str(Path(file).parent)),
+        ).fit()
+
+    return _timed(run)
+
+
+def _timed(run: Callable[[str], Any]) -> Figures:
+    """Seconds until rank 0 had its sum, and until the call returned."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "first"
+        begun = time.time()
+        run(str(file))
+        return {"first_s": float(file.read_text()) - begun, "returned_s": time.time() - begun}
+
+
+def main() -> None:
+    options = arguments("How long until workers in a Ray cluster have met")
+    os.environ.update(OMP_NUM_THREADS="1")
+    here = machine()
+    rounds = 2 if options.quick else ROUNDS
+    worlds = WORLDS[:1] if options.quick else WORLDS
+    rows, ratios = [], {}
+    with ray_cluster():
+        runs = entrants()
+        for world in worlds:
+            found = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
+            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s")
+            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s")
+            rows += [
+                {
+                    "name": f"{name}, {world} workers",
+                    "first_s": median(figures, "first_s"),
+                    "returned_s": median(figures, "returned_s"),
+                    "rounds": figures,
+                }
+                for name, figures in found.items()
+            ]
+    columns = {"first_s": "s to the first all-reduce", "returned_s": "s in all"}
+    report(
+        "launch_ray", f"workers on Ray, medians of {rounds} rounds", columns, rows, ratios,
+        {"worlds": list(worlds)}, here, ("torch", "footplate", "ray"), options.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

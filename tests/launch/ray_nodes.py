@@ -1,0 +1,41 @@
+"""A real Ray cluster of several nodes, which are all on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+SMALL = {"object_store_memory": 80_000_000}
+
+
+@contextlib.contextmanager
+def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
+    """The head and a second node, with so many cores each; and this process connected to them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from footplate.launch.ray import RayPlacement
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **SMALL})
+    try:
+        nodes.second = nodes.add_node(num_cpus=num_cpus, **second, **SMALL)
+        nodes.wait_for_nodes()
+        RayPlacement(address=nodes.address)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def is_rays(process: psutil.Process) -> bool:
+    """Whether this is one of Ray's own processes. Nurseries and workers, which its places start, are not."""
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return True
+    return "-c" not in words and any(
+        "/site-packages/ray/" in word or word.startswith(("ray::", "ray-")) for word in words
+    )

@@ -1,0 +1,283 @@
+"""Launches in a real Ray cluster of several nodes, which are all on this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launched import gone_within
+from models.small import Classifier, loader
+from places import rank
+from ray_nodes import SMALL, ray_nodes
+from torch import distributed as dist
+
+import footplate as fp
+from footplate.errors import ConfigError, LaunchError
+from footplate.launch import Restarts, launch, worker
+from footplate.launch.backends import Cluster, named
+from footplate.launch.ray import RayPlacement, room
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+V100 = {"accelerator_type:V100": 1}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with two cores each, of which the second says that it has a V100."""
+    with ray_nodes(2, resources=V100) as nodes:
+        yield nodes
+
+
+def on(**needs) -> Cluster:
+    return Cluster(RayPlacement(**needs))
+
+
+def test_ranks_on_two_nodes_meet_and_rank_0s_value_comes_home(cluster, capsys):
+    def work(factor):
+        dist.init_process_group("gloo")
+        seen = [None] * 2
+        names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+        dist.all_gather_object(seen, [os.environ[name] for name in names])
+        print("of rank", rank())
+        return rank(), factor, seen
+
+    found = launch(work, 21, world_size=2, backend=on(strategy="STRICT_SPREAD"))
+    assert found == (0, 21, [["0", "0", "0"], ["1", "0", "1"]])
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] of rank 0", "[rank 1] of rank 1"]
+
+
+def test_ranks_on_one_node_share_it(cluster):
+    def work():
+        return os.environ["LOCAL_WORLD_SIZE"], os.getppid()
+
+    assert launch(work, world_size=2, backend=on(strategy="STRICT_PACK"), preload=())[0] == "2"
+
+
+def test_slots_follow_from_what_a_worker_needs_and_how_workers_are_placed(cluster):
+    assert RayPlacement().slots() == 4
+    assert RayPlacement(num_cpus=2).slots() == 2
+    assert RayPlacement(num_cpus=0.5).slots() == 8
+    assert RayPlacement(strategy="STRICT_SPREAD").slots() == 2
+    assert RayPlacement(strategy="STRICT_PACK").slots() == 2
+    assert RayPlacement(resources=V100).slots() == 1
+    assert RayPlacement(num_gpus=1).slots() == 0
+    assert named("ray", {"num_cpus": 4}).slots() == 0
+
+
+@given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 50))
+def test_a_node_holds_as_many_as_fit(cores, needed, fraction):
+    assert room({"CPU": float(cores)}, {"CPU": needed}) == cores // needed
+    assert room({"GPU": 1.0}, {"GPU": 1 / fraction}) == fraction
+    assert room({"CPU": 1.0}, {"GPU": 1}) == 0
+
+
+def test_a_worker_with_an_accelerator_is_placed_where_one_is(cluster):
+    def work():
+        return [process.pid for process in psutil.Process().parents()]
+
+    backend = on(accelerator_type="V100")
+    assert backend.slots() == 2
+    raylet = cluster.second.all_processes["raylet"][0].process.pid
+    assert raylet in launch(work, world_size=1, backend=backend, preload=())
+
+
+def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(cluster):
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"np=5: ray has room for 4 worker"):
+        launch(print, world_size=5, backend=on())
+    with pytest.raises(LaunchError) as refused:
+        RayPlacement(num_gpus=1).start(3, None)
+    assert "3 worker(s) of CPU 1, GPU 1, placed PACK: the Ray cluster can hold 0, 3 too few" in str(refused.value)
+    assert str(refused.value).count("(CPU 2, GPU 0)") == 2
+    assert time.monotonic() - began < 5
+
+
+def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
+    def hold():
+        (tmp_path / "held").touch()
+        while not (tmp_path / "enough").exists():
+            time.sleep(0.05)
+
+    holder = threading.Thread(target=lambda: launch(hold, world_size=1, backend=on(), preload=()))
+    holder.start()
+    while not (tmp_path / "held").exists():
+        time.sleep(0.05)
+    with pytest.raises(
+        LaunchError, match=r"no room in time. Others use what 4 worker\(s\) of CPU 1 need; free are CPU 3"
+    ):
+        launch(print, world_size=4, backend=on(wait_s=1), preload=())
+    (tmp_path / "enough").touch()
+    holder.join()
+    assert launch(lambda: "now", world_size=4, backend=on(), preload=()) == "now"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": "WIDE"}, "strategy='WIDE': expected one of PACK, SPREAD"),
+        ({"num_gpus": 0.5}, "num_gpus=0.5: a worker has whole GPUs"),
+        ({"num_cpus": -1}, "can't need CPU -1"),
+        ({"num_cpus": 0}, "a worker must need something"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(cluster, given, words):
+    with pytest.raises(ConfigError, match=words):
+        RayPlacement(**given)
+
+
+def test_another_address_than_the_connected_one_is_refused(cluster):
+    with pytest.raises(LaunchError, match=f"connected to the Ray at {cluster.address} already"):
+        RayPlacement(address="127.0.0.1:1")
+
+
+def test_ray_client_is_refused(cluster):
+    with pytest.raises(LaunchError, match="Ray Client, whose program isn't in the cluster"):
+        RayPlacement(address="ray://127.0.0.1:10001")
+
+
+def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import footplate\nfootplate.__version__ = '9.9'\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with pytest.raises(LaunchError, match=rf"{socket.gethostname()} has footplate 9\.9, here footplate"):
+        launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())
+
+
+def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(cluster, tmp_path, said):
+    def train(directory, pause_s):
+        class Steps(fp.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                with Path(f"{directory}.{trainer.world.rank}.steps").open("a") as file:
+                    file.write(f"{worker.attempt()} {trainer.global_step} {float(outputs).hex()}\n")
+                time.sleep(pause_s)
+
+        if worker.attempt() == 0:
+            above = [str(process.pid) for process in psutil.Process().parents()]
+            Path(f"{directory}.{os.environ['RANK']}.above").write_text(" ".join(above))
+        fp.seed_everything(3)
+        trainer = fp.Trainer(
+            accelerator="cpu", seed=1, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=directory, callbacks=[Steps(), fp.ModelCheckpoint(every_n_train_steps=3)],
+        )  # fmt: skip
+        trainer.fit(Classifier(), loader(batch_size=5), ckpt_path="last")
+        return trainer.global_step
+
+    def steps(directory, rank):
+        file = Path(f"{directory}.{rank}.steps")
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [line.split() for line in lines if line.endswith("\n")]
+
+    rooms = [cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL) for _ in range(3)]  # one to spare
+    cluster.wait_for_nodes()
+
+    def remove_its_node():
+        while len(steps(tmp_path / "cut", 1)) < 8:
+            time.sleep(0.05)
+        above = (tmp_path / "cut.1.above").read_text().split()
+        (node,) = [one for one in rooms if str(one.all_processes["raylet"][0].process.pid) in above]
+        rooms.remove(node)
+        cluster.remove_node(node, allow_graceful=False)
+
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == 36
+    remover = threading.Thread(target=remove_its_node)
+    remover.start()
+    backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
+    assert launch(train, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=Restarts(peers_grace_s=1)) == 36
+    remover.join()
+    for node in rooms:
+        cluster.remove_node(node)
+    (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
+    assert "was lost with its node" in line
+    assert "attempt 1 starts now (restart 1 of 10)" in line
+    for one in (0, 1):
+        expected = {step: loss for _, step, loss in steps(tmp_path / "whole", one)}
+        seen = steps(tmp_path / "cut", one)
+        assert len(expected) == 36
+        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
+        assert {step: loss for _, step, loss in seen} == expected
+        assert all(loss == expected[step] for _, step, loss in seen)
+
+
+def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, tmp_path):
+    gone = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
+    also = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
+    cluster.wait_for_nodes()
+
+    def work():
+        if worker.attempt() == 0:
+            (tmp_path / str(rank())).touch()
+            time.sleep(60)
+        return os.environ["WORLD_SIZE"]
+
+    def remove():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        cluster.remove_node(gone, allow_graceful=False)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    restarts = Restarts(min_world_size=1, peers_grace_s=0.5)
+    found = launch(work, world_size=2, backend=on(resources={"room": 1}), restarts=restarts, preload=())
+    remover.join()
+    cluster.remove_node(also)
+    assert found == "1"
+
+
+LOCAL = """
+from footplate.launch import launch
+from footplate.launch.backends import named
+import os
+def work():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    print("hello")
+    return dist.get_world_size()
+print("result", launch(work, world_size=2, backend=named("ray")))
+import ray
+assert ray.is_initialized()
+"""
+
+
+def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short: sockets are in it
+        monkeypatch.setenv("RAY_TMPDIR", place)  # where no cluster's address is found
+        code, said = program(LOCAL).end(within_s=120)
+        assert code == 0, said
+        assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
+        of_it = [one for one in psutil.process_iter(["cmdline"]) if place in " ".join(one.info["cmdline"] or [])]
+        assert gone_within(15, of_it)
+
+
+def test_a_program_in_the_cluster_finds_it_by_its_environment(program, cluster, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    code, said = program(LOCAL).end(within_s=120)
+    assert code == 0, said
+    assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
+
+
+def test_an_address_without_a_cluster_is_said_so(program):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    code, said = program(
+        f"from footplate.launch.ray import RayPlacement\nRayPlacement(address='127.0.0.1:{port}')"
+    ).end(within_s=120)
+    assert code == 1
+    assert f'LaunchError: No Ray cluster can be used at "127.0.0.1:{port}"' in said
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(fp.MissingExtra, match=r"footplate\[ray\]"):
+        RayPlacement()
