@@ -5,8 +5,9 @@
 One Spark session with two executors of one core (`local-cluster[2,1,1024]`), which has run a job before, so that its own
 start is in nobody's time. In every round each entrant runs the same function with two workers: `init_process_group`, one
 all-reduce, home. The time is from the call to the end of rank 0's all-reduce, read from the machine's clock, as all
-processes are here. With TorchDistributor's local mode, which has nothing to do with the cluster, comes the rank whose value
-it returned; it is said to be 0.
+processes are here. Beside it stands how often the value that came home was not rank 0's.
+
+`launch.py` takes `measure` for its part on Spark.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 from common import Figures, arguments, interleave, machine, median, ratio, report
 
 WORKERS = 2
-ROUNDS = 7
-OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor, local mode"
+ROUNDS = 5
+OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode"
 
 
 @contextmanager
@@ -47,9 +48,25 @@ def spark_session() -> Iterator[Any]:
         session.stop()
 
 
-def entrants() -> dict[str, Callable[[], Figures]]:
-    """Who runs the function, by name; call them while the session of `spark_session` is active."""
-    return {OURS: _footplate, THEIRS: lambda: _torch_distributor(False), THEIRS_LOCAL: lambda: _torch_distributor(True)}
+def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows and ratios, as `launch.py` has them."""
+    runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False), THEIRS_LOCAL: lambda: _torch_distributor(True)}
+    with spark_session():
+        found = interleave(list(runs), lambda name: runs[name](), rounds)
+    rows = [
+        {
+            "name": f"{name}, {WORKERS} workers",
+            "warm_s": median(figures, "warm_s"),
+            "returned_s": median(figures, "returned_s"),
+            "not_rank_0": sum(one["rank"] != 0 for one in figures),
+            "rounds": figures,
+        }
+        for name, figures in found.items()
+    ]
+    return rows, {
+        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "warm_s"),
+        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s"),
+    }
 
 
 def _footplate() -> Figures:
@@ -84,7 +101,7 @@ def _timed(run: Callable[[Callable[[], Any]], Any]) -> Figures:
 
     begun = time.time()
     value = run(meet)
-    return {"first_s": value["first"] - begun, "returned_s": time.time() - begun, "rank": value["rank"]}
+    return {"warm_s": value["first"] - begun, "returned_s": time.time() - begun, "rank": value["rank"]}
 
 
 def main() -> None:
@@ -92,24 +109,8 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1")
     here = machine()
     rounds = 2 if options.quick else ROUNDS
-    with spark_session():
-        runs = entrants()
-        found = interleave(list(runs), lambda name: runs[name](), rounds)
-    ratios = {
-        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s"),
-        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s"),
-    }
-    rows = [
-        {
-            "name": name,
-            "first_s": median(figures, "first_s"),
-            "returned_s": median(figures, "returned_s"),
-            "not_rank_0": sum(one["rank"] != 0 for one in figures),
-            "rounds": figures,
-        }
-        for name, figures in found.items()
-    ]
-    columns = {"first_s": "s to the first all-reduce", "returned_s": "s in all", "not_rank_0": "values not of rank 0"}
+    rows, ratios = measure(rounds)
+    columns = {"warm_s": "s to the first all-reduce", "returned_s": "s in all", "not_rank_0": "values not of rank 0"}
     report(
         "launch_spark", f"{WORKERS} workers on Spark, medians of {rounds} rounds", columns, rows, ratios,
         {"workers": WORKERS}, here, ("torch", "footplate", "pyspark"), options.json,

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launched import Program
+from sessions import is_sparks
 
 from footplate.launch import Restarts, nurseries
 
@@ -21,11 +22,11 @@ def quick() -> Restarts:
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one."""
+    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and a session."""
     before = set(psutil.Process().children(recursive=True))
     yield
     waiting = {psutil.Process(pid) for pid in nurseries.kept()}
-    left = set(psutil.Process().children(recursive=True)) - before - waiting
+    left = {one for one in psutil.Process().children(recursive=True) if not is_sparks(one)} - before - waiting
     assert not psutil.wait_procs(list(left), timeout=2)[1]
 
 

@@ -22,23 +22,33 @@ import pytest
 import torch
 from launched import gone_within
 from places import Places
+from sessions import two_executors
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import DataError, LaunchError
 from footplate.launch import Restarts, launch
-from footplate.launch.backends import Backend, Cluster, Local
+from footplate.launch.backends import Backend, Cluster, Local, named
 from footplate.launch.worker import attempt, progressed
+
+
+@contextlib.contextmanager
+def on_spark() -> Iterator[Backend]:
+    with two_executors():
+        yield named("spark")
+
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
     "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
+    "spark": on_spark,
 }
 ONCE = Restarts(max_restarts=0)
+ENGINE = (pytest.mark.engine, pytest.mark.slow)
 SLOTS = 2  # at least so many has each
 
 
-@pytest.fixture(scope="module", params=["local", "places"])
+@pytest.fixture(scope="module", params=["local", "places", pytest.param("spark", marks=ENGINE)])
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:
         yield made

@@ -17,11 +17,12 @@ import psutil
 import pytest
 import torch
 from models.small import Classifier, loader
+from sessions import two_executors
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import launch, nurseries, spark, worker
+from footplate.launch import launch, spark, worker
 from footplate.launch.agent import AgentCall
 from footplate.launch.backends import Cluster
 from footplate.launch.spark import SparkPlacement
@@ -31,45 +32,25 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two executors, each with a core and what it takes for a GPU, number 5; all on loopback."""
-    from pyspark.sql import SparkSession
-
+    """One for all tests; each executor has something that it takes for a GPU, number 5."""
     gpus = tmp_path_factory.mktemp("gpus") / "discover"
     gpus.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["5"]}'\n""")
     gpus.chmod(0o755)
-    made = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.worker.resource.gpu.amount", "1")
-        .config("spark.worker.resource.gpu.discoveryScript", str(gpus))
-        .config("spark.executor.resource.gpu.amount", "1")
-        .getOrCreate()
-    )
-    yield made
-    made.stop()
+    settings = {
+        "spark.worker.resource.gpu.amount": "1",
+        "spark.worker.resource.gpu.discoveryScript": str(gpus),
+        "spark.executor.resource.gpu.amount": "1",
+    }
+    with two_executors(settings) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
-def no_orphans(session: Any) -> Iterator[None]:
-    """As for all launches, but for what is Spark's own: executors, and Python processes that wait for their next task."""
-    before = set(psutil.Process().children(recursive=True))
+def no_jobs(session: Any) -> Iterator[None]:
+    """Whatever a test did, no job of it is left."""
     yield
     context = session.sparkContext
     until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())
-    waiting = {psutil.Process(pid) for pid in nurseries.kept()}
-    left = {one for one in psutil.Process().children(recursive=True) if not is_sparks(one)} - before - waiting
-    assert not psutil.wait_procs(list(left), timeout=2)[1]
-
-
-def is_sparks(process: psutil.Process) -> bool:
-    """Whether this is an executor, a daemon that forks Python workers, or one of them."""
-    try:
-        return process.name() == "java" or "pyspark.daemon" in process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
 
 
 def executors() -> list[psutil.Process]:
