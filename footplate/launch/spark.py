@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-REGISTER_S = 30.0  # for the executors of a new session, or for one in place of a lost one, to be there
+REGISTER_S = 60.0  # for the executors of a new session, or for one in place of a lost one, to be there
 ENDS_S = 2.0  # for tasks to end by themselves, once their agents have nobody to talk to
 QUIET_S = 10.0  # until a job that doesn't begin is told of
 KILL_S = 15.0  # for Spark to kill them: it looks for tasks to kill every two seconds, and gives them two more
