@@ -48,9 +48,11 @@ def spark_session() -> Iterator[Any]:
         session.stop()
 
 
-def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
-    """Rows and ratios, as `launch.py` has them."""
-    runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False), THEIRS_LOCAL: lambda: _torch_distributor(True)}
+def measure(rounds: int, local_mode: bool = True) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows and ratios, as `launch.py` has them; with TorchDistributor's local mode or without."""
+    runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
+    if local_mode:
+        runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
     with spark_session():
         found = interleave(list(runs), lambda name: runs[name](), rounds)
     rows = [
@@ -109,7 +111,7 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1")
     here = machine()
     rounds = 2 if options.quick else ROUNDS
-    rows, ratios = measure(rounds)
+    rows, ratios = measure(rounds, local_mode=not options.quick)
     columns = {"warm_s": "s to the first all-reduce", "returned_s": "s in all", "not_rank_0": "values not of rank 0"}
     report(
         "launch_spark", f"{WORKERS} workers on Spark, medians of {rounds} rounds", columns, rows, ratios,
