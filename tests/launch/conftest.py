@@ -10,6 +10,7 @@ import psutil
 import pytest
 from launched import Program
 from ray_nodes import is_rays
+from sessions import is_sparks
 
 from footplate.launch import Restarts, nurseries
 
@@ -22,11 +23,12 @@ def quick() -> Restarts:
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and Ray itself."""
+    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and an engine."""
     before = set(psutil.Process().children(recursive=True))
     yield
     waiting = {psutil.Process(pid) for pid in nurseries.kept()}
-    left = {one for one in psutil.Process().children(recursive=True) if not is_rays(one)} - before - waiting
+    now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
+    left = now - before - waiting
     assert not psutil.wait_procs(list(left), timeout=2)[1]
 
 

@@ -23,6 +23,7 @@ import torch
 from launched import gone_within
 from places import Places
 from ray_nodes import ray_nodes
+from sessions import two_executors
 from torch import distributed as dist
 
 import footplate as fp
@@ -31,27 +32,37 @@ from footplate.launch import Restarts, launch
 from footplate.launch.backends import Backend, Cluster, Local, named
 from footplate.launch.worker import attempt, progressed
 
+
+@contextlib.contextmanager
+def on_ray() -> Iterator[Backend]:
+    with ray_nodes(1):
+        yield named("ray")
+
+
+@contextlib.contextmanager
+def on_spark() -> Iterator[Backend]:
+    with two_executors():
+        yield named("spark")
+
+
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
     "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
-    "ray": lambda: _ray(),
+    "ray": on_ray,
+    "spark": on_spark,
 }
 ONCE = Restarts(max_restarts=0)
+ENGINE = (pytest.mark.engine, pytest.mark.slow)
 SLOTS = 2  # at least so many has each
 
 
 @pytest.fixture(
-    scope="module", params=["local", "places", pytest.param("ray", marks=[pytest.mark.engine, pytest.mark.slow])]
+    scope="module",
+    params=["local", "places", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
 )
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:
         yield made
-
-
-@contextlib.contextmanager
-def _ray() -> Iterator[Backend]:
-    with ray_nodes(1):
-        yield named("ray")
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""Spark starts the agents of a launch: a barrier stage on the session's executors, one task for each rank.
+
+    driver                                       executors
+    slots()       how many such tasks fit at once
+    start(n, call)  ──► a thread ──► a job of one barrier stage of n tasks: all of them at the same time, or none
+                                                 task i: its GPUs into CUDA_VISIBLE_DEVICES, then call(i)
+    close()       the job's group is cancelled ──► tasks are killed, if they haven't ended by themselves
+
+A task lasts as long as its agent, which ends when its connection to the driver does. Results, output and signs of life
+travel by that connection: Spark carries nothing but `call`.
+
+When an executor, a Python worker or a `call` fails, Spark ends the whole stage, and the job with it; the job's exception
+says why. In barrier mode Spark never runs the last stage of a job again, whatever `spark.task.maxFailures` says, as some of
+its tasks may have had effects. So one job is one generation of agents, and the next attempt is a new job. It waits until
+there are as many slots as it needs: a lost executor is mostly replaced within seconds.
+
+Why not Spark's own ways: a job that doesn't fit is tried again by Spark for ten minutes before it is refused, so slots are
+counted here first; and `TorchDistributor` never restarts, starts a fresh interpreter for each rank, and in its local mode
+returns the value of whichever rank was last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from footplate.errors import LaunchError
+from footplate.launch import spark_session
+from footplate.launch.agent import AgentCall
+from footplate.launch.placement import Lost
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+REGISTER_S = 60.0  # for the executors of a new session, or for one in place of a lost one, to be there
+ENDS_S = 2.0  # for tasks to end by themselves, once their agents have nobody to talk to
+QUIET_S = 10.0  # until a job that doesn't begin is told of
+KILL_S = 15.0  # for Spark to kill them: it looks for tasks to kill every two seconds, and gives them two more
+
+
+class SparkPlacement:
+    """A `Placement` on the executors of the Spark session that is active in this process.
+
+    Args:
+        num_cpus: cores of an executor that a worker takes; None for `spark.task.cpus`.
+        num_gpus: GPUs that a worker takes, whole ones; None for `spark.task.resource.gpu.amount`.
+        profile: all that a worker takes, as Spark's own resource profile, in place of both.
+
+    Raises:
+        ConfigError: what a session like this one can't do.
+        LaunchError: no session is active.
+        MissingExtra: PySpark is not installed.
+    """
+
+    name = "spark"
+
+    def __init__(
+        self, num_cpus: int | None = None, num_gpus: int | None = None, profile: ResourceProfile | None = None
+    ) -> None:
+        self._context = spark_session.active_context()
+        spark_session.check_settings(self._context.getConf().get)
+        self.host = spark_session.driver_host(self._context.getConf().get)
+        self._profile = spark_session.resource_profile(self._context, num_cpus, num_gpus, profile)
+        self._stage: _Stage | None = None
+
+    def slots(self) -> int:
+        """How many tasks of this shape the session's executors can run at once.
+
+        In the first seconds of a session, waits for executors that are on their way.
+        """
+        spark_session.wait_for_executors(self._context, REGISTER_S)
+        return spark_session.slots(self._context, self._profile)
+
+    def start(self, count: int, call: AgentCall) -> None:
+        self.close()
+        spark_session.check_alive(self._context)
+        self._stage = _Stage(self._context, self._profile, self.host, count, call)
+
+    def lost(self) -> list[Lost]:
+        return self._stage.lost() if self._stage is not None else []
+
+    def close(self) -> None:
+        if self._stage is not None:
+            self._stage.end()
+            self._stage = None
+
+
+class _Stage:
+    """One generation of agents: a job in a thread of its own, from its submission until no task of it is left."""
+
+    def __init__(
+        self, context: SparkContext, profile: ResourceProfile | None, host: str, count: int, call: AgentCall
+    ) -> None:
+        from pyspark.util import InheritableThread
+
+        self._context = context
+        self._profile = profile
+        self._host = host
+        self._count = count
+        self._call = call
+        self._group = f"footplate-{uuid.uuid4().hex[:12]}"
+        self._ending = threading.Event()
+        self._cancelled = False
+        self._failure: StageFailure | None = None
+        self._tell_at = time.monotonic() + QUIET_S  # that nothing has begun
+        self._thread = InheritableThread(target=self._run, name=self._group, daemon=True)
+        self._thread.start()
+
+    def lost(self) -> list[Lost]:
+        """All places, once, as soon as the job has failed: the stage ends as a whole."""
+        failure, self._failure = self._failure, None
+        if failure is None:
+            self._tell_of_a_queue()
+            return []
+        if failure.raised:
+            raise LaunchError(
+                f"A place for a worker can't be kept on Spark's executors: {failure.text}\n(Executors import the footplate "
+                f"that is installed there, and reach this driver at {self._host}, which is spark.driver.host.)"
+            )
+        return [Lost(place, failure.text) for place in range(self._count)]
+
+    def end(self) -> None:
+        """Nothing of it is left when this returns."""
+        self._ending.set()
+        self._thread.join(ENDS_S)
+        until = time.monotonic() + KILL_S
+        while (runs := self._thread.is_alive() or self._active_tasks()) and time.monotonic() < until:
+            self._cancel()
+            time.sleep(POLL_S)
+        if runs:
+            log.warning("Spark has not ended the tasks of job group %s within %g s", self._group, KILL_S)
+
+    def _run(self) -> None:
+        try:
+            if self._wait_for_room():
+                what = f"Footplate: {self._count} workers"
+                self._context.setJobGroup(self._group, what, interruptOnCancel=True)
+                places = self._context.parallelize(range(self._count), self._count)
+                if self._profile is not None:
+                    places = places.withResources(self._profile)
+                places.barrier().mapPartitions(partial(_task, self._call)).collect()
+                self._failure = StageFailure("their tasks have ended")
+        except Exception as error:
+            if not self._cancelled:
+                self._failure = failure = why_it_failed(spark_session.message(error))
+                if not failure.raised:
+                    log.warning("Spark has ended the places of all %d workers: %s", self._count, failure.text)
+
+    def _wait_for_room(self) -> bool:
+        """Until all tasks fit; False when the stage is to end before."""
+        until = time.monotonic() + REGISTER_S
+        while (slots := spark_session.slots(self._context, self._profile)) < self._count:
+            if time.monotonic() > until:
+                raise LaunchError(f"there is room for {slots} of {self._count} workers after {REGISTER_S:g} s")
+            if self._ending.wait(POLL_S):
+                return False
+        return not self._ending.is_set()
+
+    def _tell_of_a_queue(self) -> None:
+        """Say, once, that the stage has not begun though there is room for it."""
+        if time.monotonic() > self._tell_at:
+            self._tell_at = float("inf")
+            if not self._active_tasks():
+                log.warning(
+                    "Spark has not placed the %d workers for %g s: executors are missing, or busy with other jobs of this "
+                    "session, which are waited for", self._count, QUIET_S,
+                )  # fmt: skip
+
+    def _active_tasks(self) -> int:
+        """How many tasks of the job there are, counting those that are being killed."""
+        if self._context._jsc is None:
+            return 0
+        tracker = self._context.statusTracker()
+        jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group)))
+        stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
+        return sum(stage.numActiveTasks for stage in stages)
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._context._jsc is not None:
+            self._context.cancelJobGroup(self._group)
+
+
+@dataclass(frozen=True)
+class StageFailure:
+    """Why a barrier stage ended.
+
+    Attributes:
+        text: in a line.
+        raised: whether the task has raised an exception, which it would do again.
+    """
+
+    text: str
+    raised: bool = False
+
+
+def why_it_failed(message: str) -> StageFailure:
+    """The failure that the text of a job's exception tells of.
+
+    >>> why_it_failed("… barrier task ResultTask(2, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 7) …\\n")
+    StageFailure(text='ExecutorLostFailure (executor 7) …', raised=False)
+    """
+    _, _, reason = message.rpartition("finished unsuccessfully.\n")
+    _, raised, traceback = reason.rpartition("Traceback (most recent call last):")
+    lines = [line for line in traceback.splitlines() if line.strip() and not (raised and line.startswith(" "))]
+    text = lines[0].strip() if lines else "the job is gone"
+    return StageFailure(text.removeprefix("footplate.errors.LaunchError: "), bool(raised))
+
+
+def _task(call: AgentCall, rows: Iterable[int]) -> Iterator[Any]:
+    """What an executor runs. Its Python process serves other tasks afterwards: what was changed is put back."""
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    gpus = context.resources().get("gpu")
+    environment = dict(os.environ)
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    try:
+        call(context.partitionId(), os.environ.get("CONTAINER_ID", ""))  # of YARN, which counts a container's memory
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    return iter(())

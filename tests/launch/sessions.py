@@ -1,0 +1,34 @@
+"""Spark sessions with real executors, and how to tell what is Spark's own among the processes that it has started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+
+@contextmanager
+def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A session with two executors of a core each, all on loopback; it is stopped afterwards."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]")
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for name, value in {**quiet, **here, **(settings or {})}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def is_sparks(process: psutil.Process) -> bool:
+    """Whether this is Java, a daemon that forks Python workers, or such a worker, which waits for its next task."""
+    try:
+        return process.name() == "java" or "pyspark.daemon" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,372 @@
+"""Agents on Spark: the placement by itself, and launches through it, on a session with real executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from models.small import Classifier, loader
+from sessions import two_executors
+from torch import distributed as dist
+
+import footplate as fp
+from footplate.errors import ConfigError, LaunchError
+from footplate.launch import launch, spark, worker
+from footplate.launch.agent import AgentCall
+from footplate.launch.backends import Cluster
+from footplate.launch.spark import SparkPlacement
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One for all tests; each executor has something that it takes for a GPU, number 5."""
+    gpus = tmp_path_factory.mktemp("gpus") / "discover"
+    gpus.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["5"]}'\n""")
+    gpus.chmod(0o755)
+    settings = {
+        "spark.worker.resource.gpu.amount": "1",
+        "spark.worker.resource.gpu.discoveryScript": str(gpus),
+        "spark.executor.resource.gpu.amount": "1",
+    }
+    with two_executors(settings) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_jobs(session: Any) -> Iterator[None]:
+    """Whatever a test did, no job of it is left."""
+    yield
+    context = session.sparkContext
+    until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())
+
+
+def executors() -> list[psutil.Process]:
+    """The session's, as processes."""
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if one.name() == "java" and "--executor-id" in one.cmdline()]
+
+
+class Home:
+    """Where stand-ins for agents call in: each says who it is, and stays until the connection ends."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._connections: list[socket.socket] = []
+
+    def call(self) -> Callable[[int, str], None]:
+        """What a task is to run."""
+        port = self._listening.getsockname()[1]
+
+        def call(index: int, node: str) -> None:
+            said = {"index": index, "pid": os.getpid(), "cuda": os.environ.get("CUDA_VISIBLE_DEVICES")}
+            os.environ["LEFT_BEHIND"] = "by a task"
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(json.dumps(said).encode() + b"\n")
+                connection.recv(1)
+
+        return call
+
+    def hear(self, count: int, within_s: float = 60) -> list[dict[str, Any]]:
+        """What so many stand-ins say, by index."""
+        heard = []
+        self._listening.settimeout(within_s)
+        for _ in range(count):
+            self._connections.append(self._listening.accept()[0])
+            heard.append(json.loads(self._connections[-1].makefile().readline()))
+        return sorted(heard, key=lambda one: one["index"])
+
+    def rings_within(self, seconds: float) -> bool:
+        """Whether another one calls in."""
+        return bool(select.select([self._listening], [], [], seconds)[0])
+
+    def hang_up(self) -> None:
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+
+    def close(self) -> None:
+        self.hang_up()
+        self._listening.close()
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    made = Home()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def placement(session: Any) -> Iterator[SparkPlacement]:
+    made = SparkPlacement()
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], Any], within_s: float = 30) -> Any:
+    """The first value of `condition` that counts as true."""
+    end = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return value
+
+
+def test_every_place_gets_its_call_at_the_same_time(placement, home):
+    assert placement.slots() == 2
+    placement.start(2, home.call())
+    assert [one["index"] for one in home.hear(2)] == [0, 1]
+    assert placement.lost() == []
+
+
+def test_agents_that_end_by_themselves_leave_nothing_to_cancel(placement, home):
+    placement.start(2, home.call())
+    home.hear(2)
+    home.hang_up()
+    before = time.monotonic()
+    placement.close()
+    assert time.monotonic() - before < 1
+
+
+def test_agents_that_do_not_end_are_gone_after_close(placement, home):
+    placement.start(2, home.call())
+    frozen, other = (psutil.Process(one["pid"]) for one in home.hear(2))
+    frozen.suspend()
+    placement.close()
+    assert not frozen.is_running()
+    assert not other.is_running()
+
+
+def test_a_close_right_after_the_start_leaves_nothing(placement, home, session):
+    placement.start(2, home.call())
+    placement.close()
+    assert session.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_a_killed_python_worker_loses_all_places(placement, home):
+    placement.start(2, home.call())
+    os.kill(home.hear(2)[1]["pid"], signal.SIGKILL)
+    lost = until(placement.lost)
+    assert [one.index for one in lost] == [0, 1]
+    assert "Python worker exited unexpectedly" in lost[1].text
+    assert placement.lost() == []
+    assert not home.rings_within(1.0), "Spark has run the stage again by itself"
+
+
+def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
+    placement.start(2, home.call())
+    daemon = psutil.Process(home.hear(2)[1]["pid"]).parent()
+    assert daemon is not None
+    executor = daemon.parent()
+    assert executor is not None
+    executor.kill()
+    assert "ExecutorLostFailure" in until(placement.lost)[0].text
+    home.hang_up()
+    placement.start(2, home.call())
+    assert [one["index"] for one in home.hear(2)] == [0, 1]
+
+
+def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(placement, home, session, caplog, monkeypatch):
+    monkeypatch.setattr(spark, "QUIET_S", 0.5)
+    other = session.sparkContext.parallelize([4.0], 1)
+    busy = threading.Thread(target=lambda: other.foreach(time.sleep))
+    busy.start()
+    until(lambda: session.sparkContext.statusTracker().getActiveStageIds())
+    placement.start(2, home.call())
+    until(lambda: placement.lost() or "busy with other jobs of this session" in caplog.text, 4)
+    assert [one["index"] for one in home.hear(2)] == [0, 1]
+    busy.join()
+    assert placement.lost() == []
+
+
+def test_what_a_task_did_to_its_process_is_put_back(placement, home, session):
+    placement.start(2, home.call())
+    home.hear(2)
+    home.hang_up()
+    placement.close()
+    seen = session.sparkContext.parallelize(range(2), 2).map(lambda _: os.environ.get("LEFT_BEHIND")).collect()
+    assert seen == [None, None]
+
+
+def test_a_workers_gpus_are_those_that_spark_has_given_to_its_task(session, home):
+    placement = SparkPlacement(num_gpus=1)
+    assert placement.slots() == 2
+    placement.start(2, home.call())
+    assert [one["cuda"] for one in home.hear(2)] == ["5", "5"]
+    placement.close()
+
+
+def test_a_worker_that_takes_more_than_an_executor_has_finds_no_slot(session):
+    assert SparkPlacement(num_cpus=2).slots() == 0
+
+
+def test_a_shape_that_spark_refuses_is_refused_in_its_words(session):
+    with pytest.raises(ConfigError, match=r"what it is to take: .*gpu, amount: 1 needs to be >= .* amount of 2"):
+        SparkPlacement(num_gpus=2)
+
+
+def test_a_resource_profile_may_ask_for_tasks_but_not_for_executors(session):
+    from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+    tasks = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 1)).build
+    assert SparkPlacement(profile=tasks).slots() == 2
+    executors = ResourceProfileBuilder().require(ExecutorResourceRequests().cores(1)).build
+    with pytest.raises(ConfigError, match=r"executors of its own \(cores.*when making the session"):
+        SparkPlacement(profile=executors)
+    with pytest.raises(ConfigError, match="leave num_cpus and num_gpus out"):
+        SparkPlacement(num_cpus=1, profile=tasks)
+
+
+def test_a_worker_takes_whole_gpus_or_none(session):
+    assert SparkPlacement(num_gpus=0).slots() == 2
+    with pytest.raises(ConfigError, match=r"num_gpus=0.5: a worker has whole GPUs"):
+        SparkPlacement(num_gpus=0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"num_cpus": 0}, {"num_gpus": -1}])
+def test_a_number_that_cannot_be_is_refused(session, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"{name}={value}: expected"):
+        SparkPlacement(**wrong)
+
+
+def test_a_task_that_raises_ends_the_launch_with_what_it_raised(placement):
+    def call(index, node):
+        raise ModuleNotFoundError("No module named 'footplate'")
+
+    placement.start(2, call)
+    with pytest.raises(LaunchError, match="can't be kept on Spark's executors: ModuleNotFoundError: No module named"):
+        until(placement.lost)
+
+
+def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    placement.start(2, AgentCall("127.0.0.1", port, b"token"))
+    with pytest.raises(LaunchError, match=r"(?s)can't reach the driver at 127.0.0.1:.*which is spark.driver.host"):
+        until(placement.lost)
+
+
+def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
+    def work(factor):
+        dist.init_process_group("gloo")
+        total = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(total)
+        print("rank", dist.get_rank(), "has met the others")
+        time.sleep(dist.get_rank())  # in TorchDistributor, who ends last would be the one whose value comes home
+        return dist.get_rank(), total.item() * factor
+
+    assert launch(work, 10, world_size=2, backend=Cluster(SparkPlacement())) == (0, 30)
+    assert {f"[rank {rank}] rank {rank} has met the others" for rank in (0, 1)} <= set(
+        capfd.readouterr().out.splitlines()
+    )
+
+
+def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_losses(session, tmp_path, said):
+    def train(directory, pause_s):
+        class Steps(fp.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                with Path(f"{directory}.{trainer.world.rank}.steps").open("a") as file:
+                    file.write(f"{worker.attempt()} {trainer.global_step} {float(outputs).hex()}\n")
+                time.sleep(pause_s)
+
+        torch.manual_seed(3)
+        trainer = fp.Trainer(
+            accelerator="cpu", seed=1, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=directory, callbacks=[Steps(), fp.ModelCheckpoint(every_n_train_steps=3)],
+        )  # fmt: skip
+        trainer.fit(Classifier(), loader(batch_size=5), ckpt_path="last")
+        return trainer.global_step
+
+    def steps(directory, rank):
+        file = Path(f"{directory}.{rank}.steps")
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [line.split() for line in lines if line.endswith("\n")]
+
+    def kill_an_executor():
+        until(lambda: len(steps(tmp_path / "killed", 0)) > 8, 120)
+        executors()[1].kill()
+
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == 36
+    killer = threading.Thread(target=kill_an_executor)
+    killer.start()
+    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=Cluster(SparkPlacement())) == 36
+    killer.join()
+    assert "max_host_restarts" not in said.text
+    assert "attempt 1 starts now (restart 1 of 10)" in said.text
+    for rank in (0, 1):
+        expected = {step: loss for _, step, loss in steps(tmp_path / "whole", rank)}
+        seen = steps(tmp_path / "killed", rank)
+        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
+        assert len(expected) == 36
+        assert {step: loss for _, step, loss in seen} == expected
+        assert all(loss == expected[step] for _, step, loss in seen)
+
+
+def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
+    def work():
+        (tmp_path / os.environ["RANK"]).write_text(str(os.getpid()))
+        time.sleep(600)
+
+    def interrupt():
+        until(lambda: all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(work, world_size=2, backend=Cluster(SparkPlacement()))
+    assert not any(psutil.pid_exists(int((tmp_path / rank).read_text())) for rank in "01")
+    assert session.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, quick):
+    def work():
+        print("attempt", worker.attempt(), "of rank", os.environ["RANK"])
+        if worker.attempt() == 0 and os.environ["RANK"] == "1":
+            raise ValueError("only once")
+        return "done"
+
+    assert launch(work, world_size=2, backend=Cluster(SparkPlacement()), restarts=quick, log_dir=tmp_path) == "done"
+    for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        assert f"attempt {attempt} of rank {rank}" in (tmp_path / f"attempt-{attempt}/rank-{rank}.log").read_text()
+    assert "ValueError: only once" in (tmp_path / "attempt-0/rank-1.log").read_text()
+
+
+def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(session):
+    with pytest.raises(LaunchError, match="np=3: spark has room for 2"):
+        launch(print, world_size=3, backend=Cluster(SparkPlacement()))
+
+
+def test_a_session_that_was_stopped_is_said_so(session):
+    """The last but one of this file, as it stops the session that all share."""
+    placement = SparkPlacement()
+    session.stop()
+    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+        placement.slots()
+    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+        placement.start(2, AgentCall("127.0.0.1", 1, b""))
+
+
+def test_threads_of_a_local_master_are_places_too(session, home):
+    """The last of this file: a process has one session at a time."""
+    from pyspark.sql import SparkSession
+
+    with SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate():
+        placement = SparkPlacement()
+        assert placement.slots() == 2
+        placement.start(2, home.call())
+        assert [one["index"] for one in home.hear(2)] == [0, 1]
+        placement.close()
