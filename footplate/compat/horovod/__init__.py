@@ -18,7 +18,7 @@ Inside, from the wire up:
     operations.py   a ready operation on torch.distributed
     engine.py       submit, start in the agreed order, wait
     world.py        init, shutdown, rank, size, process sets
-    verbs.py        allreduce, allgather, broadcast, …
+    verbs.py        allreduce, allgather, broadcast, …                 submit.py, differentiable.py
     objects.py      parameters, optimizers, Python objects
     gradients.py    reduced while the backward pass runs               optimizer.py, adasum_optimizer.py
     elastic.py      commits, and beginning again                       sampler.py
@@ -44,13 +44,8 @@ from footplate.compat.horovod.objects import (
 )
 from footplate.compat.horovod.optimizer import DistributedOptimizer
 from footplate.compat.horovod.runner import HorovodRunner
+from footplate.compat.horovod.submit import Adasum, Average, Max, Min, Product, Sum, poll, synchronize
 from footplate.compat.horovod.verbs import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
     allgather,
     allgather_async,
     allreduce,
@@ -73,11 +68,9 @@ from footplate.compat.horovod.verbs import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter,
     reducescatter_async,
     sparse_allreduce_async,
-    synchronize,
 )
 from footplate.compat.horovod.world import (
     ProcessSet,

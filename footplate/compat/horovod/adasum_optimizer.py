@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from footplate.compat.horovod.errors import MisuseError
-from footplate.compat.horovod.verbs import Adasum, allreduce_async_, synchronize
+from footplate.compat.horovod.submit import Adasum, synchronize
+from footplate.compat.horovod.verbs import allreduce_async_
 
 
 class AdasumMethods:

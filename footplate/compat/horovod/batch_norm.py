@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from footplate.compat.horovod.verbs import Sum, allreduce
+from footplate.compat.horovod.submit import Sum
+from footplate.compat.horovod.verbs import allreduce
 from footplate.compat.horovod.world import size
 from footplate.errors import DataError
 

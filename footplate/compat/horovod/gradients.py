@@ -25,14 +25,8 @@ from footplate.compat.horovod.engine import Handle
 from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request
-from footplate.compat.horovod.verbs import (
-    Average,
-    ReduceOp,
-    allreduce_async,
-    allreduce_async_,
-    sparse_allreduce_async,
-    synchronize,
-)
+from footplate.compat.horovod.submit import Average, ReduceOp, synchronize
+from footplate.compat.horovod.verbs import allreduce_async, allreduce_async_, sparse_allreduce_async
 from footplate.compat.horovod.world import ProcessSet, context
 from footplate.parallel.buckets import BUCKET_BYTES
 

@@ -13,7 +13,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from footplate.compat.horovod.verbs import allgather, broadcast_, send, synchronize
+from footplate.compat.horovod.submit import send, synchronize
+from footplate.compat.horovod.verbs import allgather, broadcast_
 from footplate.compat.horovod.world import ProcessSet, context, global_process_set
 from footplate.errors import ConfigError
 

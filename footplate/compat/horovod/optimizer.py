@@ -21,7 +21,7 @@ from footplate.compat.horovod.adasum_optimizer import AdasumMethods
 from footplate.compat.horovod.compression import Compression
 from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.gradients import GradientReducer, Reduction
-from footplate.compat.horovod.verbs import Adasum, Average, ReduceOp
+from footplate.compat.horovod.submit import Adasum, Average, ReduceOp
 from footplate.compat.horovod.world import ProcessSet, global_process_set, size
 from footplate.errors import ConfigError
 
