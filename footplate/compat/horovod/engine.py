@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ class Engine:
         self._lock = threading.Lock()
         self._pending: dict[Key, tuple[Request, Handle]] = {}
         self._failure: HorovodInternalError | None = None
-        self._unnamed = 0
+        self._unnamed: Counter[tuple[int, str]] = Counter()
         self._joined = threading.Event()
         self._last = -1
         self.link: Link = connect(rank, size, store, self)
@@ -85,8 +86,9 @@ class Engine:
         with self._lock:
             self._look()
             if name is None:
-                name = f"{signature.kind}.noname.{self._unnamed}"
-                self._unnamed += 1
+                kind = (signature.process_set, signature.kind)
+                name = f"{signature.kind}.noname.{self._unnamed[kind]}"
+                self._unnamed[kind] += 1
             key = (signature.process_set, name)
             if key in self._pending:
                 raise ConfigError(
@@ -146,6 +148,7 @@ class Engine:
             case Run():
                 self._start(answer)
             case Joined(last=last):
+                self._unnamed.clear()  # those who joined early have not counted what the others did
                 self._last = last
                 self._joined.set()
             case Refuse():
