@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -56,10 +57,9 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        # Every rank gets as many: some of the first rows come twice.
-        filled = left + left[: self.num_samples * self.num_replicas - len(left)]
-        return iter(filled[self.rank :: self.num_replicas])
+        # Every rank gets as many: a few of the first rows come again.
+        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.num_samples * self.num_replicas)
+        return itertools.islice(filled, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -77,6 +77,7 @@ class _Context:
     groups: list[Any]
     owns: bool
     sets: dict[int, ProcessSet] = field(default_factory=dict)
+    numbered: int = GLOBAL  # the number of the latest process set; none is used twice
 
 
 _context: _Context | None = None
@@ -222,7 +223,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ConfigError(f"{made!r}: expected ranks from 0 to {size() - 1}.")
     if made.ranks in [global_process_set.ranks, *(one.ranks for one in found.sets.values())]:
         raise ConfigError(f"{made!r}: there is a process set of these ranks.")
-    number = max(found.sets, default=GLOBAL) + 1
+    found.numbered += 1
+    number = found.numbered
     group = dist.new_group(made.ranks, timeout=TIMEOUT) if size() > 1 else None
     if group is not None and rank() in made.ranks:
         found.groups.append(group)
@@ -240,11 +242,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forget a process set; all ranks call it. Returns whether there was one."""
     found = context()
-    if process_set.process_set_id in (None, GLOBAL) or process_set not in found.sets.values():
+    if process_set.process_set_id is None or process_set not in found.sets.values():
         return False
     _all_here(f"remove_process_set {process_set.ranks}")
-    number = process_set.process_set_id
-    found.sets[number] = process_set  # its number is not used again
+    del found.sets[process_set.process_set_id]
     process_set.process_set_id = None
     return True
 
