@@ -116,14 +116,15 @@ def train_hvd(learning_rate: float = 0.1, rows: int = 64) -> dict[str, float]:
     torch.manual_seed(hvd.rank())
     model = nn.Linear(8, 3)
     numbers = torch.Generator().manual_seed(0)
-    data = TensorDataset(torch.randn(rows, 8, generator=numbers), torch.randint(0, 3, (rows,), generator=numbers))
+    features = torch.randn(rows, 8, generator=numbers)
+    data = TensorDataset(features, features[:, :3].argmax(1))
     sampler = distributed.DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     optimizer = optim.SGD(model.parameters(), lr=learning_rate * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     losses = []
-    for epoch in range(3):
+    for epoch in range(5):
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()

@@ -148,7 +148,8 @@ class Engine:
             case Run():
                 self._start(answer)
             case Joined(last=last):
-                self._unnamed.clear()  # those who joined early have not counted what the others did
+                with self._lock:
+                    self._unnamed.clear()  # those who joined early have not counted what the others did
                 self._last = last
                 self._joined.set()
             case Refuse():

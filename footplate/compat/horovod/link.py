@@ -27,7 +27,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from footplate.compat.horovod.errors import HorovodInternalError, PeerLostError
@@ -97,7 +97,7 @@ class Server:
         self._closed = False
         if size > 1:
             self._gather(size, store)
-            threading.Thread(target=self._serve, name="horovod-negotiation", daemon=True).start()
+            _start(self._serve, receiver)
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -254,7 +254,7 @@ class Client:
         self._connection.settimeout(None)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection.sendall(f"{token} {rank}\n".encode())
-        threading.Thread(target=self._listen, name="horovod-negotiation", daemon=True).start()
+        _start(self._listen, receiver)
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -359,6 +359,19 @@ def _read_line(connection: socket.socket) -> str:
 def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _start(work: Callable[[], None], receiver: Receiver) -> None:
+    """Run it in a thread; should it raise, nobody is to wait for what it doesn't do any more."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            log.exception("Horovod's negotiation has failed")
+            receiver.fail(HorovodInternalError(f"Horovod's negotiation has failed: {error!r}"))
+
+    threading.Thread(target=run, name="horovod-negotiation", daemon=True).start()
 
 
 def _sentence(text: str) -> str:
