@@ -218,6 +218,7 @@ def train_elastic(killed: tuple[int, int, int], notes: Path, commit_every: int) 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_costs_the_steps_since_the_last_commit_and_nothing_else(victim, tmp_path):
     quick = Restarts(peers_grace_s=2.0, max_delay_s=0.1)
@@ -233,6 +234,7 @@ def test_a_killed_worker_costs_the_steps_since_the_last_commit_and_nothing_else(
     assert not found["kept"].exists()
 
 
+@pytest.mark.slow
 def test_with_fewer_workers_it_goes_on_with_the_learning_rate_for_them(tmp_path):
     shrinking = Restarts(peers_grace_s=2.0, max_delay_s=0.1, min_world_size=1, drop_after=1)
     # killed before its first commit of the attempt, so that its slot is given up
