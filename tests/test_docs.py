@@ -145,3 +145,13 @@ def test_architecture_names_every_module_and_folder():
         ]
         there = {f"{path.name}/" if path.is_dir() else path.name for path in inside} - {"py.typed"}
         assert set(shown) == (there - {"__init__.py"} if folder else there)
+
+
+def test_horovods_table_has_every_name_and_no_other():
+    import footplate.compat.horovod as hvd
+
+    section = PAGES["docs/horovod.md"].split("## The verbs\n", 1)[1].split("\nNot there:", 1)[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(names) == sorted(hvd.__all__)
+    assert all(hasattr(hvd, name) for name in names)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import parcel, pickling
+from footplate.launch import parcel, pickling, worker
 from footplate.launch.backends import Backend, Local
 from footplate.launch.crew import Attempt, Crew, Wrote
 from footplate.launch.failure import Failure
@@ -78,10 +80,10 @@ def launch(
     """
     _check(world_size, restarts)
     patience = Patience(heartbeat_timeout_s, grace_s, restarts.peers_grace_s)
-    payload = parcel.empty()
+    payload, launched = parcel.empty(), secrets.token_hex(8)
     try:
         _pack(payload, fn, args)
-        crew = backend.crew(payload, env or {}, preload, world_size)
+        crew = backend.crew(payload, {**(env or {}), worker.LAUNCH: launched}, preload, world_size)
         output = Output(Path(log_dir) if log_dir is not None else None, show)
         try:
             with Interrupts(crew.wake) as interrupts:
@@ -91,6 +93,7 @@ def launch(
             output.close()
     finally:
         os.close(payload)
+        shutil.rmtree(worker.kept_of(launched), ignore_errors=True)
 
 
 class Supervisor:

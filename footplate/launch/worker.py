@@ -6,7 +6,11 @@ Outside a launch each of these is harmless, so code that uses them runs anywhere
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Protocol
+
+LAUNCH = "FOOTPLATE_LAUNCH"  # the environment variable with the launch's name, which no other launch has
 
 
 class Line(Protocol):
@@ -44,6 +48,26 @@ def slot() -> int:
     It is the local rank until a rank is given up; from then on ranks are renumbered, and slots are not.
     """
     return int(os.environ.get("FOOTPLATE_SLOT") or os.environ.get("LOCAL_RANK") or 0)
+
+
+def kept() -> Path | None:
+    """A directory of this machine which lasts from attempt to attempt of this launch; None outside a launch.
+
+    It is this user's alone. The launch removes it at its end, where that is on the same machine.
+    """
+    launch = os.environ.get(LAUNCH)
+    if launch is None:
+        return None
+    directory = kept_of(launch)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to somebody else.")
+    return directory
+
+
+def kept_of(launch: str) -> Path:
+    """Where that directory is for a launch, whether it is there or not."""
+    return Path(tempfile.gettempdir()) / f"footplate-launch-{launch}"
 
 
 def progressed() -> None:

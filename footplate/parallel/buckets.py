@@ -18,11 +18,13 @@ def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[l
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for kind in kinds.values():
         bucket: list[Tensor] = []
+        filled = 0
         for tensor in kind:
-            if bucket and sum(one.nbytes for one in bucket) + tensor.nbytes > nbytes:
+            if bucket and filled + tensor.nbytes > nbytes:
                 yield bucket
-                bucket = []
+                bucket, filled = [], 0
             bucket.append(tensor)
+            filled += tensor.nbytes
         yield bucket
 
 

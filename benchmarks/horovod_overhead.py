@@ -1,0 +1,154 @@
+"""What hvd.DistributedOptimizer costs per step, against a raw DistributedDataParallel loop.
+
+    python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
+
+Two ranks over gloo, each a process with one torch thread; batches that are ready. Three models: the tiny MLP of the other
+benchmarks, whose step is nearly all overhead; an MLP of 3.2 million parameters, whose gradients need two buckets; and a
+small convolutional network. Of each, the two loops take turns, both ranks of a loop together. The ratios are of wall time
+of a turn, and of the processor time of both ranks, all their threads included.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import arguments, interleave, machine, median, ratio, report
+from ddp_overhead import RANKS, environment, free_port
+from step_overhead import Clocks, Runner
+from torch import nn
+
+ROUNDS = 20
+STEPS = {"tiny MLP": 400, "wide MLP": 40, "small CNN": 40}
+
+
+def network(name: str) -> nn.Module:
+    if name == "tiny MLP":
+        return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    if name == "wide MLP":
+        return nn.Sequential(
+            nn.Linear(32, 1024), nn.ReLU(), *itertools.chain(*((nn.Linear(1024, 1024), nn.ReLU()) for _ in range(3))),
+            nn.Linear(1024, 10),
+        )  # fmt: skip
+    layers: list[nn.Module] = [
+        nn.Unflatten(1, (2, 4, 4)),
+        nn.Conv2d(2, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+    ]
+    for _ in range(8):
+        layers += [nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+class Ddp:
+    """A raw loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, batches: Any, directory: Path) -> None:
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(network(self._name), broadcast_buffers=False)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)
+        dist.destroy_process_group()
+
+
+class Horovod:
+    """The same with Horovod's verbs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, batches: Any, directory: Path) -> None:
+        import footplate.compat.horovod as hvd
+
+        hvd.init()
+        model = network(self._name)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        train(model, optimizer, batches)
+        hvd.shutdown()
+
+
+def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+class Ranks:
+    """The two processes of one loop."""
+
+    def __init__(self, name: str, loop: Callable[..., None], turns: list[int]) -> None:
+        port = free_port()
+        self._runners = [Runner(name, loop, turns, environment(rank, port)) for rank in range(RANKS)]
+        self.turn()  # to warm up
+
+    def turn(self) -> tuple[list[Clocks], list[Clocks]]:
+        for runner in self._runners:
+            runner.let_go()
+        begun = [runner.receive() for runner in self._runners]
+        return begun, [runner.receive() for runner in self._runners]
+
+    def end(self) -> None:
+        for runner in self._runners:
+            runner.let_go()
+            runner.receive()
+            runner.join()
+
+
+def measure(rounds: int, scale: float) -> dict[str, list[dict[str, float]]]:
+    """Microseconds a step of each loop in each round: wall time, and processor time as the mean of the ranks."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for model, usual in STEPS.items():
+        steps = max(5, int(usual * scale))
+        turns = [steps] * (rounds + 1)
+        loops = {f"{model}, {kind.__name__}": Ranks(model, kind(model), turns) for kind in (Ddp, Horovod)}
+
+        def turn(name: str, loops: Any = loops, steps: int = steps) -> dict[str, float]:
+            begun, ended = loops[name].turn()
+            wall = max(clocks.wall for clocks in ended) - min(clocks.wall for clocks in begun)
+            cpu = sum(after.cpu - before.cpu for before, after in zip(begun, ended, strict=True)) / RANKS
+            return {"wall_us": wall / steps * 1e6, "cpu_us": cpu / steps * 1e6}
+
+        found.update(interleave(list(loops), turn, rounds))
+        for ranks in loops.values():
+            ranks.end()
+    return found
+
+
+def main() -> None:
+    options = arguments("What hvd.DistributedOptimizer costs per step")
+    here = machine()
+    rounds, scale = (2, 0.1) if options.quick else (ROUNDS, 1.0)
+    found = measure(rounds, scale)
+    ratios = {
+        f"{figure.removesuffix('_us')}_{model.replace(' ', '_').lower()}": ratio(
+            found, f"{model}, Horovod", f"{model}, Ddp", figure
+        )
+        for model in STEPS
+        for figure in ("wall_us", "cpu_us")
+    }
+    rows = [
+        {"name": name, "wall_us": median(runs, "wall_us"), "cpu_us": median(runs, "cpu_us"), "rounds": runs}
+        for name, runs in found.items()
+    ]
+    columns = {"wall_us": "wall µs/step", "cpu_us": "CPU µs/step"}
+    report(
+        "horovod_overhead", f"{RANKS} ranks over gloo, medians of {rounds} rounds", columns,
+        rows, ratios, {"steps": STEPS, "ranks": RANKS}, here, ("torch", "footplate", "rich"), options.json,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""How the ranks negotiate: one connection from each rank to rank 0, lines of JSON in both directions.
+
+    rank r → rank 0    ["define", id, signature]       a signature, the first time it is used
+                       ["ready", id, name, numbers]    this operation is ready here
+                       ["join"], ["wait", set, name], ["left"]
+    rank 0 → rank r    ["run", set, names, numbers, signatures or null], ["refuse", set, name, text, mistake]
+                       ["joined", last], ["failed", text]
+
+Rank 0 listens on the address at which the ranks meet; its port and a token lie in the store of the rendezvous, and a
+connection counts when it has shown the token. Rank 0's own words go straight into the table (`negotiation.py`), and what
+follows is handed to its engine by whichever thread brought it about, under one lock: so all ranks get the same answers in
+the same order.
+
+A connection that ends without "left" is a process that has died: everybody is told at once. When all ranks have been
+waiting for `STUCK_S`, each for something that the others don't have, all of it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from footplate.compat.horovod.errors import HorovodInternalError, PeerLostError
+from footplate.compat.horovod.negotiation import Answer, Joined, Key, Negotiation, Refuse, Run, Signature, fuse
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+STUCK_S = 5.0
+MEET_S = 60.0  # by then the others, who have met already, must have connected
+SIGNATURES = 4096  # remembered of a connection; then it begins anew
+_KEY = "footplate/horovod"
+
+
+class Receiver(Protocol):
+    """Who gets the answers: a rank's engine."""
+
+    def receive(self, answer: Answer) -> None:
+        """Act on it."""
+        ...
+
+    def fail(self, error: HorovodInternalError) -> None:
+        """Nothing can be negotiated any more."""
+        ...
+
+
+class Link(Protocol):
+    """A rank's way to the table."""
+
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
+        """Submit an operation."""
+        ...
+
+    def join(self) -> None:
+        """Say that this rank has no more data."""
+        ...
+
+    def wait(self, key: Key) -> None:
+        """Say that this rank waits for an operation and does nothing else."""
+        ...
+
+    def add_set(self, number: int, members: Sequence[int]) -> None:
+        """Make a process set known."""
+        ...
+
+    def close(self, leaving: bool) -> None:
+        """Part from the others; `leaving`: tell them."""
+        ...
+
+
+def connect(rank: int, size: int, store: Any, receiver: Receiver) -> Link:
+    """The link of a rank; `store` is one of torch.distributed's, and `receiver` gets the answers."""
+    return Server(size, store, receiver) if rank == 0 else Client(rank, store, receiver)
+
+
+class Server:
+    """Rank 0's link: it has the table, and serves the others in a thread."""
+
+    def __init__(self, size: int, store: Any, receiver: Receiver) -> None:
+        self._lock = threading.Lock()
+        self._table = Negotiation(size)
+        self._receiver = receiver
+        self._connections: dict[int, socket.socket] = {}
+        self._lines: dict[int, _Lines] = {}
+        self._signatures: dict[int, dict[int, Signature]] = {}
+        self._heard, self._heard_at = 0, time.monotonic()
+        self._closed = False
+        if size > 1:
+            self._gather(size, store)
+            _start(self._serve, receiver)
+
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
+        with self._lock:
+            self._answer(self._table.submit(0, name, signature, numbers, time.monotonic()))
+
+    def join(self) -> None:
+        with self._lock:
+            self._answer(self._table.join(0))
+
+    def wait(self, key: Key) -> None:
+        with self._lock:
+            self._table.wait(0, key)
+
+    def add_set(self, number: int, members: Sequence[int]) -> None:
+        with self._lock:
+            self._table.add_set(number, members)
+
+    def close(self, leaving: bool) -> None:
+        with self._lock:
+            self._closed = True
+            if leaving:
+                self._tell_all(["failed", "rank 0 has shut Horovod down", False])
+            for connection in self._connections.values():
+                _shut(connection)
+
+    def _gather(self, size: int, store: Any) -> None:
+        """Let the other ranks connect."""
+        token = secrets.token_hex(16)
+        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+        with socket.create_server((host, 0), backlog=size) as listening:
+            listening.settimeout(MEET_S)
+            store.set(_KEY, f"{host} {listening.getsockname()[1]} {token}")
+            while len(self._connections) < size - 1:
+                connection, _ = listening.accept()
+                connection.settimeout(10)
+                with contextlib.suppress(OSError, ValueError):
+                    shown, rank = _read_line(connection).split()
+                    if hmac.compare_digest(shown, token):
+                        connection.settimeout(None)
+                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        self._connections[int(rank)] = connection
+                        continue
+                connection.close()
+        self._lines = {rank: _Lines() for rank in self._connections}
+        self._signatures = {rank: {} for rank in self._connections}
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while True:
+                ready = selector.select(TICK_S)
+                with self._lock:
+                    if self._closed:
+                        for connection in self._connections.values():
+                            connection.close()
+                        return
+                    answers: list[Answer] = []
+                    for key, _ in ready:
+                        answers += self._hear(key.data, selector)
+                    self._answer(answers)
+                    self._look()
+
+    def _hear(self, rank: int, selector: selectors.BaseSelector) -> list[Answer]:
+        """All that a rank has said; its end, if the connection ends."""
+        connection = self._connections[rank]
+        piece = _receive(connection)
+        answers = [answer for message in self._lines[rank].feed(piece) for answer in self._take(rank, message)]
+        if not piece:
+            selector.unregister(connection)
+            connection.close()
+            del self._connections[rank]
+            self._lost(rank)
+        return answers
+
+    def _take(self, rank: int, message: list[Any]) -> list[Answer]:
+        match message:
+            case ["ready", number, name, numbers]:
+                signature = self._signatures[rank][number]
+                return self._table.submit(rank, name, signature, numbers, time.monotonic())
+            case ["define", number, values]:
+                if number == 0:
+                    self._signatures[rank].clear()
+                self._signatures[rank][number] = Signature.from_json(values)
+            case ["join"]:
+                return self._table.join(rank)
+            case ["wait", process_set, name]:
+                self._table.wait(rank, (process_set, name))
+            case ["left"]:
+                return self._table.leave(rank, "has shut Horovod down")
+        return []
+
+    def _lost(self, rank: int) -> None:
+        if not self._table.has_left(rank):
+            text = f"the process of rank {rank} has ended"
+            self._table.leave(rank, "has ended")
+            self._tell_all(["failed", text, True])
+            self._receiver.fail(PeerLostError(_sentence(text)))
+
+    def _look(self) -> None:
+        """What is due by the clock."""
+        now = time.monotonic()
+        if self._table.heard != self._heard:
+            self._heard, self._heard_at = self._table.heard, now
+        elif now - self._heard_at > STUCK_S:
+            self._answer(self._table.stuck())
+        for text in self._table.stalled(now):
+            log.warning(
+                "One or more tensors were submitted to be reduced, gathered or broadcast by some ranks only: %s", text
+            )
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        answers = fuse(answers)
+        lines: dict[int, list[Any]] = {}
+        for answer in answers:
+            for rank in self._addressees(answer):
+                lines.setdefault(rank, []).append(_encode(answer, rank))
+        mine = lines.pop(0, None) is not None
+        for rank, messages in lines.items():
+            self._tell(rank, *messages)
+        if mine:
+            for answer in answers:
+                if 0 in self._addressees(answer):
+                    self._receiver.receive(answer)
+
+    def _addressees(self, answer: Answer) -> Iterable[int]:
+        match answer:
+            case Run(members=members):
+                return members
+            case Refuse(ranks=ranks):
+                return ranks
+        return (0, *self._connections)
+
+    def _tell_all(self, message: list[Any]) -> None:
+        for rank in list(self._connections):
+            self._tell(rank, message)
+
+    def _tell(self, rank: int, *messages: list[Any]) -> None:
+        if rank in self._connections:
+            with contextlib.suppress(OSError):  # it has died, of which its connection tells
+                self._connections[rank].sendall(_encoded(*messages))
+
+
+class Client:
+    """The link of any other rank: a connection, and a thread that takes the answers."""
+
+    def __init__(self, rank: int, store: Any, receiver: Receiver) -> None:
+        host, port, token = store.get(_KEY).decode().split()
+        self._receiver = receiver
+        self._lock = threading.Lock()
+        self._ids: dict[Signature, int] = {}
+        self._closed = False
+        self._connection = socket.create_connection((host, int(port)), timeout=MEET_S)
+        self._connection.settimeout(None)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.sendall(f"{token} {rank}\n".encode())
+        _start(self._listen, receiver)
+
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
+        with self._lock:
+            messages: list[list[Any]] = []
+            number = self._ids.get(signature)
+            if number is None:
+                if len(self._ids) == SIGNATURES:
+                    self._ids.clear()
+                number = self._ids[signature] = len(self._ids)
+                messages.append(["define", number, signature.to_json()])
+            self._send(*messages, ["ready", number, name, list(numbers)])
+
+    def join(self) -> None:
+        with self._lock:
+            self._send(["join"])
+
+    def wait(self, key: Key) -> None:
+        with self._lock:
+            self._send(["wait", *key])
+
+    def add_set(self, number: int, members: Sequence[int]) -> None:
+        pass  # rank 0 knows it
+
+    def close(self, leaving: bool) -> None:
+        with self._lock:
+            self._closed = True
+            if leaving:
+                self._send(["left"])
+            _shut(self._connection)
+
+    def _send(self, *messages: list[Any]) -> None:
+        with contextlib.suppress(OSError):  # rank 0 has died, of which the connection tells
+            self._connection.sendall(_encoded(*messages))
+
+    def _listen(self) -> None:
+        lines = _Lines()
+        while piece := _receive(self._connection):
+            for message in lines.feed(piece):
+                if message[0] == "failed":
+                    error = PeerLostError if message[2] else HorovodInternalError
+                    self._receiver.fail(error(_sentence(message[1])))
+                else:
+                    self._receiver.receive(_decode(message))
+        self._connection.close()
+        if not self._closed:
+            self._receiver.fail(PeerLostError(_sentence("the process of rank 0 has ended")))
+
+
+class _Lines:
+    """Pieces of a stream, put together to lines of JSON."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[Any]:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+def _encode(answer: Answer, rank: int) -> list[Any]:
+    match answer:
+        case Run():
+            signatures = [one.to_json() for one in answer.signatures] if rank in answer.joined else None
+            return ["run", answer.process_set, answer.names, answer.numbers, signatures]
+        case Refuse():
+            return ["refuse", answer.process_set, answer.name, answer.text, answer.mistake]
+        case Joined():
+            return ["joined", answer.last]
+
+
+def _decode(message: list[Any]) -> Answer:
+    """The answer as far as the rank that gets it needs it."""
+    match message:
+        case ["run", process_set, names, numbers, signatures]:
+            found = tuple(Signature.from_json(one) for one in signatures or [])
+            return Run(process_set, tuple(names), found, numbers, ())
+        case ["refuse", process_set, name, text, mistake]:
+            return Refuse(process_set, name, text, (), mistake)
+        case ["joined", last]:
+            return Joined(last)
+    raise AssertionError(message)
+
+
+def _encoded(*messages: list[Any]) -> bytes:
+    return "".join(json.dumps(message, separators=(",", ":")) + "\n" for message in messages).encode()
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 16)
+    except OSError:
+        return b""
+
+
+def _read_line(connection: socket.socket) -> str:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 200 and (byte := connection.recv(1)):
+        line += byte
+    return line.decode()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _start(work: Callable[[], None], receiver: Receiver) -> None:
+    """Run it in a thread; should it raise, nobody is to wait for what it doesn't do any more."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            log.exception("Horovod's negotiation has failed")
+            receiver.fail(HorovodInternalError(f"Horovod's negotiation has failed: {error!r}"))
+
+    threading.Thread(target=run, name="horovod-negotiation", daemon=True).start()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}: this operation can't be completed."

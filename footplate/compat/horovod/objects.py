@@ -1,0 +1,130 @@
+"""Whole models, optimizers and Python objects, made equal on all ranks or gathered from them.
+
+Objects travel by cloudpickle, as in Horovod: between ranks of one job, which trust each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from footplate.compat.horovod.submit import send, synchronize
+from footplate.compat.horovod.verbs import allgather, broadcast_
+from footplate.compat.horovod.world import ProcessSet, context, global_process_set
+from footplate.errors import ConfigError
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Overwrite parameters with those of `root_rank`.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`.
+        root_rank: whose.
+        process_set: the ranks that take part.
+
+    Raises:
+        ConfigError: something that is no tensor.
+        MismatchError: the ranks have other names, shapes or types.
+    """
+    named = sorted(params.items()) if isinstance(params, Mapping) else [_named(one) for one in params]
+    for name, tensor in named:
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(
+                f"broadcast_parameters: {name or 'one of params'} is {type(tensor).__name__}, expected a tensor. "
+                "Send other values with hvd.broadcast_object."
+            )
+    parts = ", ".join(name for name, _ in named)
+    tensors = [tensor for _, tensor in named]
+    for device in dict.fromkeys(tensor.device for tensor in tensors):
+        here = [tensor for tensor in tensors if tensor.device == device]
+        label = f"broadcast_parameters.{device.type}"
+        synchronize(send(here, root_rank, label, process_set, in_place=True, parts=parts if here == tensors else ""))
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Give an optimizer the state and the options (learning rate, …) of that of `root_rank`.
+
+    Tensors are sent as tensors, everything else as one object. `model` is accepted and not needed.
+    """
+    is_root = context().world.rank == root_rank
+    tensors: list[Tensor] = []
+    plan = broadcast_object(_without_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
+    if not is_root:
+        _find_tensors(plan, tensors)
+    for index, tensor in enumerate(tensors):
+        tensors[index] = tensor.detach().clone() if is_root else tensor
+    if tensors:
+        synchronize(send(tensors, root_rank, "broadcast_optimizer_state", in_place=True))
+    if not is_root:
+        optimizer.load_state_dict(_with_tensors(plan))
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The `obj` of `root_rank`, on all ranks; what the others give is ignored."""
+    label = name or "broadcast_object"
+    is_root = context().world.rank == root_rank
+    data = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
+    length = broadcast_(torch.tensor([len(data)]), root_rank, f"{label}.length", process_set)
+    received = torch.frombuffer(data, dtype=torch.uint8) if is_root else torch.empty(int(length), dtype=torch.uint8)
+    broadcast_(received, root_rank, f"{label}.data", process_set)
+    return obj if is_root else cloudpickle.loads(received.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The `obj` of every rank, in the order of ranks."""
+    label = name or "allgather_object"
+    data = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+    lengths = allgather(torch.tensor([len(data)]), f"{label}.lengths", process_set)
+    gathered = allgather(data, f"{label}.data", process_set)
+    return [cloudpickle.loads(part.numpy().tobytes()) for part in gathered.split(lengths.tolist())]
+
+
+def _named(param: Any) -> tuple[str, Any]:
+    return param if isinstance(param, tuple) else ("", param)
+
+
+@dataclass
+class _Missing:
+    """A tensor's place in a state that travels without its tensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tensor: Tensor | None = None
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """A state with its tensors taken out, in their order."""
+    if isinstance(value, Tensor):
+        tensors.append(value.cpu())
+        return _Missing(tuple(value.shape), value.dtype)
+    return _mapped(value, lambda one: _without_tensors(one, tensors))
+
+
+def _find_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Make room for the tensors of a state, in the same order."""
+    if isinstance(value, _Missing):
+        value.tensor = torch.empty(value.shape, dtype=value.dtype)
+        tensors.append(value.tensor)
+        return value
+    return _mapped(value, lambda one: _find_tensors(one, tensors))
+
+
+def _with_tensors(value: Any) -> Any:
+    return value.tensor if isinstance(value, _Missing) else _mapped(value, _with_tensors)
+
+
+def _mapped(value: Any, function: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: function(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(function(one) for one in value)
+    return value

@@ -1,0 +1,336 @@
+"""How an operation runs on torch.distributed, once all ranks are known to start it.
+
+`launch` starts it and returns at once; `Launched.finish` waits and gives the results. Both are called on every member of a
+process set, `launch` by the thread that took the answer and in the same order everywhere, `finish` by whoever asked for
+the result. What is only moved (gathered, broadcast, exchanged) travels as bytes, so that any type will do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from footplate.compat.horovod.adasum import combined
+from footplate.compat.horovod.negotiation import FUSION_BYTES, Signature
+from footplate.parallel.buckets import buckets
+
+_OPS = {
+    "average": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+Numbers = Sequence[Sequence[int]]  # of each member, what it has told
+Results = list[list[Tensor]]  # for each request, its tensors
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process set, as one of its members sees it. `group`: None of a single rank."""
+
+    members: tuple[int, ...]
+    index: int
+    group: Any = None
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+@dataclass
+class Request:
+    """An operation that was submitted here.
+
+    Attributes:
+        signature: what all ranks agree on.
+        tensors: the inputs.
+        in_place: whether the results go into them.
+        ready: of CUDA tensors, the event after which they have their values.
+    """
+
+    signature: Signature
+    tensors: Sequence[Tensor]
+    in_place: bool = False
+    ready: Any = None
+
+
+class Launched:
+    """A running operation.
+
+    Args:
+        works: torch.distributed's.
+        results: makes the outputs when these have ended.
+        buffers: memory that both use.
+    """
+
+    def __init__(self, works: Sequence[Any], results: Callable[[], Results], buffers: Sequence[Tensor] = ()) -> None:
+        self.works = works
+        self.results = results
+        self.buffers = buffers
+        self._lock = threading.Lock()
+        self._found: Results | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return all(work.is_completed() for work in self.works)
+
+    def finish(self, tick_s: float, look: Callable[[], None]) -> Results:
+        """Wait for the results; `look` is called each `tick_s` meanwhile, and may raise."""
+        with self._lock:
+            if self._found is None:
+                on_cuda = any(buffer.is_cuda for buffer in self.buffers)
+                for work in self.works:
+                    work.wait() if on_cuda else _wait(work, tick_s, look)  # on CUDA, only the stream waits
+                for buffer in self.buffers if on_cuda else ():
+                    buffer.record_stream(torch.cuda.current_stream(buffer.device))
+                self._found = self.results()
+                self.works = self.buffers = ()
+            return self._found
+
+
+def zeros(signature: Signature) -> Request:
+    """What a rank that has joined takes part with."""
+    device = torch.device(signature.device)
+    made = [
+        torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+        for dtype, shape in zip(signature.dtypes, signature.shapes, strict=True)
+    ]
+    return Request(signature, made, in_place=True)
+
+
+def launch(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    """Start requests of one kind; several of them are sums that were fused."""
+    with _on_device(requests):
+        return _KINDS[requests[0].signature.kind](requests, numbers, place)
+
+
+def _allreduce(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    signature = requests[0].signature
+    if signature.op == "adasum":
+        return _adasum(requests[0], place)
+    pieces, works = [], []
+    for bucket in buckets((tensor for one in requests for tensor in one.tensors), FUSION_BYTES):
+        own = len(requests) == len(bucket) == 1 and requests[0].in_place and bucket[0].is_contiguous()
+        flat = bucket[0].detach().view(-1) if own else torch.cat([one.detach().reshape(-1) for one in bucket])
+        _scale(flat, signature.prescale)
+        if place.group is not None:
+            works.append(dist.all_reduce(flat, _OPS[signature.op], group=place.group, async_op=True))
+        pieces.append((flat, bucket))
+
+    def results() -> Results:
+        found: dict[int, Tensor] = {}
+        for flat, bucket in pieces:
+            if signature.op == "average":
+                _divide(flat, place.size)
+            _scale(flat, signature.postscale)
+            parts = flat.split([one.numel() for one in bucket])
+            found.update({id(one): part.view(one.shape) for one, part in zip(bucket, parts, strict=True)})
+        return [_placed(one, [found[id(tensor)] for tensor in one.tensors]) for one in requests]
+
+    return Launched(works, results, [flat for flat, _ in pieces])
+
+
+def _adasum(request: Request, place: Place) -> Launched:
+    """Every rank gets all ranks' tensors, and combines them for itself."""
+    tensors = [one.detach().clone() for one in request.tensors]
+    for tensor in tensors:
+        _scale(tensor, request.signature.prescale)
+    gathered = [[torch.empty_like(one) for _ in place.members] for one in tensors]
+    works = []
+    for tensor, all_ranks in zip(tensors, gathered, strict=True):
+        if place.group is None:
+            all_ranks[0].copy_(tensor)
+        else:
+            works.append(dist.all_gather(all_ranks, tensor, group=place.group, async_op=True))
+
+    def results() -> Results:
+        outputs = [combined(all_ranks) for all_ranks in gathered]
+        for output in outputs:
+            _scale(output, request.signature.postscale)
+        return [_placed(request, outputs)]
+
+    return Launched(works, results, tensors)
+
+
+def _reducescatter(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    (request,) = requests
+    copies = Request(request.signature, [one.detach().clone() for one in request.tensors], in_place=True)
+    whole = _allreduce([copies], numbers, place)
+
+    def results() -> Results:
+        outputs = []
+        for tensor in whole.results()[0]:
+            rows = shares(len(tensor), place.size)
+            start = sum(rows[: place.index])
+            outputs.append(tensor[start : start + rows[place.index]].clone())
+        return [outputs]
+
+    return Launched(whole.works, results, whole.buffers)
+
+
+def _allgather(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    (request,) = requests
+    gathered, works = [], []
+    for index, tensor in enumerate(request.tensors):
+        rows = [told[index] for told in numbers]
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
+        longest = max(rows) * row_bytes
+        mine = _bytes(tensor.detach().contiguous())
+        found = [mine]
+        if place.group is not None:
+            padded = torch.cat([mine, mine.new_zeros(longest - len(mine))]) if len(mine) < longest else mine
+            found = list(mine.new_empty(place.size, longest).unbind())
+            if longest:
+                works.append(dist.all_gather(found, padded, group=place.group, async_op=True))
+        gathered.append((tensor.detach().new_empty(sum(rows), *tensor.shape[1:]), rows, found))
+
+    def results() -> Results:
+        for whole, rows, found in gathered:
+            targets = _bytes(whole).split([n * len(_bytes(whole)) // max(1, sum(rows)) for n in rows])
+            for target, source in zip(targets, found, strict=True):
+                target.copy_(source[: len(target)])
+        return [[whole for whole, _, _ in gathered]]
+
+    return Launched(works, results, [piece for _, _, found in gathered for piece in found])
+
+
+def _broadcast(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    (request,) = requests
+    root, here = request.signature.root, place.members[place.index]
+    flats = [_bytes(one.detach().contiguous()) for one in request.tensors]  # tensors of all types travel together
+    came: dict[int, Tensor] = {}
+    works, buffers = [], []
+    for bucket in buckets(flats, FUSION_BYTES):
+        buffers.append(torch.cat(bucket))
+        if place.group is not None and len(buffers[-1]):
+            works.append(dist.broadcast(buffers[-1], src=root, group=place.group, async_op=True))
+        parts = buffers[-1].split([len(one) for one in bucket])
+        came.update({id(one): part for one, part in zip(bucket, parts, strict=True)})
+
+    def results() -> Results:
+        if here == root and request.in_place:
+            return [list(request.tensors)]
+        pairs = zip(flats, request.tensors, strict=True)
+        return [_placed(request, [_from_bytes(came[id(flat)], tensor) for flat, tensor in pairs])]
+
+    return Launched(works, results, buffers)
+
+
+def _alltoall(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    (request,) = requests
+    (tensor,) = request.tensors
+    row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
+    sends = numbers[place.index]
+    receives = [told[place.index] for told in numbers]
+    mine = tensor.detach().contiguous()
+    if place.group is None:
+        return Launched([], lambda: [[mine.clone(), torch.tensor(receives, dtype=torch.int32)]])
+    found = mine.new_empty(sum(receives), *tensor.shape[1:])
+    work = dist.all_to_all_single(
+        _bytes(found), _bytes(mine), [n * row_bytes for n in receives], [n * row_bytes for n in sends],
+        group=place.group, async_op=True,
+    )  # fmt: skip
+    return Launched([work], lambda: [[found, torch.tensor(receives, dtype=torch.int32)]], [found, mine])
+
+
+def _barrier(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
+    """That all ranks start it is all there is to it."""
+    return Launched([], lambda: [[]])
+
+
+_KINDS = {
+    "allreduce": _allreduce,
+    "reducescatter": _reducescatter,
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+}
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """How many rows each rank gets of a tensor that is scattered: the first ones get one more.
+
+    >>> shares(5, 3)
+    [2, 2, 1]
+    """
+    return [rows // size + (index < rows % size) for index in range(size)]
+
+
+def _wait(work: Any, tick_s: float, look: Callable[[], None]) -> None:
+    while not work.is_completed():
+        try:
+            work.wait(timedelta(seconds=tick_s))
+        except RuntimeError:  # the time is over, or the transfer has failed
+            look()
+    work.wait()  # raises what has happened
+
+
+def _placed(request: Request, outputs: list[Tensor]) -> list[Tensor]:
+    """Results where they belong: in place, or as they are."""
+    if not request.in_place:
+        return outputs
+    with torch.no_grad():
+        for tensor, output in zip(request.tensors, outputs, strict=True):
+            if tensor.data_ptr() != output.data_ptr() or not tensor.is_contiguous():
+                tensor.copy_(output)
+    return list(request.tensors)
+
+
+def _scale(flat: Tensor, factor: float) -> None:
+    if factor == 1.0:
+        return
+    if flat.is_floating_point():
+        flat.mul_(factor)
+    else:
+        flat.copy_(flat.double().mul_(factor).trunc_())
+
+
+def _divide(flat: Tensor, size: int) -> None:
+    """Integers are rounded towards zero."""
+    if size > 1:
+        flat.div_(size) if flat.is_floating_point() else flat.div_(size, rounding_mode="trunc")
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as a flat one of bytes, of the same memory."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(flat: Tensor, like: Tensor) -> Tensor:
+    # A piece may begin at an address that its type doesn't allow, so it is copied.
+    return flat.clone().view(like.dtype).view(like.shape)
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+@contextlib.contextmanager
+def _on_device(requests: Sequence[Request]) -> Any:
+    """For CUDA tensors: a stream of our own, which waits until they have their values."""
+    tensors = [tensor for one in requests for tensor in one.tensors]
+    if not tensors or not tensors[0].is_cuda:
+        yield
+        return
+    device = tensors[0].device
+    with torch.cuda.device(device):
+        stream = _streams.setdefault(device, torch.cuda.Stream(device))
+        for one in requests:
+            if one.ready is not None:
+                stream.wait_event(one.ready)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        with torch.cuda.stream(stream):
+            yield

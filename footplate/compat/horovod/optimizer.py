@@ -1,0 +1,217 @@
+"""DistributedOptimizer: an optimizer whose `step` takes the gradients of all ranks.
+
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+It is still an instance of the class that it was, with the same parameter groups and state, so learning-rate schedulers and
+gradient scalers take it. `gradients.py` has what happens during the backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from footplate.compat.horovod.adasum_optimizer import AdasumMethods
+from footplate.compat.horovod.compression import Compression
+from footplate.compat.horovod.errors import MisuseError
+from footplate.compat.horovod.gradients import GradientReducer, Reduction
+from footplate.compat.horovod.submit import Adasum, Average, ReduceOp
+from footplate.compat.horovod.world import ProcessSet, global_process_set, size
+from footplate.errors import ConfigError
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[nn.Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer that averages gradients over all ranks before it steps.
+
+    Args:
+        optimizer: any of torch's kind.
+        named_parameters: `model.named_parameters()`; names tell the parameters in messages.
+        compression: `Compression.none`, `Compression.fp16`, or a compressor of your own.
+        backward_passes_per_step: gradients are summed over so many backward passes, and then reduced.
+        op: Average, Sum, Min, Max, Product; with Adasum, the change that a step makes is what is combined.
+        gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
+        num_groups: the older name of an integer for `groups`.
+        groups: how many groups of parameters travel together, or which; None to choose by size.
+        sparse_as_dense: reduce sparse gradients as dense ones.
+        process_set: the ranks whose gradients are reduced.
+
+    Raises:
+        ConfigError: arguments that don't go together, or parameters without a name.
+    """
+    if isinstance(optimizer, _Methods | AdasumMethods):
+        raise ConfigError("DistributedOptimizer was given one already: wrap the plain optimizer, once.")
+    if backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more.")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ConfigError(f"gradient_predivide_factor={gradient_predivide_factor} goes with op=Average, not {op}.")
+    named = _named(optimizer, named_parameters)
+    if op == Adasum and size() > 1:
+        return _adasum(optimizer, named, compression, backward_passes_per_step, process_set)
+    how = Reduction(ReduceOp(op), compression, gradient_predivide_factor, sparse_as_dense, process_set)
+    wrapped: Any = _as(_Methods, optimizer)
+    wrapped._reducer = None
+    wrapped._synchronized, wrapped._synchronizes = False, True
+    chosen = _groups(named, num_groups or None if groups is None else groups)
+    if process_set.included() and size() > 1:
+        wrapped._reducer = GradientReducer(named, chosen, how, backward_passes_per_step)
+    return wrapped
+
+
+class _Methods:
+    """What a distributed optimizer does differently; its class comes before the optimizer's own."""
+
+    param_groups: list[dict[str, Any]]
+    _reducer: GradientReducer | None
+    _synchronized: bool
+    _synchronizes: bool
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the gradients of all ranks, then step. A closure's gradients are reduced each time it is called."""
+        if closure is not None:
+            return super().step(lambda: self._evaluated(closure))  # type: ignore[misc]
+        if self._synchronizes:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): "
+                    "gradients are reduced twice. Put the step into `with optimizer.skip_synchronize():`.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step()  # type: ignore[misc]
+
+    def synchronize(self) -> None:
+        """Reduce the gradients now, to clip them, say; then step within `skip_synchronize`."""
+        if self._reducer is not None:
+            groups = (group["params"] for group in self.param_groups)
+            unknown = [one for group in groups for one in group if one.requires_grad and not self._reducer.knows(one)]
+            self._reducer.adopt(unknown)
+            self._reducer.synchronize()
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, `step` takes the gradients as they are."""
+        self._synchronizes = False
+        try:
+            yield
+        finally:
+            self._synchronizes = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; not between `backward` and `step`.
+
+        Raises:
+            MisuseError: there are gradients that have not been reduced.
+        """
+        if self._reducer is not None and self._reducer.begun:
+            raise MisuseError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(): gradients are on their way. Call it before backward() or after step()."
+            )
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._reducer is not None:
+            self._reducer.forget()
+        self._synchronized, self._synchronizes = False, True
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes before gradients are reduced."""
+        if self._reducer is not None:
+            self._reducer.passes = passes
+            self._reducer.forget()
+
+    def _evaluated(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        self.synchronize()
+        self._synchronized = False
+        return loss
+
+
+def _as(methods: type, optimizer: torch.optim.Optimizer) -> Any:
+    """The same optimizer, its groups and state shared, as an instance of a class with other methods before its own."""
+    kind = type(optimizer)
+    wrapped = object.__new__(type(kind.__name__, (methods, kind), {"__module__": __name__}))
+    # A scheduler that has been made for it has put a `step` of the old object into its attributes.
+    wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    return wrapped
+
+
+def _adasum(optimizer: Any, named: Any, compression: Any, passes: int, process_set: ProcessSet) -> Any:
+    if process_set is not global_process_set:
+        raise ConfigError("op=Adasum: supported over all ranks only, not in a process set.")
+    if size() & (size() - 1):
+        raise ConfigError(f"op=Adasum: needs a number of ranks that is a power of two; there are {size()}.")
+    wrapped: Any = _as(AdasumMethods, optimizer)
+    wrapped._begin(named, compression, passes)
+    return wrapped
+
+
+def _named(optimizer: torch.optim.Optimizer, given: Any) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's parameters with their names, checked."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if given is None:
+        return [(f"noname.{index}", parameter) for index, parameter in enumerate(parameters)]
+    named = list(given)
+    if not all(isinstance(one, tuple) and len(one) == 2 for one in named):
+        raise ConfigError(
+            "named_parameters: expected pairs of name and parameter, as model.named_parameters() gives them."
+        )
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters: each name may be there once; found twice: {', '.join(twice)}.")
+    ids = {id(parameter) for parameter in parameters}
+    missing = ids - {id(parameter) for _, parameter in named}
+    if missing:
+        raise ConfigError(
+            f"named_parameters: {len(missing)} of the optimizer's {len(ids)} parameters have no name. Give "
+            "model.named_parameters() of the whole model, or leave the argument out."
+        )
+    return [(name, parameter) for name, parameter in named if id(parameter) in ids]
+
+
+def _groups(named: Any, groups: int | Sequence[Sequence[nn.Parameter]] | None) -> list[list[nn.Parameter]] | None:
+    if groups is None:
+        return None
+    parameters = [parameter for _, parameter in named if parameter.requires_grad]
+    if isinstance(groups, int):
+        if groups < 1:
+            raise ConfigError(f"groups={groups}: expected 1 or more, or lists of parameters.")
+        count = min(groups, len(parameters))
+        ends = [len(parameters) * index // count for index in range(count + 1)]
+        return [_alike(parameters[start:end]) for start, end in itertools.pairwise(ends)]
+    flat = [one for group in groups for one in group]
+    if not all(isinstance(one, Tensor) for one in flat):
+        raise ConfigError("groups: expected a number, or lists of parameters.")
+    if len({id(one) for one in flat}) < len(flat):
+        raise ConfigError("groups: a parameter may be in one group only.")
+    return [_alike(group) for group in groups]
+
+
+def _alike(group: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    if len({(one.dtype, one.device) for one in group}) > 1:
+        raise ConfigError(
+            "groups: the parameters of a group must have one type and device, since they travel as one tensor."
+        )
+    return list(group)

@@ -1,0 +1,65 @@
+"""ElasticSampler: the rows of an epoch, shared out anew when the number of ranks changes in the middle of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from footplate.compat.horovod.world import rank, size
+
+
+class ElasticSampler(Sampler[int]):
+    """Shares out what is left of an epoch; put it into the `TorchState`, and call `record_batch` after each batch.
+
+    Args:
+        dataset: its length counts.
+        shuffle: draw an order for each epoch, the same on all ranks.
+        seed: of these orders.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another epoch. Call it at an epoch's end, or the next attempt would skip rows of the next one."""
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """A batch of `batch_size` rows is done, on every rank."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Share out what is left among the ranks that there are now."""
+        self.num_replicas, self.rank = size(), rank()
+        order = list(range(len(self.dataset)))
+        if self.shuffle:
+            random.Random(self.seed + self.epoch).shuffle(order)
+        self.remaining_indices = order[self.processed_num :]
+        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
+
+    def __iter__(self) -> Iterator[int]:
+        # Every rank gets as many: a few of the first rows come again.
+        filled = itertools.islice(itertools.cycle(self.remaining_indices), self.num_samples * self.num_replicas)
+        return itertools.islice(filled, self.rank, None, self.num_replicas)
+
+    def __len__(self) -> int:
+        return self.num_samples

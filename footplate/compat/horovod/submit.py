@@ -1,0 +1,204 @@
+"""Operations as the verbs submit them: arguments checked, and what all ranks must agree on written down."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from footplate.compat.horovod.engine import Handle
+from footplate.compat.horovod.negotiation import Signature
+from footplate.compat.horovod.operations import Request
+from footplate.compat.horovod.world import ProcessSet, context, global_process_set
+from footplate.errors import ConfigError
+
+Pack = Callable[[list[Tensor]], Any]  # what a handle's result is, made of the outputs
+
+
+class ReduceOp(enum.StrEnum):
+    """How values of several ranks become one."""
+
+    Average = "average"
+    Sum = "sum"
+    Adasum = "adasum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOp
+
+REDUCIBLE = {
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
+
+
+def synchronize(handle: Handle | Callable[[], Any]) -> Any:
+    """Wait for an operation; its result.
+
+    Raises:
+        HorovodInternalError: it can't be completed; a `MismatchError` if the ranks don't agree on it.
+    """
+    return handle() if callable(handle) else context().engine.finish(handle)
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` would return at once."""
+    return context().engine.done(handle)
+
+
+def first(outputs: list[Tensor]) -> Tensor:
+    """The result of an operation on one tensor."""
+    return outputs[0]
+
+
+def every(outputs: list[Tensor]) -> list[Tensor]:
+    """The result of an operation on several."""
+    return list(outputs)
+
+
+def send(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+    parts: str = "",
+    pack: Pack = first,
+) -> Handle:
+    """Broadcast several tensors as one operation; `parts` names them in messages."""
+    number = member(process_set)
+    if root_rank not in process_set.ranks:
+        raise ConfigError(f"root_rank={root_rank}: expected one of the ranks that take part, {process_set.ranks}.")
+    signature = signature_of("broadcast", tensors, number, root=root_rank, parts=parts)
+    return context().engine.submit(Request(signature, tensors, in_place), name, (), pack)
+
+
+def reduce(
+    kind: str,
+    tensors: Sequence[Tensor],
+    op: ReduceOp,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+    pack: Pack = first,
+) -> Handle:
+    """Submit an allreduce or a reducescatter of one tensor or several."""
+    number = member(process_set)
+    _check_reduction(kind, op, tensors, process_set)
+    signature = signature_of(kind, tensors, number, op=str(op), prescale=float(prescale), postscale=float(postscale))
+    return context().engine.submit(Request(signature, tensors, in_place), name, (), pack)
+
+
+def exchange(
+    tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet
+) -> Handle:
+    """Submit an alltoall; its result is the rows that came, and how many from each rank."""
+    number = member(process_set)
+    sends = _splits(tensor, splits, len(process_set.ranks))
+    like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    request = Request(signature_of("alltoall", [tensor], number, rows=False), [tensor])
+    return context().engine.submit(request, name, sends, lambda outputs: (outputs[0], outputs[1].to(like)))
+
+
+def _check_reduction(kind: str, op: ReduceOp, tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in REDUCIBLE:
+            known = ", ".join(sorted(str(one).removeprefix("torch.") for one in REDUCIBLE))
+            raise ConfigError(f"{kind} of a tensor of {tensor.dtype}: expected one of {known}. Convert it first.")
+    if op == Adasum:
+        ranks = len(process_set.ranks)
+        if kind != "allreduce" or process_set.process_set_id != global_process_set.process_set_id:
+            raise ConfigError("op=Adasum: supported in allreduce over all ranks only.")
+        if ranks & (ranks - 1):
+            raise ConfigError(f"op=Adasum: needs a number of ranks that is a power of two; there are {ranks}.")
+    if kind == "reducescatter":
+        if op not in (Average, Sum):
+            raise ConfigError(f"reducescatter(op={op}): expected Average or Sum.")
+        if any(tensor.dim() == 0 for tensor in tensors):
+            raise ConfigError("reducescatter of a scalar: expected at least one dimension, which is shared out.")
+
+
+def gather(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, pack: Pack = first) -> Handle:
+    """Submit an allgather of one tensor or several."""
+    number = member(process_set)
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ConfigError("allgather of a scalar: expected at least one dimension. Use tensor.reshape(1).")
+    request = Request(signature_of("allgather", tensors, number, rows=False), tensors)
+    return context().engine.submit(request, name, [len(tensor) for tensor in tensors], pack)
+
+
+def _splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, ranks: int) -> list[int]:
+    if tensor.dim() == 0:
+        raise ConfigError("alltoall of a scalar: expected at least one dimension. Use tensor.reshape(1).")
+    if splits is None:
+        if len(tensor) % ranks:
+            raise ConfigError(
+                f"alltoall of {len(tensor)} rows to {ranks} ranks: give splits=, as they can't be equal parts."
+            )
+        return [len(tensor) // ranks] * ranks
+    if isinstance(splits, Tensor) and splits.dtype not in (torch.int32, torch.int64):
+        raise ConfigError(f"alltoall(splits=…) of {splits.dtype}: expected int32 or int64.")
+    found = [int(n) for n in splits]
+    if len(found) != ranks or sum(found) > len(tensor) or min(found) < 0:
+        raise ConfigError(f"alltoall(splits={found}): expected {ranks} numbers, {len(tensor)} rows together.")
+    if sum(found) < len(tensor):
+        raise ConfigError(
+            f"alltoall(splits={found}): these are {sum(found)} rows of {len(tensor)}. Cut the tensor first."
+        )
+    return found
+
+
+def member(process_set: ProcessSet) -> int:
+    """The number of a process set which this rank belongs to."""
+    context()
+    if process_set.process_set_id is None:
+        raise ConfigError(f"{process_set!r} is not known: call hvd.add_process_set on all ranks first.")
+    if not process_set.included():
+        raise ConfigError(f"{process_set!r}: rank {context().world.rank} doesn't belong to it, so it can't take part.")
+    return process_set.process_set_id
+
+
+def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+    """The reduction that `op` and its older form `average` mean.
+
+    Raises:
+        ConfigError: both were given, or there is no such reduction.
+    """
+    if op is not None and average is not None:
+        raise ConfigError("op and average were both given: use op alone.")
+    if op is None:
+        return Sum if average is False else Average
+    if op not in list(ReduceOp):
+        raise ConfigError(f"op={op!r}: expected hvd.Average, Sum, Adasum, Min, Max or Product.")
+    return ReduceOp(op)
+
+
+def signature_of(kind: str, tensors: Sequence[Tensor], process_set: int, rows: bool = True, **given: Any) -> Signature:
+    """What all ranks must agree on; `rows`: in the first dimension too."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise ConfigError(
+            f"{kind}: tensors of {' and '.join(map(str, devices))} in one operation. Move them to one device."
+        )
+    return Signature(
+        kind,
+        tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors),
+        tuple(tuple(tensor.shape[0 if rows else 1 :]) for tensor in tensors),
+        tuple(tensor.itemsize for tensor in tensors),
+        next(iter(devices)).type if devices else "cpu",
+        process_set=process_set,
+        **given,
+    )
