@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def to_markdown(study: Study) -> str:
 
 
 def to_table(study: Study) -> RenderableType:
-    """The same for a terminal."""
+    """The medians and what they say, for a terminal."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -74,23 +75,31 @@ def to_table(study: Study) -> RenderableType:
 
     table = Table(*HEADINGS, box=box.SIMPLE, title=f"Scaling of {study.setup.name}", title_justify="left")
     for size in study.sizes:
-        table.add_row(*row(size))
+        table.add_row(*row(size, quartiles=False))
     said = [study.reading, *study.notes]
     look = f"Look: {study.directory / NAME}.png (the chart), .md, .json"
     return Group(table, *(Text(line) for line in said), Text(look))
 
 
-def row(size: Size) -> tuple[str, ...]:
+def row(size: Size, quartiles: bool = True) -> tuple[str, ...]:
     """A size in the table: medians, and quartiles where there are several trainings."""
+
+    def shown(found: Spread | None, text: Callable[[float], str]) -> str:
+        if found is None:
+            return NOTHING
+        if not quartiles or found.low == found.high:
+            return text(found.median)
+        return f"{text(found.median)} ({text(found.low).removesuffix(' s')} to {text(found.high).removesuffix(' s')})"
+
     return (
         str(size.np),
         f"× {size.lr_factor:.3g}",
-        _spread(size.seconds, duration),
-        _spread(size.wall_s, duration),
+        shown(size.seconds, duration),
+        shown(size.wall_s, duration),
         NOTHING if size.speedup is None else f"{size.speedup:.2f}",
-        _spread(size.samples_per_second, lambda value: f"{value:,.0f}"),
+        shown(size.samples_per_second, lambda value: f"{value:,.0f}"),
         NOTHING if size.efficiency is None else f"{size.efficiency:.2f}",
-        "no number" if size.diverged == size.done > 0 else _spread(size.loss, lambda value: f"{value:.4g}"),
+        "no number" if size.diverged == size.done > 0 else shown(size.loss, lambda value: f"{value:.4g}"),
         NOTHING if size.epochs is None else f"{size.epochs:g}",
         "failed" if not size.done else f"{size.done}{', others failed' if size.failures else ''}",
     )
@@ -107,11 +116,3 @@ def describe(study: Study) -> str:
         f"criterion. Learning rate with n processes: {rule}. Medians, with quartiles in brackets; the loss is "
         f"`{setup.monitor}`."
     )
-
-
-def _spread(found: Spread | None, text: Any) -> str:
-    if found is None:
-        return NOTHING
-    if found.low == found.high:
-        return text(found.median)
-    return f"{text(found.median)} ({text(found.low).removesuffix(' s')} to {text(found.high).removesuffix(' s')})"
