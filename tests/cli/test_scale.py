@@ -27,7 +27,6 @@ NUMBER = 3
 
 SCRIPT = """
 import sys
-import tempfile
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -36,7 +35,7 @@ import footplate as fp
 from flowers import Net
 
 rows = [{"x": torch.randn(4), "y": torch.tensor(1)} for _ in range(int(sys.argv[1]))]
-fp.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=tempfile.mkdtemp()).fit(
+fp.Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir="run").fit(
     Net(), DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=4)
 )
 """

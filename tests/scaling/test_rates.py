@@ -36,7 +36,7 @@ class Recorder(fp.Module):
     def configure_optimizers(self):
         groups = [{"params": [self.layer.weight]}, {"params": [self.layer.bias], "lr": self.lr / 2}]
         optimizer = SGD(groups, lr=self.lr)
-        optimizer.register_step_pre_hook(lambda one, *_: self.used.append([group["lr"] for group in one.param_groups]))
+        optimizer.register_step_post_hook(lambda one, *_: self.used.append([group["lr"] for group in one.param_groups]))
         if self.schedule is None:
             return optimizer
         scheduler = self.schedule(optimizer)
