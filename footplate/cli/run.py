@@ -68,8 +68,8 @@ def parser(name: str) -> ArgumentParser:
     return made
 
 
-def split(argv: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """Our arguments, up to the script's or the module's name, and the rest, which is the script's. `flags` take no value.
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our arguments, up to the script's or the module's name, and the rest, which is the script's.
 
     >>> split(["--np", "2", "train.py", "--", "--lr", "1"])
     (['--np', '2', 'train.py'], ['--lr', '1'])
@@ -82,7 +82,7 @@ def split(argv: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], li
         if not word.startswith("-"):
             end += 1
             break
-        flag = word in ("-h", "--help", *flags)
+        flag = word in ("-h", "--help")
         end += 1 if flag or "=" in word else 2
         if word == "-m" or word.partition("=")[0] == "--module":
             break

@@ -1,6 +1,6 @@
-"""`footplate scale [options] TRAIN`: the same training at several sizes, and what adding devices brings.
+"""`footplate scale TRAIN [options] [-- ARGS]`: the same training at several sizes, and what adding devices brings.
 
-`TRAIN` is a function, named `module:function`, or a script. What follows a script is the script's.
+`TRAIN` is a function, named `module:function`, or a script. What follows `--` is the script's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parser(name: str) -> ArgumentParser:
     made = make_parser(
         name,
         "Run the same training at several sizes, and write a table, JSON and a chart of time, throughput, efficiency and "
-        "validation loss. What follows a script, or its --, is the script's.",
+        "validation loss. What follows -- is the script's.",
     )
     made.add_argument("train", type=str, nargs="?", help="a function, as module:function, or a script")
     made.add_argument("--np", type=str, default="1,2,4", help="the sizes: numbers of processes, such as 1,2,4")
@@ -61,12 +61,12 @@ def run(name: str, argv: Sequence[str]) -> int:
         KeyboardInterrupt: after Ctrl-C.
     """
     from footplate.cli.parsing import parse
-    from footplate.cli.run import split
 
-    ours, args = split(argv, ["--json"])
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    ours, args = argv[:end], argv[end + 1 :]
     given = parse(parser(name), ours)
     if given.train is None:
-        raise ConfigError("expected a function or a script: footplate scale --np 1,2 train:fit")
+        raise ConfigError("expected a function or a script: footplate scale train:fit --np 1,2")
     fn = find(given.train, args)
     from footplate.scaling import report
     from footplate.scaling.study import scale

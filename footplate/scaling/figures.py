@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-PHASES = ("step", "data", "validation", "other")
+PHASES: tuple[str, ...] = ("step", "data", "validation", "other")
 PAYS = 0.5  # the efficiency below which adding devices has stopped paying
 
 

@@ -21,7 +21,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from footplate.errors import ConfigError, did_you_mean
 
@@ -65,7 +65,7 @@ def factor(rule: Rule, np: int) -> float:
     return {"linear": float(np), "sqrt": math.sqrt(np), "none": 1.0}[rule]
 
 
-def check_rule(rule: object, lr: object, warmup: object) -> tuple[Rule, float | None, float]:
+def check_rule(rule: Any, lr: Any, warmup: Any) -> tuple[Rule, float | None, float]:
     """Rule, base rate and warm-up in epochs, the last by default 1 for "linear" and else 0.
 
     Raises:
@@ -88,7 +88,7 @@ def check_rule(rule: object, lr: object, warmup: object) -> tuple[Rule, float | 
     return rule, lr, float(warmup)
 
 
-def _is_number(value: object, above: float) -> bool:
+def _is_number(value: Any, above: float) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and above < value < math.inf
 
 

@@ -52,7 +52,7 @@ def scale(footplate, project, tmp_path):
 
 @pytest.mark.slow
 def test_a_function_is_studied(scale, tmp_path):
-    done = scale("--np=1,2", "studied:fit")
+    done = scale("studied:fit", "--np", "1,2")
     assert done.code == 0, done.err
     assert "2 processes took 1 s where 1 took 2 s: efficiency 1.00." in " ".join(done.out.split())
     assert (tmp_path / "out/scaling.png").exists()
@@ -60,7 +60,7 @@ def test_a_function_is_studied(scale, tmp_path):
 
 @pytest.mark.slow
 def test_a_script_with_a_trainer_is_studied_with_its_arguments(scale):
-    done = scale("--np=1,2", "--json", "train.py", "--", "16")
+    done = scale("train.py", "--np=1,2", "--json", "--", "16")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert [training["samples"] for training in found["trainings"]] == [16, 16]
