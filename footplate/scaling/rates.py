@@ -104,7 +104,7 @@ def in_force(rate: Rate) -> Iterator[None]:
     try:
         yield
     finally:
-        _in_force = None
+        _in_force, _asked = None, False
 
 
 def learning_rate(own: float, epoch: float | None = None) -> float:
