@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from footplate.module import DataModule as DataModule
     from footplate.module import Module as Module
     from footplate.rng import seed_everything as seed_everything
+    from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
     from footplate.tracking.csv import CSV as CSV
     from footplate.tracking.mlflow import MLflow as MLflow
@@ -73,6 +74,7 @@ _HOMES = {
     "Timer": "footplate.callbacks.timer",
     "Trainer": "footplate.trainer",
     "export_model": "footplate.export",
+    "scale": "footplate.scaling.study",
     "seed_everything": "footplate.rng",
 }
 

@@ -255,11 +255,7 @@ class MetricLog:
         return entry
 
     def _weight(self) -> float:
-        if self.batch is None:
-            return 1.0
-        for leaf in _leaves(self.batch):
-            return float(leaf)
-        return 1.0
+        return 1.0 if self.batch is None else float(batch_rows(self.batch))
 
     def _summary(self, entry: Entry) -> Summary:
         options = (
@@ -407,6 +403,11 @@ def _plain(reduce_fx: Any) -> Any:
 
 def _is_metric(value: Any) -> bool:
     return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "reset")
+
+
+def batch_rows(batch: Any) -> int:
+    """How many rows a batch has: the first dimension of its first tensor; 1 where it has none."""
+    return next(_leaves(batch), 1)
 
 
 def _leaves(batch: Any) -> Iterator[int]:

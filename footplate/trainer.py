@@ -24,6 +24,7 @@ import torch
 
 from footplate import checkpoint, optim, rng
 from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelSummary, ProgressBar
+from footplate.callbacks.everywhere import present
 from footplate.callbacks.timer import Duration
 from footplate.checkpoint.shards import cut_out
 from footplate.checkpoint.storage import Place, to_place
@@ -530,8 +531,8 @@ class Trainer:
             self.hooks.call("teardown", stage)
 
     def _all_callbacks(self) -> list[Any]:
-        """The trainer's callbacks and the module's, which replace those of the same type; late ones come last."""
-        callbacks = list(self.own_callbacks)
+        """The trainer's, those of `everywhere`, and the module's, which replace those of the same type; late ones last."""
+        callbacks = [*self.own_callbacks, *present()]
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
         if self.world.rank != 0:

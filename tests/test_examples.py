@@ -82,6 +82,14 @@ def test_the_ladder_has_the_same_result_on_every_rung(tmp_path):
     assert alone < 0.8
 
 
+@pytest.mark.slow
+@pytest.mark.engine
+def test_scaling_compares_one_process_with_two(tmp_path):
+    printed = run_example("scaling.py", tmp_path, "--part", "0.05")
+    assert re.search(r"2 processes took \S+ s where 1 took \S+ s: efficiency", printed)
+    assert (tmp_path / "runs/scaling/scaling.png").exists()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_an_example_is_short(path):
     assert len(path.read_text().splitlines()) < 60

@@ -58,7 +58,7 @@ class Delivery:
         """Find or create the run of a "start" record, and make it the one that is delivered to."""
         run = self._find(record)
         if run is None:
-            tags = {**record["tags"], KEY_TAG: record["key"]}
+            tags = {**record["tags"], KEY_TAG: record["key"], **self._parent(record)}
             run = self._client.create_run(
                 self._experiment(record), record["time_ms"], _limited(tags, LONGEST_TAG), record["run_name"]
             )
@@ -98,6 +98,9 @@ class Delivery:
                 self._log_environment(record["versions"])
             case "checkpoint":
                 self._attempt(f"checkpoint {record['path']}", self._log_checkpoint, Path(record["path"]))
+            case "artifact":
+                arguments = (self.run_id, record["path"])
+                self._attempt(f"artifact {record['path']}", self._client.log_artifact, *arguments)
             case "model":
                 arguments = (Path(record["path"]), self.run_id, record["step"], record["register_as"])
                 self._attempt("the model", log_staged, *arguments)
@@ -121,6 +124,12 @@ class Delivery:
                     return run
         found = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{record['key']}'")
         return found[0] if found else None
+
+    def _parent(self, record: Record) -> dict[str, str]:
+        """The tag by which MLflow shows a run beneath the one that its record names by key."""
+        key = record.get("parent")
+        found = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{key}'") if key else []
+        return {"mlflow.parentRunId": found[0].info.run_id} if found else {}
 
     def _experiment(self, record: Record) -> str:
         experiment = self._client.get_experiment_by_name(record["experiment"])

@@ -101,7 +101,7 @@ class MLflow(Logger):
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Begin or continue the run. Returns at once; MLflow hears of it from the courier process."""
-        uri, artifacts = _destination(self._tracking_uri, run_dir)
+        uri, artifacts = destination(self._tracking_uri, run_dir)
         self._run_dir = run_dir
         self._key = self._resumed["key"] if self._resumed else uuid.uuid4().hex
         self._step = self._resumed["step"] if self._resumed else 0
@@ -119,7 +119,7 @@ class MLflow(Logger):
             tags={"mlflow.source.name": sys.argv[0], **self._tags},
             params=flatten(hparams),
         )
-        self._attempt.put("environment", versions=_versions())
+        self._attempt.put("environment", versions=versions())
         self._attempt.flush(0)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
@@ -251,12 +251,12 @@ def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeou
         Whether nothing is left.
     """
     run_dir = Path(run_dir)
-    uri, _ = _destination(tracking_uri, run_dir)
+    uri, _ = destination(tracking_uri, run_dir)
     Courier(run_dir, None, uri).close(timeout_s)
     return not spools.pending(run_dir)
 
 
-def _destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | None]:
+def destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | None]:
     """The tracking URI, and where artifacts go when that isn't for a server to say."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if uri:
@@ -265,7 +265,8 @@ def _destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | No
     return f"sqlite:///{project / 'mlflow.db'}", (project / "mlartifacts").as_uri()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a run's tags say of the environment."""
     import torch
 
     from footplate import __version__

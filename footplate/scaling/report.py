@@ -1,0 +1,118 @@
+"""What a study leaves in its directory: `scaling.json` (all of it), `scaling.md` (to be read), `scaling.png` (a chart)."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from footplate import __version__
+from footplate.scaling.chart import draw
+from footplate.scaling.figures import Size, Spread
+from footplate.scaling.reading import duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from footplate.scaling.study import Study
+
+NAME = "scaling"
+HEADINGS = (
+    "np", "learning rate", "time", "with start-up", "speed-up", "samples/s", "efficiency", "loss", "epochs", "trainings",
+)  # fmt: skip
+NOTHING = "–"
+
+
+def write(study: Study) -> None:
+    """Write the three files."""
+    place = study.directory
+    (place / f"{NAME}.json").write_text(json.dumps(to_dict(study), indent=2) + "\n", encoding="utf-8")
+    (place / f"{NAME}.md").write_text(to_markdown(study), encoding="utf-8")
+    draw(study, place / f"{NAME}.png")
+
+
+def to_dict(study: Study) -> dict[str, Any]:
+    """All of a study as plain values."""
+    import torch
+
+    from footplate.hardware.machine import cpu_model
+
+    return {
+        "setup": asdict(study.setup),
+        "reading": study.reading,
+        "notes": list(study.notes),
+        "sizes": [asdict(size) for size in study.sizes],
+        "trainings": [asdict(training) for training in study.trainings],
+        "machine": {"cpu": cpu_model(), "cores": study.setup.cores} if study.setup.cores is not None else {},
+        "versions": {"footplate": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+    }
+
+
+def to_markdown(study: Study) -> str:
+    """The table, what it says, and the chart, as a page."""
+    setup = study.setup
+    rows = [HEADINGS, tuple("---" for _ in HEADINGS), *map(row, study.sizes)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    paragraphs = [
+        f"# Scaling of {setup.name}",
+        describe(study),
+        table,
+        study.reading,
+        *study.notes,
+        f"![Time, throughput, efficiency and loss by number of processes]({NAME}.png)",
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def to_table(study: Study) -> RenderableType:
+    """The medians and what they say, for a terminal."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*HEADINGS, box=box.SIMPLE, title=f"Scaling of {study.setup.name}", title_justify="left")
+    for size in study.sizes:
+        table.add_row(*row(size, quartiles=False))
+    said = [study.reading, *study.notes]
+    look = f"Look: {study.directory / NAME}.png (the chart), .md, .json"
+    return Group(table, *(Text(line) for line in said), Text(look))
+
+
+def row(size: Size, quartiles: bool = True) -> tuple[str, ...]:
+    """A size in the table: medians, and quartiles where there are several trainings."""
+
+    def shown(found: Spread | None, text: Callable[[float], str]) -> str:
+        if found is None:
+            return NOTHING
+        if not quartiles or found.low == found.high:
+            return text(found.median)
+        return f"{text(found.median)} ({text(found.low).removesuffix(' s')} to {text(found.high).removesuffix(' s')})"
+
+    return (
+        str(size.np),
+        f"× {size.lr_factor:.3g}",
+        shown(size.seconds, duration),
+        shown(size.wall_s, duration),
+        NOTHING if size.speedup is None else f"{size.speedup:.2f}",
+        shown(size.samples_per_second, lambda value: f"{value:,.0f}"),
+        NOTHING if size.efficiency is None else f"{size.efficiency:.2f}",
+        "no number" if size.diverged == size.done > 0 else shown(size.loss, lambda value: f"{value:.4g}"),
+        NOTHING if size.epochs is None else f"{size.epochs:g}",
+        "failed" if not size.done else f"{size.done}{', others failed' if size.failures else ''}",
+    )
+
+
+def describe(study: Study) -> str:
+    """The set-up in a sentence."""
+    setup = study.setup
+    own = "the training's own" if setup.lr is None else f"{setup.lr:g}"
+    warm = f", after a warm-up of {setup.warmup:g} epoch(s)" if setup.warmup else ""
+    rule = {"linear": f"n times {own}{warm}", "sqrt": f"√n times {own}{warm}", "none": own}[setup.lr_rule]
+    return (
+        f"Each size was trained {setup.repeat} time(s) in turn, on {setup.backend} processes, to the same stopping "
+        f"criterion. Learning rate with n processes: {rule}. Medians, with quartiles in brackets; the loss is "
+        f"`{setup.monitor}`."
+    )
