@@ -59,8 +59,8 @@ class Copy:
         ]
 
     @torch.no_grad()
-    def take_state(self) -> None:
-        """Take over buffers and plain values; nobody may be using the module meanwhile."""
+    def catch_up(self) -> None:
+        """Take over parameters, buffers and plain values; nobody may be using the module meanwhile."""
         for mine, its in self._parts:
             for name, value in mine.items():
                 if type(value) in PLAIN and its.get(name) is not value:
@@ -68,10 +68,6 @@ class Copy:
         for mine, its in self._buffers:
             for name, buffer in mine.items():
                 its[name] = _taken(buffer, its.get(name), self.device)
-
-    @torch.no_grad()
-    def take_parameters(self) -> None:
-        """Take over the parameters' values."""
         for mine, its in self._buckets:
             torch._foreach_copy_(its, moved(mine, self.device))
 

@@ -3,13 +3,12 @@
 For those who can't start processes: a notebook in which CUDA is awake already, a host that allows no more. The process
 reads whole batches, cuts each into rows, and steps its one optimizer; the devices share the forward and the backward pass:
 
-    the process    batch ─ cut ─┐                loss, logs ─ zero_grad, hooks ─┐             sum ─ clip, optimizer.step
-    thread 0                    └ training_step ┘       of the module itself    └ backward ┘
-    thread 1                    └ parameters, training_step ┘    of a copy      └ backward ┘
+    the process    batch ─ cut ─┐                        loss, logs ─ zero_grad, hooks ─┐            sum ─ clip, optimizer.step
+    thread 0                    │            training_step ┘  of the module itself      └ backward ─┘
+    thread 1                    └ catch up ─ training_step ┘  of a copy                 └ backward ─┘
 
-1. Each copy takes over buffers and plain values (`copies.py`), and in its thread the parameters. The rows of the batch go
-   from the first device to the others.
-2. All run `training_step` on their rows. What they log is put together (`logged.py`).
+1. Each copy takes over the module's parameters, buffers and plain values (`copies.py`).
+2. All run `training_step` on their rows, which go from the first device to the others. What they log is put together (`logged.py`).
 3. The process gets one loss: theirs, weighted by rows, so that its gradient is that of the whole batch's mean. It is a
    leaf, cut off from their graphs: what is done to it (a loss scale, the size of a window, hooks) ends as its gradient.
 4. Each thread runs the backward pass of its own loss, times that gradient.
@@ -125,8 +124,7 @@ class Replicas(Strategy):
     def _forward(self, module: Any, threads: Threads, batch: Any, *arguments: Any) -> Any:
         pieces = cut(batch, len(self._devices))
         copies = self._copies[: len(pieces) - 1]
-        for copy in copies:
-            copy.take_state()
+        threads.run({index: copy.catch_up for index, copy in enumerate(copies, 1)})
         run = _in_autocast(self._devices[0].type, functools.partial(self._train_on, module, arguments))
         with module.trainer.metrics.apart(threads.idents[: len(pieces)]) as calls:
             found = threads.run({index: functools.partial(run, index, piece) for index, piece in enumerate(pieces)})
@@ -141,14 +139,12 @@ class Replicas(Strategy):
         """The training step of one copy, in its thread."""
         device, batch = self._devices[index], piece.batch
         if index:
-            copy = self._copies[index - 1]
-            copy.take_parameters()
             if device not in self._devices[:index]:
                 trainer = module.trainer
                 seed = rng.device_seeder(device)
                 if seed is not None:
                     seed(rng.mix(trainer.seed, index) + trainer.progress.batches)
-            module = copy.module
+            module = self._copies[index - 1].module
         if device != self._devices[0]:
             batch = to_device(batch, device)
         return module.training_step(batch, *arguments)
