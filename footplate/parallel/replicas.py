@@ -3,12 +3,13 @@
 For those who can't start processes: a notebook in which CUDA is awake already, a host that allows no more. The process
 reads whole batches, cuts each into rows, and steps its one optimizer; the devices share the forward and the backward pass:
 
-    the process    batch ─ cut ─┐                        loss, logs ─ zero_grad, hooks ─┐            sum ─ clip, optimizer.step
-    thread 0                    │            training_step ┘  of the module itself      └ backward ─┘
-    thread 1                    └ catch up ─ training_step ┘  of a copy                 └ backward ─┘
+    the process    batch ─ cut ─┐                       ┌ loss, logs ─ zero_grad ─┐            ┌ sum ─ clip ─ optimizer.step
+    thread 0                    │           training_step, of the module itself   ├─ backward ─┤
+    thread 1                    └ catch up ─ training_step, of a copy             └─ backward ─┘
 
 1. Each copy takes over the module's parameters, buffers and plain values (`copies.py`).
-2. All run `training_step` on their rows, which go from the first device to the others. What they log is put together (`logged.py`).
+2. All run `training_step` on their rows, which go from the first device to the others. What they log is put together
+   (`logged.py`).
 3. The process gets one loss: theirs, weighted by rows, so that its gradient is that of the whole batch's mean. It is a
    leaf, cut off from their graphs: what is done to it (a loss scale, the size of a window, hooks) ends as its gradient.
 4. Each thread runs the backward pass of its own loss, times that gradient.
