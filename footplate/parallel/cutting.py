@@ -58,25 +58,28 @@ def cut(batch: Any, count: int) -> list[Piece]:
 def joined(outputs: Sequence[Any], pieces: Sequence[Piece], device: torch.device) -> Any:
     """What several training steps returned, as one of the whole batch would have, detached, on one device.
 
-    Tensors with rows follow each other; single numbers become their mean, weighted by rows; of anything else there is a
-    list. A copy that returned None counts as a loss of 0.
+    Losses and tensors of no dimension become their mean, weighted by rows; tensors with rows follow each other; of anything
+    else there is a list. A copy that returned None counts as a loss of 0.
     """
     found = [(output, piece.share) for output, piece in zip(outputs, pieces, strict=True) if output is not None]
     if not found:
         return None
     first = found[0][0]
     if isinstance(first, Mapping):
-        return {key: _together([(output.get(key), share) for output, share in found], device) for key in first}
-    return _together(found, device) if isinstance(first, Tensor) else first
+        return {
+            key: _together([(output.get(key), share) for output, share in found], key == "loss", device)
+            for key in first
+        }
+    return _together(found, True, device) if isinstance(first, Tensor) else first
 
 
-def _together(found: Sequence[tuple[Any, float]], device: torch.device) -> Any:
+def _together(found: Sequence[tuple[Any, float]], is_loss: bool, device: torch.device) -> Any:
     values = [value for value, _ in found]
     if not all(isinstance(value, Tensor) for value in values):
         return values
-    if any(value.numel() != 1 or value.ndim > 1 for value in values):
-        return torch.cat([value.detach().to(device, non_blocking=True) for value in values])
-    return weighted([(value, share) for value, share in found], device)
+    if all(value.numel() == 1 if is_loss else value.ndim == 0 for value in values):
+        return weighted(found, device)
+    return torch.cat([value.detach().to(device, non_blocking=True) for value in values])
 
 
 def weighted(values: Sequence[tuple[Tensor, float]], device: torch.device) -> Tensor:
