@@ -3,9 +3,9 @@
 For those who can't start processes: a notebook in which CUDA is awake already, a host that allows no more. The process
 reads whole batches, cuts each into rows, and steps its one optimizer; the devices share the forward and the backward pass:
 
-    the process           batch, cut ┐                          ┌ loss, logs, zero_grad ┐          ┌ sum, clip, optimizer.step
-    thread 0, the module             ├──────────  training_step ┤                       ├ backward ┤
-    thread 1, a copy                 └ catch up ─ training_step ┘                       └ backward ┘
+    the process       batch, cut ┐                          ┌ loss, logs, zero_grad ┐          ┌ sum, clip, optimizer.step
+    thread 0, module             ├──────────  training_step ┤                       ├ backward ┤
+    thread 1, a copy             └ catch up ─ training_step ┘                       └ backward ┘
 
 1. Each copy takes over the module's parameters, buffers and plain values (`copies.py`).
 2. All run `training_step` on their rows, which go from the first device to the others. What they log is put together
