@@ -17,7 +17,7 @@ from typing import Any
 
 from common import Figures, arguments, interleave, machine, median, ratio, report
 
-ROUNDS = 9
+ROUNDS = 7
 WARM_UP = 10  # steps before the clock runs
 ENTRANTS: dict[str, dict[str, Any]] = {
     "one process": {},

@@ -16,6 +16,7 @@ from models import ranks
 from torch import nn
 
 import footplate as fp
+from footplate import checkpoint
 from footplate.errors import ConfigError
 
 from .common import Plain, equal, loader, make, same, seeded, weights
@@ -221,13 +222,16 @@ def test_of_several_exceptions_the_first_replicas_is_raised_and_the_others_are_n
     assert error.__notes__ == ["Raised in replica 1 of 3, on cpu.", "Replica 2 raised ValueError too: no good in 2"]
 
 
-def test_a_run_that_a_replica_has_ended_continues_as_if_it_had_not(tmp_path):
-    fail(tmp_path / "one", Fails)
-    model = seeded(Plain)
-    make(tmp_path / "one", devices=3, strategy="replicas").fit(model, loader(48, 16, shuffle=False), ckpt_path="last")
-    whole = seeded(Plain)
-    make(tmp_path / "other", devices=3, strategy="replicas").fit(whole, loader(48, 16, shuffle=False))
-    equal(weights(whole), weights(model))
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_the_run_is_saved_as_it_stood_before_the_step_unless_gradients_have_begun_to_change(where, tmp_path):
+    fail(tmp_path / "failed", type("Fails", (Fails,), {"where": where}))
+    saved = list((tmp_path / "failed").rglob("*.ckpt"))
+    if where == "backward":
+        assert not saved
+        return
+    shorter = seeded(Plain)
+    make(tmp_path / "shorter", devices=3, strategy="replicas", max_steps=2).fit(shorter, loader(48, 16, shuffle=False))
+    equal(weights(shorter), checkpoint.load(saved[0])["state_dict"])
 
 
 class Ends(fp.Callback):
