@@ -50,10 +50,11 @@ class Copy:
         pairs = list(zip(module.parameters(), self.module.parameters(), strict=True))
         self.counterpart = {id(mine): its for mine, its in pairs}
         self._metrics = [
-            (path, part, part._update_count)
+            (path, part)
             for path, part in self.module.named_modules()
             if hasattr(part, "_update_count") and hasattr(part, "_defaults")
         ]
+        self._updates: list[int] = []  # of each of them, when the copy last caught up
         self._buckets = [
             (bucket, [self.counterpart[id(mine)] for mine in bucket]) for bucket in buckets(mine for mine, _ in pairs)
         ]
@@ -70,10 +71,12 @@ class Copy:
                 its[name] = _taken(buffer, its.get(name), self.device)
         for mine, its in self._buckets:
             torch._foreach_copy_(its, moved(mine, self.device))
+        self._updates = [part._update_count for _, part in self._metrics]
 
     def updated_metric(self) -> str | None:
-        """The path of a torchmetrics object that has been updated in the copy."""
-        return next((path for path, part, before in self._metrics if part._update_count != before), None)
+        """The path of a torchmetrics object that the copy has updated since it caught up."""
+        pairs = zip(self._metrics, self._updates, strict=True)
+        return next((path for (path, part), before in pairs if part._update_count != before), None)
 
 
 def copied(module: nn.Module) -> nn.Module:

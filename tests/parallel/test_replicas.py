@@ -315,6 +315,21 @@ class Measures(Plain):
         return loss
 
 
+class MeasuresValidation(Measures):
+    training_step = Plain.training_step
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.average.update(batch[0].mean())
+
+
+def test_a_torchmetrics_object_may_measure_validation(tmp_path):
+    model = MeasuresValidation()
+    make(tmp_path, devices=2, strategy="replicas", val_check_interval=1, num_sanity_val_steps=0).fit(
+        model, loader(48, 16), loader(33, 16)
+    )
+    assert model.average.update_count == 6 * 3
+
+
 REFUSED: dict[str, tuple[type, str]] = {
     "manual optimisation": (ByHand, "automatic_optimization = False doesn't go with it"),
     "a backward of its own": (OwnBackward, r"OwnBackward.backward\(\) would be passed over"),
