@@ -58,7 +58,7 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
         _unpack(flat.div_(world), found)
 
 
-def moved(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """A bucket's tensors on another device, by one transfer; themselves where that is where they are."""
     if not tensors or tensors[0].device == device:
         return tensors

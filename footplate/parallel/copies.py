@@ -70,7 +70,7 @@ class Copy:
             for name, buffer in mine.items():
                 its[name] = _taken(buffer, its.get(name), self.device)
         for mine, its in self._buckets:
-            torch._foreach_copy_(its, moved(mine, self.device))
+            torch._foreach_copy_(its, moved(mine, self.device))  # pyright: ignore[reportPrivateImportUsage]
         self._updates = [part._update_count for _, part in self._metrics]
 
     def updated_metric(self) -> str | None:

@@ -56,7 +56,7 @@ class Replicas(Strategy):
         self._devices = list(devices)
         self._threads: Threads | None = None
         self._copies: list[Copy] = []
-        self._buckets: list[list[list[nn.Parameter]]] = []  # of each parameter, the module's own and its copies
+        self._buckets: list[list[list[Tensor]]] = []  # of each parameter, the module's own and its copies
         self._loss: Tensor | None = None
         self._losses: dict[int, tuple[Tensor, float]] = {}  # of each copy, and its share
 
@@ -164,7 +164,7 @@ class Replicas(Strategy):
             self._loss.requires_grad_()
         return output
 
-    def _add_up(self, some: Sequence[Sequence[Sequence[nn.Parameter]]]) -> None:
+    def _add_up(self, some: Sequence[Sequence[Sequence[Tensor]]]) -> None:
         """Add the copies' gradients of some buckets to the module's, and clear them."""
         for bucket in some:
             for place in range(1, len(self._devices)):
@@ -174,7 +174,7 @@ class Replicas(Strategy):
 
 
 @torch.no_grad()
-def _add(own: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter], device: torch.device) -> None:
+def _add(own: Sequence[Tensor], theirs: Sequence[Tensor], device: torch.device) -> None:
     gradients: list[Tensor] = []
     for parameter in theirs:
         assert parameter.grad is not None
@@ -188,7 +188,7 @@ def _add(own: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter], device: to
             sums.append(parameter.grad)
             added.append(gradient)
     if sums:
-        torch._foreach_add_(sums, added)
+        torch._foreach_add_(sums, added)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _in_autocast(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
