@@ -16,7 +16,9 @@ logged with `sync_dist=True`: those are averaged when the step is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 from footplate.errors import ConfigError
 from footplate.parallel.group import ALONE, Group
+from footplate.parallel.logged import Logged
 from footplate.parallel.totals import Part, extreme, merge, reduced
 
 REDUCTIONS = ("mean", "sum", "min", "max")
@@ -111,6 +114,8 @@ class MetricLog:
         counts: whether the batch in progress counts; not where its rows are another rank's.
     """
 
+    _apart: Mapping[int, list[Logged]] = {}  # by thread, while copies of the module train side by side
+
     def __init__(self, module: nn.Module, by_step: bool, group: Group = ALONE) -> None:
         self.by_step = by_step
         self.counts = True
@@ -140,6 +145,12 @@ class MetricLog:
                 self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
                          add_dataloader_idx, batch_size)  # fmt: skip
             return
+        if self._apart and (calls := self._apart.get(threading.get_ident())) is not None:
+            calls.append(
+                Logged(name, _kept(name, value), prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
+                       add_dataloader_idx, batch_size)
+            )  # fmt: skip
+            return
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self._entries.get(name)
@@ -148,8 +159,7 @@ class MetricLog:
         if entry.metric is not None:
             return
         if isinstance(value, Tensor):
-            # The result of a differentiated computation is nobody else's; any other tensor may be changed in place.
-            value = value.detach() if not value.is_leaf else value.detach().clone()
+            value = _own(value)
         entry.latest = value
         if entry.on_epoch and self.counts:
             entry.waiting.append(value)
@@ -158,6 +168,16 @@ class MetricLog:
             )
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
+
+    @contextlib.contextmanager
+    def apart(self, threads: Sequence[int]) -> Iterator[list[list[Logged]]]:
+        """Keep what is logged in some threads, by their identifiers, in a list for each, and do nothing else with it."""
+        calls: dict[int, list[Logged]] = {thread: [] for thread in threads}
+        self._apart = calls
+        try:
+            yield list(calls.values())
+        finally:
+            del self._apart
 
     def step_values(self, sync: bool = False) -> Values:
         """The latest value of every name that is reported by step, all read together.
@@ -228,16 +248,8 @@ class MetricLog:
         reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
     ) -> Entry:  # fmt: skip
         metric = value if _is_metric(value) else None
-        if metric is None and not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
-            raise ConfigError(
-                f'self.log("{name}", …): expected a number, a one-element tensor, a torchmetrics Metric or a dict of '
-                f"these, got {type(value).__name__}."
-            )
-        if isinstance(value, Tensor) and metric is None and value.numel() != 1:
-            raise ConfigError(
-                f'self.log("{name}", …): a tensor of shape {tuple(value.shape)} is not one number. '
-                f"Log its .mean(), or its items under names of their own."
-            )
+        if metric is None:
+            _check_value(name, value)
         if isinstance(reduce_fx, str) and reduce_fx not in REDUCTIONS:
             raise ConfigError(
                 f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.'
@@ -399,6 +411,35 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
 def _plain(reduce_fx: Any) -> Any:
     """A reduction by its name; None for a function, which can't be told to others."""
     return reduce_fx if isinstance(reduce_fx, str) else None
+
+
+def _check_value(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
+        raise ConfigError(
+            f'self.log("{name}", …): expected a number, a one-element tensor, a torchmetrics Metric or a dict of '
+            f"these, got {type(value).__name__}."
+        )
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ConfigError(
+            f'self.log("{name}", …): a tensor of shape {tuple(value.shape)} is not one number. '
+            f"Log its .mean(), or its items under names of their own."
+        )
+
+
+def _own(value: Tensor) -> Tensor:
+    """A value as it is now. The result of a differentiated computation is nobody else's; any other may be changed."""
+    return value.detach() if not value.is_leaf else value.detach().clone()
+
+
+def _kept(name: str, value: Any) -> Any:
+    """What one of several copies of a module logs, for later."""
+    if _is_metric(value):
+        raise ConfigError(
+            f'self.log("{name}", …): with strategy="replicas" each device has a copy of this torchmetrics object, which '
+            'knows its own rows alone. Log a plain value, or use strategy="ddp".'
+        )
+    _check_value(name, value)
+    return _own(value) if isinstance(value, Tensor) else value
 
 
 def _is_metric(value: Any) -> bool:

@@ -85,11 +85,7 @@ def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
     mixed already, and the generators spread neighbouring seeds by themselves, so the batch's number is just added.
     """
     seed_host = torch.default_generator.manual_seed
-    seed_device: Callable[[int], Any] | None = None
-    if device.type == "cuda":
-        seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
-    elif device.type == "mps":
-        seed_device = torch.mps.manual_seed
+    seed_device = device_seeder(device)
 
     def seed_step(batch: int) -> None:
         number = seed + batch
@@ -98,6 +94,13 @@ def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
             seed_device(number)
 
     return seed_step
+
+
+def device_seeder(device: torch.device) -> Callable[[int], Any] | None:
+    """The function that seeds a device's own generator; None for the CPU, whose generator is the host's."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0].manual_seed
+    return torch.mps.manual_seed if device.type == "mps" else None
 
 
 def capture() -> dict[str, Any]:

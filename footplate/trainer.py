@@ -80,6 +80,7 @@ from footplate.training.settings import (
     check_count,
     check_fewest,
     check_limit,
+    check_replicas,
     check_seconds,
     check_sync_batchnorm,
     local_directory,
@@ -104,7 +105,7 @@ class Trainer:
         num_nodes: machines with so many devices each. More than one needs a cluster that this process is connected to (Ray,
             Spark), whose engine chooses the machines; in processes that were started already it must fit their number.
         strategy: how several processes train one model: "auto" or "ddp" (each has all of it), "fsdp" (each has a part),
-            "ddp_find_unused_parameters_true".
+            "ddp_find_unused_parameters_true"; or "replicas": one process, with a thread for each device.
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true".
         logger: a logger or several; True (default) for `CSV`; False for none.
         callbacks: a callback or several.
@@ -214,7 +215,10 @@ class Trainer:
         self.nodes = check_nodes(num_nodes, len(self.device_ids), self.world)
         self.device = self.accelerator.torch_device(self.device_ids[slot() if self.world.launched else 0])
         self.group = ALONE  # until there is work to do
-        self.parallel = make_strategy(check_strategy(strategy), self.world.size)
+        refused = {"compile": compile, "sync_batchnorm": sync_batchnorm, "min_devices": min_devices}
+        check_replicas(check_strategy(strategy), self.world.size, self.nodes, refused)
+        every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
+        self.parallel = make_strategy(strategy, self.world.size, every_device)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, self.world.size)
 
         self.fast_dev_run = int(check_count("fast_dev_run", int(fast_dev_run), 0))
@@ -439,6 +443,7 @@ class Trainer:
             loaded = part_of(loaded, self.world, self._metric_reductions)
             place = loaded["loader"] if "global_batch_size" in loaded.get("loader", {}) else None
 
+        self.parallel.check(self.module)
         loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
         self._prepare_module()
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
@@ -519,7 +524,7 @@ class Trainer:
             raise
         finally:
             self.training_in_progress = self.sanity_checking = False
-            if self.parallel.several and hasattr(self, "step"):
+            if (self.parallel.several or self.parallel.copies) and hasattr(self, "step"):
                 self.step.release()
             if status != "success":
                 self._writer.make_haste()
@@ -782,7 +787,7 @@ class Trainer:
     @property
     def starts_ranks(self) -> bool:
         """Whether a call is made in processes that this one starts and looks after."""
-        return self.ranks_asked > 1 and not self.world.launched
+        return self.ranks_asked > 1 and not self.world.launched and not self.parallel.copies
 
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:

@@ -43,6 +43,11 @@ RATIOS = {
         "lightning_first_step_vs_raw",
         "lightning_import_vs_torch",
     },
+    "replicas": {
+        f"{model}_{pair}"
+        for model in ("tiny", "wide", "convolutional")
+        for pair in ("replicas_vs_ddp", "replicas_vs_one", "ddp_vs_one")
+    },
     "step_overhead": {
         "footplate_vs_raw",
         "footplate_bare_vs_raw",

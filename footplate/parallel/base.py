@@ -1,8 +1,10 @@
 """The contract of a strategy: how the parameters of one model live on several ranks.
 
+    check(module)            before training: can it be trained so?
     prepare(module)          before optimizers are made: parameters made equal, or shared out
     training_step(module)    what the step calls in the place of `module.training_step`
     begin_batch(syncs)       before each batch: do its gradients end an accumulation window?
+    backward()               after the backward pass of a loss that the strategy has put together itself
     average(parameters)      gradients that the backward pass has left alone
     whole / parts            a checkpoint's tensors: of the whole model on disk, in parts on the ranks
 
@@ -24,6 +26,7 @@ class Strategy:
     Attributes:
         name: what `Trainer(strategy=…)` is given.
         several: whether there are other ranks.
+        copies: whether this process trains on several devices by itself, with a copy of the module on each.
         skips: whether a rank may skip a batch by returning no loss.
         own_gradients: whether a rank's gradients differ from the others' until a window ends.
         sharded: whether a rank has a part of the state only, which it then writes into a checkpoint by itself.
@@ -32,20 +35,33 @@ class Strategy:
 
     name: str = "auto"
     several: bool = False
+    copies: bool = False
     skips: bool = True
     own_gradients: bool = True
     sharded: bool = False
     lockstep: bool = False
 
+    def check(self, module: Any) -> None:
+        """Refuse a module that can't be trained so.
+
+        Raises:
+            ConfigError: what is in the way, and what to do.
+        """
+
     def prepare(self, module: nn.Module) -> None:
         """Make the parameters of a module, on its device, equal on all ranks, or share them out."""
 
     def training_step(self, module: Any) -> Callable[..., Any]:
-        """What is called for `module.training_step`; asked for again when other parameters are to be trained."""
+        """What is called for `module.training_step`; asked for at the beginning of each epoch, of several ranks only where
+        other parameters are to be trained.
+        """
         return module.training_step
 
     def begin_batch(self, syncs: bool) -> None:
         """Before the forward pass of a training batch; `syncs`: its backward pass averages the gradients."""
+
+    def backward(self) -> None:
+        """With `copies`: after the backward pass of the loss that `training_step` has returned."""
 
     def sync_buffers(self, module: nn.Module) -> None:
         """Give every rank the buffers of rank 0 (running statistics, say)."""

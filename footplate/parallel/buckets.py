@@ -60,8 +60,22 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
         _unpack(flat.div_(world), found)
 
 
-def _unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    start = 0
+def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """A bucket's tensors on another device, by one transfer; themselves where that is where they are."""
+    if not tensors or tensors[0].device == device:
+        return tensors
+    return views(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(device, non_blocking=True), tensors)
+
+
+def views(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat tensor that stand for some tensors, one after the other, in their shapes."""
+    parts, start = [], 0
     for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+        parts.append(flat[start : start + tensor.numel()].view(tensor.shape))
         start += tensor.numel()
+    return parts
+
+
+def _unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    for tensor, part in zip(tensors, views(flat, tensors), strict=True):
+        tensor.copy_(part)

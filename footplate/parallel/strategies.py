@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from footplate.errors import ConfigError, did_you_mean
 from footplate.parallel.base import Strategy
 
-NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
+NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", "replicas")
 
 _INSTEAD = {
     "ddp_spawn": '"ddp" does the same from a script and from a notebook',
@@ -15,7 +18,7 @@ _INSTEAD = {
     "ddp_fork": '"ddp" does the same from a script and from a notebook',
     "ddp_find_unused_parameters_false": '"ddp" looks for none',
     "fsdp2": '"fsdp" is FSDP2',
-    "dp": 'torch\'s DataParallel is slower than "ddp" everywhere',
+    "dp": '"ddp" is faster; "replicas" is for a process that can\'t start others',
     "deepspeed": '"fsdp" shards parameters, gradients and optimizer states as its stage 3 does',
 }
 
@@ -35,8 +38,12 @@ def check_strategy(strategy: Any) -> str:
     raise ConfigError(f'strategy="{strategy}" is not supported: {mend}')
 
 
-def make_strategy(name: str, ranks: int) -> Strategy:
-    """The strategy of a name for so many ranks; a single one has nothing to share."""
+def make_strategy(name: str, ranks: int, devices: Sequence[torch.device] = ()) -> Strategy:
+    """The strategy of a name for so many ranks; a single one has nothing to share, unless its own devices share it."""
+    if name == "replicas" and len(devices) > 1:
+        from footplate.parallel.replicas import Replicas
+
+        return Replicas(devices)
     if ranks == 1:
         return Strategy()
     if name == "fsdp":

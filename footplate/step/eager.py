@@ -45,7 +45,7 @@ class EagerStep(Step):
         self._skip_window = False
         self._arguments: dict[str, int] = {}
         self._strategy = spec.strategy
-        self._several = spec.strategy.several
+        self._several, self._copies = spec.strategy.several, spec.strategy.copies
         self._batch_weight = 1.0
         self._averaged: set[int] = set()  # optimizers (by id) whose gradients are averaged, with manual optimisation
         self._training_step = module.training_step
@@ -78,6 +78,7 @@ class EagerStep(Step):
             or self._before_optimizer_step
             or spec.accumulate_grad_batches != 1
             or self._several
+            or self._copies
         )
         if self._automatic and len(spec.optimizers) > 1:
             raise ConfigError(
@@ -93,7 +94,7 @@ class EagerStep(Step):
 
     def begin_epoch(self) -> None:
         learning = [parameter.requires_grad for parameter in self.spec.module.parameters()] if self._several else []
-        if learning != self._learning:
+        if self._copies or learning != self._learning:
             self._learning = learning
             self._training_step = self.spec.module.training_step
             self._training_step = self._strategy.training_step(self.spec.module)
@@ -177,6 +178,8 @@ class EagerStep(Step):
             self.spec.module.backward(loss)
         else:
             loss.backward()
+        if self._copies:
+            self._strategy.backward()
         for hook in self._after_backward:
             hook()
         self._accumulated += 1

@@ -49,7 +49,7 @@ def map_tensors(batch: Any, function: Any) -> Any:
         return function(batch)
     if isinstance(batch, Mapping):
         mapped = {key: map_tensors(value, function) for key, value in batch.items()}
-        return mapped if type(batch) is dict else _rebuild(batch, mapped)
+        return mapped if type(batch) is dict else rebuild(batch, mapped)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, function) for value in batch))
     if isinstance(batch, (list, tuple)):
@@ -82,7 +82,7 @@ def detach(output: Any) -> Any:
     return output
 
 
-def _rebuild(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
+def rebuild(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
     """A mapping of another type (transformers' BatchEncoding, OrderedDict …) with new values."""
     try:
         copied = batch.copy()  # type: ignore[attr-defined]

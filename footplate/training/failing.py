@@ -16,6 +16,7 @@ from torch.autograd import graph
 from torch.optim import Optimizer
 
 from footplate.errors import CheckpointError
+from footplate.parallel.base import Strategy
 from footplate.step.base import Step
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def moment_of(error: BaseException) -> Moment:
             moment = "in a forward pass"
         name = frame.f_code.co_name
         of_autograd = frame.f_globals.get("__name__") == graph.__name__ or (
-            isinstance(owner, Tensor) and name == "backward"
+            isinstance(owner, (Tensor, Strategy)) and name == "backward"
         )
         if isinstance(owner, Optimizer) or of_autograd:
             return "in a change"

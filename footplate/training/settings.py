@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,31 @@ def check_sync_batchnorm(value: Any, device: torch.device, ranks: int) -> bool:
     if value and ranks > 1 and device.type == "cpu":
         raise ConfigError("sync_batchnorm=True: torch's SyncBatchNorm runs on GPUs alone. Leave it out on the CPU.")
     return value and ranks > 1
+
+
+def check_replicas(name: str, ranks: int, nodes: int, refused: Mapping[str, Any]) -> None:
+    """Whether `strategy="replicas"` goes with the other arguments.
+
+    Args:
+        name: the strategy's.
+        ranks: how many processes train together.
+        nodes: `num_nodes`.
+        refused: arguments that it doesn't go with, by name, where they were given; else a value that is false.
+
+    Raises:
+        ConfigError: it doesn't.
+    """
+    if name != "replicas":
+        return
+    if ranks > 1:
+        raise ConfigError(
+            f'strategy="replicas" trains on several devices in one process, and this is one of {ranks}: use strategy="ddp".'
+        )
+    for argument, value in {"num_nodes": nodes > 1 and nodes, **refused}.items():
+        if value:
+            raise ConfigError(
+                f'{argument}={value!r} doesn\'t go with strategy="replicas": leave it out, or use strategy="ddp".'
+            )
 
 
 def check_compile(value: Any) -> dict[str, Any] | None:

@@ -80,3 +80,24 @@ def test_a_prediction_writer_learns_which_rows_a_rank_has_predicted(tmp_path):
     found = dict(first + second)
     assert len(first) + len(second) == len(found) == 37
     assert found == pytest.approx(dict(enumerate(dataset(37).tensors[0][:, 0].tolist())))
+
+
+class LitThatLogs(Lit):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_epoch=True, on_step=False)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_lightning_module_is_copied_for_replicas_with_its_log(tmp_path):
+    found = {}
+    for devices in (1, 2):
+        model = seeded(LitThatLogs)
+        trainer = make(tmp_path / str(devices), devices=devices, strategy="replicas")
+        trainer.fit(model, loader(51, 16))
+        found[devices] = weights(model), float(trainer.callback_metrics["train_loss"])
+    same(found[1][0], found[2][0])
+    assert found[1][1] == pytest.approx(found[2][1], rel=1e-5)
