@@ -40,6 +40,7 @@ class Buffers:
         self._pinned = pin_memory and torch.cuda.is_available()
         self._lock = threading.Lock()
         self._free: list[np.ndarray] = []
+        self._idle = 0  # bytes that lie free
         self._lent = self._most = 0  # bytes lent now, and at most so far
         self._returned: deque[np.ndarray] = deque()  # the end of a lease may come at any time, so it takes no lock
 
@@ -70,18 +71,24 @@ class Buffers:
             memory = self._returned.popleft()
             self._lent -= memory.nbytes
             self._free.append(memory)
+            self._idle += memory.nbytes
 
     def _fitting(self, nbytes: int) -> np.ndarray | None:
         """The free memory that fits best, no longer free; None when there is none."""
         fitting = [number for number, memory in enumerate(self._free) if nbytes <= memory.nbytes <= 2 * nbytes]
-        return self._free.pop(min(fitting, key=lambda number: self._free[number].nbytes)) if fitting else None
+        return self._pop(min(fitting, key=lambda number: self._free[number].nbytes)) if fitting else None
 
     def _new(self, nbytes: int) -> np.ndarray:
         """New memory, in place of as much that lies free as need be, that which lay longest first."""
         most = max(self._most, self._lent + nbytes)
-        while self._free and self._lent + nbytes + sum(memory.nbytes for memory in self._free) > most:
-            self._free.pop(0)
+        while self._free and self._lent + nbytes + self._idle > most:
+            self._pop(0)
         return _allocate(nbytes)
+
+    def _pop(self, number: int) -> np.ndarray:
+        memory = self._free.pop(number)
+        self._idle -= memory.nbytes
+        return memory
 
 
 def _allocate(nbytes: int) -> np.ndarray:

@@ -13,6 +13,7 @@ another number of ranks.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from footplate.data.workers import Workers
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.parallel.world import World
 
-_ROWS_IN_MAKING = 128
+_ROWS_IN_MAKING = 64  # for each thread
+_BYTES_IN_MAKING = 64 * 2**20  # encoded and decoded
 
 
 class Loader:
@@ -267,7 +269,10 @@ class Loader:
         if self._prefetch:
             return self._prefetch
         rows_of_rank = max(1, self.global_batch_size // self.world.size)
-        return min(64, max(3, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))
+        encoded = sum(group.nbytes for group in self.table.row_groups) / self.table.num_rows
+        decoded = sum(math.prod(shape) for shape in self._recipe.shapes.values())
+        room = _BYTES_IN_MAKING / (rows_of_rank * (1 + encoded + decoded))
+        return int(min(64, max(3, min(room, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))))
 
 
 def _check_count(name: str, value: Any, least: int = 1) -> int:

@@ -30,7 +30,8 @@ from footplate.errors import DataError
 
 _TAIL_BYTES = 64 * 1024
 _MAGIC = b"PAR1"
-_ROWS_PER_PIECE = 256
+_MOST_ROWS_PER_PIECE = 256
+_PIECE_BYTES = 8 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024
 
 
@@ -239,7 +240,10 @@ class ParquetSource:
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read one row group bit by bit, page after page."""
-        return self._pieces(group, columns, _ROWS_PER_PIECE)
+        number, index, _ = self._places[group]
+        metadata = self._footers[number].metadata.row_group(index)
+        row_bytes = 1 + metadata.total_byte_size // max(1, metadata.num_rows)
+        return self._pieces(group, columns, max(1, min(_MOST_ROWS_PER_PIECE, _PIECE_BYTES // row_bytes)))
 
     def _pieces(self, group: int, columns: Sequence[str], rows: int | None) -> Iterator[pa.Table]:
         """A row group in pieces of so many rows; None means in one."""

@@ -3,7 +3,7 @@
 A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
 Images are let go of one by one, as they are handed out: there, the next windows are loaded as room becomes free, so that
-what is held is about a quarter more than the open windows when full.
+what is held is about as much as the open windows when full. Over a network, which takes longer, it is a quarter more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from footplate.errors import DataError
 from footplate.parallel.world import World
 
 _LOOK_AHEAD_BATCHES = 256
-_MOST_HELD = 1.25  # of the rows of the open windows, where rows are let go of one by one
+_MOST_HELD, _MOST_HELD_OF_REMOTE = 1.0, 1.25  # of the rows of the open windows, where rows are let go of one by one
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ class Schedule:
             return len(self._windows) + len(more) <= len(going_on) + max(1, len(going_on) // 2)
         held = sum(self._left[number] for number in self._windows)
         opened, new = (sum(map(self._epoch.window_rows, windows)) for windows in (going_on, more))
-        return held + new <= _MOST_HELD * max(opened, new)
+        most = _MOST_HELD_OF_REMOTE if self._table.is_remote else _MOST_HELD
+        return held + new <= most * max(opened, new)
 
     def _look_at(self, pieces: list[Piece]) -> None:
         self._seen += 1
