@@ -13,7 +13,6 @@ clock, for all alike; opening the data set is inside.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import sys
 import threading
@@ -24,7 +23,8 @@ import numpy as np
 import psutil
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+ROOT = str(Path(__file__).parents[2])
+sys.path.insert(0, ROOT)
 
 SIZE = 224
 IMPORTS = {
@@ -48,20 +48,15 @@ def _found(directory, pattern):
 
 def decode(data):
     """A picture's bytes to (3, 224, 224): Footplate's own decoding, which needs nothing but OpenCV."""
+    import cv2
+
     from footplate.data import images
 
-    _opencv_in_one_thread()
+    cv2.setNumThreads(1)  # there are as many processes as cores
     found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
     out = np.empty((3, SIZE, SIZE), np.uint8)
     images.write_planes(found, out)
     return out
-
-
-@functools.cache
-def _opencv_in_one_thread():
-    import cv2
-
-    cv2.setNumThreads(1)  # the peers have processes
 
 
 def _loader(dataset, batch, workers, **options):
@@ -221,7 +216,14 @@ def _ray(workers):
     import ray.data
 
     if not ray.is_initialized():
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
+        theirs = {"env_vars": {"PYTHONPATH": ROOT}}
+        ray.init(
+            num_cpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=2 * 2**30,
+            runtime_env=theirs,
+        )
         ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
