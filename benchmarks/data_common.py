@@ -77,9 +77,7 @@ def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
 
 def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entrant]:
     """Those that are meant and whose environment is there."""
-    wanted = [
-        one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)
-    ]
+    wanted = [one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)]
     return [one for one in wanted if one.there() or print(f"{one.name}: no environment, left out")]
 
 

@@ -33,6 +33,7 @@ _MAGIC = b"PAR1"
 _MOST_ROWS_PER_PIECE = 256
 _PIECE_BYTES = 8 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class ParquetSource:
         for number, index, _ in self._places:
             group = self._footers[number].metadata.row_group(index)
             nbytes = sum(
-                chunk.total_uncompressed_size
+                _in_memory(chunk)
                 for chunk in map(group.column, range(group.num_columns))
                 if physical is None or chunk.path_in_schema.split(".", 1)[0] in physical
             )
@@ -274,6 +275,11 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
+
+
+def _in_memory(chunk: pq.ColumnChunkMetaData) -> int:
+    """Bytes of a column chunk once it is decoded: of numbers in a dictionary, more than the file says."""
+    return max(chunk.total_uncompressed_size, chunk.num_values * _WIDTHS.get(chunk.physical_type, 0))
 
 
 def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:
