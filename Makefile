@@ -66,6 +66,10 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 	bash benchmarks/peers/recovery.sh $(VENV)
 	$(BIN)/python benchmarks/recovery.py --json benchmarks/results/recovery.json
+	bash benchmarks/peers/data.sh $(VENV)
+	$(BIN)/python benchmarks/data_images.py --json benchmarks/results/data_images.json
+	$(BIN)/python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
+	$(BIN)/python benchmarks/data_tokens.py --json benchmarks/results/data_tokens.json
 	$(BIN)/python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
 lock: setup  ## pin the present environment in requirements/constraints.txt

@@ -1,27 +1,43 @@
-"""What the three data benchmarks share: data sets in every loader's format, interleaved rounds, tables and JSON."""
+"""What the three data benchmarks share: data sets in every loader's format, and measurements that add up over several runs.
+
+Every entrant is a process of its own (`peers/data_loaders.py`), in whichever environment has it, and has one turn in each
+round (see `common.interleave` for why). Each figure carries the number of its round, so a benchmark can be taken in pieces:
+
+    python data_images.py --data D --json F --rounds 2                  two rounds of all, on all kinds of data
+    python data_images.py --data D --json F --add --kind photos         five more, of one kind of data
+    python data_images.py --data D --json F --add --only footplate ray  five more, of some entrants
+
+Ratios are over the rounds in which both had a turn.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
+import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import psutil
+import common
+from common import Figures, Rounds, median
 
 HERE = Path(__file__).parent
 ENVS = HERE / "peers" / ".venvs"
-FIGURES = ("steady", "whole", "first_batch_s", "rows_per_cpu_s", "peak_mb")
+COLUMNS = {
+    "steady": "steady/s",
+    "whole": "whole/s",
+    "first_batch_s": "first batch, s",
+    "rows_per_cpu_s": "rows per CPU s",
+    "peak_mb": "peak MB",
+}
+PACKAGES = ("footplate", "torch", "pyarrow", "deltalake", "numpy", "opencv-python-headless")
 
 
 @dataclass(frozen=True)
@@ -41,44 +57,53 @@ class Entrant:
         return Path(self.python).exists()
 
 
-def parse(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
+def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
+    """The options; `options.kinds` are the kinds of data to take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--add", action="store_true", help="to the rounds that the file has already")
     parser.add_argument("--quick", action="store_true", help="little data, two rounds: shows that it works, no more")
+    parser.add_argument("--kind", dest="kinds", nargs="+", choices=kinds, default=list(kinds), help="of data")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="only entrants whose name has one of these words")
     parser.add_argument("--rows", type=int, help="how many rows")
     parser.add_argument("--rounds", type=int, help="how many interleaved rounds")
-    parser.add_argument(
-        "--seconds", type=float, help="how long each loader runs in a round, at least (one pass, at least)"
-    )
+    parser.add_argument("--seconds", type=float, help="how long each loader runs in a round, at least (and one pass)")
     parser.add_argument("--data", type=Path, help="keep the data sets here, and use them again")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    options.seconds = options.seconds if options.seconds is not None else (0.0 if options.quick else 30.0)
+    return options
 
 
-def run(
-    entrants: Iterable[Entrant], directory: Path, batch: int, rounds: int, seconds: float
-) -> dict[str, list[dict[str, float]]]:
-    """Every entrant once in each round, so that whatever else the machine does falls on all alike."""
-    entrants = [
-        entrant for entrant in entrants if entrant.there() or print(f"{entrant.name}: no environment, left out")
-    ]
-    found: dict[str, list[dict[str, float]]] = {entrant.name: [] for entrant in entrants}
-    for number in range(rounds):
+def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entrant]:
+    """Those that are meant and whose environment is there."""
+    wanted = [one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)]
+    return [one for one in wanted if one.there() or print(f"{one.name}: no environment, left out")]
+
+
+def measure(
+    entrants: Sequence[Entrant], directory: Path, batch: int, rounds: int, seconds: float, first: int
+) -> Rounds:
+    """So many rounds, numbered from `first`; an entrant that fails or runs out of time has none."""
+    found: Rounds = {entrant.name: [] for entrant in entrants}
+    for number in range(first, first + rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
+            load = os.getloadavg()[0]
             figures = once(entrant, directory, batch, seconds)
             if figures:
-                found[entrant.name].append(figures)
-                print(f"round {number} {entrant.name:28} {figures['steady']:12,.0f} rows/s", flush=True)
+                found[entrant.name].append({**figures, "round": number, "load_before": load})
+                print(f"round {number} {entrant.name:32} {figures['steady']:12,.0f} rows/s", flush=True)
     return {name: runs for name, runs in found.items() if runs}
 
 
-def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> dict[str, float] | None:
+def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> Figures | None:
+    """One turn."""
     command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
+    command += [str(entrant.workers), str(seconds)]
     try:
-        done = subprocess.run(
-            [*command, str(entrant.workers), str(seconds)], capture_output=True, text=True, timeout=900
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 4 * seconds)
     except subprocess.TimeoutExpired:
-        print(f"{entrant.name}: stopped after 15 minutes")
+        print(f"{entrant.name}: stopped after {60 + 4 * seconds:.0f} s")
         return None
     for line in done.stdout.splitlines():
         if line.startswith("FIGURES "):
@@ -87,80 +112,97 @@ def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> d
     return None
 
 
-def how_long(options: argparse.Namespace) -> tuple[int, float]:
-    """Rounds, and seconds of a loader in each, as asked for."""
-    rounds = options.rounds or (2 if options.quick else 5)
-    default = 0.0 if options.quick else 30.0
-    return rounds, default if options.seconds is None else options.seconds
+def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
+    """Of each kind of data, the rounds that a file has already."""
+    found: dict[str, Rounds] = {}
+    if add and path is not None and path.exists():
+        for row in json.loads(path.read_text())["rows"]:
+            found.setdefault(row["kind"], {})[row["loader"]] = row["rounds"]
+    return found
 
 
-def median(runs: list[dict[str, float]], figure: str) -> float:
-    return statistics.median(run[figure] for run in runs)
+def next_round(rounds: Rounds) -> int:
+    """The number of the round that comes after these."""
+    return 1 + max((int(run["round"]) for runs in rounds.values() for run in runs), default=-1)
 
 
-def ratio(found: dict[str, list[dict[str, float]]], over: str, under: str, figure: str) -> dict[str, float]:
-    """The median of the rounds' own ratios, and their spread."""
-    pairs = [a[figure] / b[figure] for a, b in zip(found[over], found[under], strict=False)]
-    return {"median": statistics.median(pairs), "least": min(pairs), "most": max(pairs), "rounds": len(pairs)}
+def merged(one: Rounds, other: Rounds) -> Rounds:
+    """The rounds of both."""
+    return {name: one.get(name, []) + other.get(name, []) for name in {**one, **other}}
 
 
-def best(
-    found: dict[str, list[dict[str, float]]], peers: Iterable[str], figure: str, least: bool = False
-) -> str | None:
-    there = [name for name in peers if name in found]
+def paired(found: Rounds, over: str, under: str | None, figure: str) -> Figures | None:
+    """`common.ratio` over the rounds that both have; None if these are fewer than two."""
+    if under is None or over not in found or under not in found:
+        return None
+    turns = {name: {run["round"]: run for run in found[name]} for name in (over, under)}
+    both = sorted(turns[over].keys() & turns[under].keys())
+    pairs = {name: [turns[name][number] for number in both] for name in (over, under)}
+    return common.ratio(pairs, over, under, figure) if len(both) > 1 else None
+
+
+def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
+    """The name of the peer with the best median of a figure."""
+    there = [peer.name for peer in peers if peer.name in found]
     choose = min if least else max
     return choose(there, key=lambda name: median(found[name], figure)) if there else None
 
 
 def report(
-    benchmark: str, found: dict[str, list[dict[str, float]]], ratios: dict[str, dict[str, float]], path: Path | None
+    benchmark: str,
+    title: str,
+    found: dict[str, Rounds],
+    ratios: dict[str, Figures | None],
+    peers: dict[str, str | None],
+    machine: dict[str, object],
+    path: Path | None,
 ) -> None:
-    """Print the table for people, and write the JSON."""
-    print(f"\n{'':28} {'steady/s':>12} {'whole/s':>12} {'first s':>8} {'per cpu s':>12} {'peak MB':>8}  steady min-max")
-    rows = []
-    for name, runs in found.items():
-        row = {figure: median(runs, figure) for figure in FIGURES}
-        rows.append({"loader": name, **row, "rows": runs[0]["rows"], "runs": runs})
-        spread = f"{min(r['steady'] for r in runs):,.0f}-{max(r['steady'] for r in runs):,.0f}"
-        print(
-            f"{name:28} {row['steady']:12,.0f} {row['whole']:12,.0f} {row['first_batch_s']:8.2f} "
-            f"{row['rows_per_cpu_s']:12,.0f} {row['peak_mb']:8,.0f}  {spread}"
-        )
-    print()
-    for name, figures in ratios.items():
-        print(f"{name:28} {figures['median']:6.2f}  ({figures['least']:.2f}-{figures['most']:.2f})")
-    if path is not None:
-        result: dict[str, Any] = {
-            "benchmark": benchmark,
-            "ratios": {name: figures["median"] for name, figures in ratios.items()},
-            "figures": ratios,
-            "rows": rows,
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("torch", "pyarrow", "deltalake", "numpy")},
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+    """Print the tables for people, and write the JSON.
+
+    Args:
+        benchmark: its file's name.
+        title: stands above the tables.
+        found: of each kind of data, the rounds.
+        ratios: by name; those that couldn't be had are left out.
+        peers: which peer a ratio is against, where that is the best of several.
+        machine: from `common.machine()`.
+        path: the JSON's file.
+    """
+    rows = [
+        {"name": f"{kind}: {loader}", "kind": kind, "loader": loader}
+        | {figure: median(runs, figure) for figure in (*COLUMNS, "rows")}
+        | {"rounds": runs}
+        for kind, rounds in found.items()
+        for loader, runs in rounds.items()
+    ]
+    there = {name: spread for name, spread in ratios.items() if spread is not None}
+    against = {f"{name}: peer": peer for name, peer in peers.items() if name in there}
+    common.report(benchmark, title, COLUMNS, rows, there, against, machine, PACKAGES, path)
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-    }
-
-
-def with_data(kept: Path | None, make: Callable[[Path], None], body: Callable[[Path], None]) -> None:
-    """Make the data sets (unless they were kept), and remove them afterwards (unless they are to be kept)."""
+@contextmanager
+def data_directory(kept: Path | None):
+    """Where data sets lie: a directory that was given, or one that is removed again."""
     directory = kept or Path(tempfile.mkdtemp(prefix="footplate-bench-"))
     try:
-        if not (directory / "complete").exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            make(directory)
-            (directory / "complete").touch()
-        body(directory)
+        yield directory
     finally:
         if kept is None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def complete(directory: Path) -> bool:
+    """Whether a data set has been made; if it was begun, what there is of it is removed."""
+    if (directory / "complete").exists():
+        return True
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return False
+
+
+def peers_formats(directory: Path, formats: dict[str, str]) -> None:
+    """Let the peers write their own formats: for each format, in which environment."""
+    for name, env in formats.items():
+        python = ENVS / env / "bin" / "python"
+        if python.exists():
+            subprocess.run([str(python), str(HERE / "peers" / "data_formats.py"), str(directory), name], check=True)

@@ -2,8 +2,10 @@
 
     bash benchmarks/peers/data.sh && python benchmarks/data_images.py --json benchmarks/results/data_images.json
 
-JPEGs of about 30 KB (a thousand different synthetic ones, in as many rows as asked for), batches of 64, 224 pixels, two
-threads or worker processes each. The limit is OpenCV decoding the same bytes from memory on all cores.
+Two kinds of data, both made from real photographs (`peers/pictures.py`): JPEGs of 20 to 40 KB, and photos of 1 to 2
+megapixels. Batches of 64, 224 pixels, two threads or worker processes each, and everyone decodes with the same function,
+Footplate's, but for `petastorm, Pillow`, which is as its users write it. The limit is that function on all cores, from
+memory. `data_common.py` says how to take it in pieces.
 """
 
 from __future__ import annotations
@@ -11,82 +13,103 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import cv2
-import numpy as np
+import common
 import pyarrow as pa
-from data_common import HERE, Entrant, best, how_long, once, parse, ratio, report, run, with_data
+from data_common import (
+    HERE,
+    Entrant,
+    best,
+    chosen,
+    complete,
+    data_directory,
+    earlier,
+    measure,
+    merged,
+    next_round,
+    once,
+    paired,
+    parse,
+    peers_formats,
+    report,
+)
 from deltalake import write_deltalake
 
 BATCH = 64
-ROWS_PER_FILE = 1000
+ROWS = {"small": 40_000, "photos": 3_000}
+ROWS_PER_FILE = {"small": 1000, "photos": 100}  # a file is a row group: 30 to 40 MB
 
+FOOTPLATE = Entrant("footplate", "image_footplate")
+CACHED = Entrant("footplate, cached", "image_footplate_cached")
+LIMIT = Entrant("limit: decode only", "image_limit")
 PEERS = [
     Entrant("torch DataLoader, files", "image_torch_imagefolder"),
     Entrant("webdataset", "image_webdataset", "data"),
     Entrant("litdata", "image_litdata", "data"),
     Entrant("mosaicml-streaming", "image_mosaicml", "data"),
-    Entrant("hf datasets, map", "image_hf_datasets", "data"),
+    Entrant("hf datasets, map", "image_hf_map", "data"),
+    Entrant("hf datasets, streaming", "image_hf_streaming", "data"),
+    Entrant("lance", "image_lance", "lake"),
+    Entrant("ray data", "image_ray", "lake"),
+    Entrant("daft", "image_daft", "lake"),
 ]
-PETASTORM = Entrant("petastorm", "image_petastorm", "petastorm", workers=10)
-FOOTPLATE = Entrant("footplate", "image_footplate")
-CACHED = Entrant("footplate, cached epoch", "image_footplate_cached")
-LIMIT = Entrant("limit: decode only", "image_limit")
+AS_WRITTEN = Entrant("petastorm, Pillow", "image_petastorm_pillow", "petastorm", workers=10)
+PETASTORM = [
+    AS_WRITTEN,
+    Entrant("petastorm", "image_petastorm", "petastorm", workers=2),
+    Entrant("petastorm, batched", "image_petastorm_batched", "petastorm", workers=2),
+]
+FORMATS = {"webdataset": "data", "mds": "data", "litdata": "data", "hf": "data", "lance": "lake"}
 
 
-def photo(rng: np.random.Generator) -> bytes:
-    """Noise of several scales, about as heavy as a real photograph of this size."""
-    height, width = (int(size) for size in rng.integers(224, 300, 2))
-    image = np.full((height, width, 3), 128.0, np.float32)
-    for cells, strength in ((8, 90), (24, 60), (70, 40), (150, 20)):
-        noise = rng.normal(0, strength, (cells, cells, 3)).astype(np.float32)
-        image += cv2.resize(noise, (width, height), interpolation=cv2.INTER_CUBIC)
-    return cv2.imencode(".jpg", np.clip(image, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
+def make(directory: Path, kind: str, rows: int) -> None:
+    """The data set in every format."""
+    pictures = [str(HERE / "peers" / "pictures.py"), str(directory), kind, str(rows)]
+    subprocess.run([Entrant("", "", "data").python, *pictures], check=True)
+    write_tables(directory, kind)
 
 
-def make(directory: Path, rows: int) -> None:
-    rng = np.random.default_rng(0)
-    photos = [photo(rng) for _ in range(min(rows, 1000))]
-    for label in range(10):
-        (directory / "folder" / str(label)).mkdir(parents=True)
-    for number in range(rows):
-        (directory / "folder" / str(number % 10) / f"{number:08}.jpg").write_bytes(photos[number % len(photos)])
-    for start in range(0, rows, ROWS_PER_FILE):
-        numbers = range(start, min(start + ROWS_PER_FILE, rows))
-        images = pa.array([photos[number % len(photos)] for number in numbers], pa.binary())
-        labels = pa.array([number % 10 for number in numbers], pa.int32())
+def write_tables(directory: Path, kind: str) -> None:
+    """The picture files as a Delta table, and as the peers have it."""
+    files = sorted(directory.glob("folder/*/*.jpg"), key=lambda file: file.name)
+    for start in range(0, len(files), ROWS_PER_FILE[kind]):
+        some = files[start : start + ROWS_PER_FILE[kind]]
+        images = pa.array([file.read_bytes() for file in some], pa.binary())
+        labels = pa.array([int(file.parent.name) for file in some], pa.int32())
         write_deltalake(directory / "delta", pa.table({"image": images, "label": labels}), mode="append")
-    peers = Entrant("formats", "", "data")
-    if peers.there():
-        subprocess.run([peers.python, str(HERE / "peers" / "data_formats.py"), str(directory)], check=True)
+    peers_formats(directory, FORMATS)
+    (directory / "complete").touch()
 
 
 def main() -> None:
-    options = parse(__doc__ or "")
-    rows = options.rows or (2000 if options.quick else 60_000)
-    rounds, seconds = how_long(options)
-
-    def body(directory: Path) -> None:
-        once(CACHED, directory, BATCH)
-        found = run([LIMIT, FOOTPLATE, CACHED, *PEERS, PETASTORM], directory, BATCH, rounds, seconds)
-        peers = [peer.name for peer in PEERS]
-        ratios = {"footplate_vs_limit": ratio(found, FOOTPLATE.name, LIMIT.name, "steady")}
-        fastest = best(found, peers, "steady")
-        if fastest:
-            ratios["footplate_vs_best_peer"] = ratio(found, FOOTPLATE.name, fastest, "steady")
-            ratios["cached_vs_best_peer"] = ratio(found, CACHED.name, fastest, "steady")
-        for name, figure, least in (
-            ("whole_epoch_vs_best_peer", "whole", False),
-            ("first_batch_vs_best_peer", "first_batch_s", True),
-            ("memory_vs_best_peer", "peak_mb", True),
+    options = parse(__doc__ or "", list(ROWS))
+    machine = common.machine()
+    found = earlier(options.json, options.add)
+    with data_directory(options.data) as root:
+        for kind in options.kinds:
+            directory = root / kind
+            if not complete(directory):
+                make(directory, kind, options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind]))
+            once(CACHED, directory, BATCH)  # fills the cache
+            before = found.get(kind, {})
+            entrants = chosen([LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM], options.only)
+            more = measure(entrants, directory, BATCH, options.rounds, options.seconds, next_round(before))
+            found[kind] = merged(before, more)
+    ratios, peers = {}, {}
+    for kind, rounds in found.items():
+        prefix = "" if kind == "small" else f"{kind}_"
+        ours = FOOTPLATE.name
+        ratios[f"{prefix}footplate_vs_limit"] = paired(rounds, ours, LIMIT.name, "steady")
+        ratios[f"{prefix}footplate_vs_petastorm"] = paired(rounds, ours, AS_WRITTEN.name, "whole")
+        for name, one, figure, least in (
+            ("footplate_vs_best_peer", ours, "steady", False),
+            ("whole_epoch_vs_best_peer", ours, "whole", False),
+            ("cached_vs_best_peer", CACHED.name, "steady", False),
+            ("first_batch_vs_best_peer", ours, "first_batch_s", True),
+            ("memory_vs_best_peer", ours, "peak_mb", True),
         ):
-            peer = best(found, peers, figure, least)
-            if peer:
-                ratios[name] = ratio(found, FOOTPLATE.name, peer, figure)
-        if PETASTORM.name in found:
-            ratios["footplate_vs_petastorm"] = ratio(found, FOOTPLATE.name, PETASTORM.name, "whole")
-        report("data_images", found, ratios, options.json)
-
-    with_data(options.data, lambda directory: make(directory, rows), body)
+            peers[prefix + name] = best(rounds, PEERS, figure, least)
+            ratios[prefix + name] = paired(rounds, one, peers[prefix + name], figure)
+    report("data_images", "images to batches", found, ratios, peers, machine, options.json)
 
 
 if __name__ == "__main__":

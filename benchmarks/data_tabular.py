@@ -2,63 +2,105 @@
 
     bash benchmarks/peers/data.sh && python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 
-5 million rows of 40 float32 columns and a label, uncompressed, in row groups of 50,000; batches of 8,192; two threads. The
-limit is pyarrow reading all row groups with two threads, the floor the same with each column permuted once, which is the
-least that a shuffle costs. Peers that shuffle do it with a buffer of 100,000 rows, or (in memory) fully.
+5 million rows of 40 float32 columns and a label, in row groups of 50,000, batches of 8,192, two threads. The `plain` files
+hold random values as they are; the `snappy` files values of 12 bits each, in dictionaries and compressed. The limit is
+pyarrow reading all row groups with two threads, the floor the same with each column permuted once into memory that is
+kept, which is the least that a shuffle costs. Peers that shuffle do it with a buffer of 100,000 rows, or (in memory) fully.
+`data_common.py` says how to take it in pieces.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import common
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_common import Entrant, best, how_long, parse, ratio, report, run, with_data
+from data_common import (
+    Entrant,
+    best,
+    chosen,
+    complete,
+    data_directory,
+    earlier,
+    measure,
+    merged,
+    next_round,
+    paired,
+    parse,
+    peers_formats,
+    report,
+)
 
 BATCH = 8192
 COLUMNS = 40
 FILES = 10
 ROWS_PER_GROUP = 50_000
+KINDS = ("plain", "snappy")
 
-PEERS = [
-    Entrant("hf datasets, streaming", "tabular_hf_streaming", "data"),
-    Entrant("whole table in memory", "tabular_torch_memory"),
-]
-PETASTORM = Entrant("petastorm, batched", "tabular_petastorm", "petastorm")
 FOOTPLATE = Entrant("footplate", "tabular_footplate")
 LIMIT = Entrant("limit: read only", "tabular_limit")
 FLOOR = Entrant("floor: read and permute", "tabular_floor")
+PEERS = [
+    Entrant("whole table in memory", "tabular_torch_memory"),
+    Entrant("hf datasets, streaming", "tabular_hf_streaming", "data"),
+    Entrant("lance", "tabular_lance", "lake"),
+    Entrant("ray data", "tabular_ray", "lake"),
+]
+PETASTORM = Entrant("petastorm, batched", "tabular_petastorm", "petastorm")
 
 
-def make(directory: Path, rows: int) -> None:
+def make(directory: Path, kind: str, rows: int) -> None:
+    """The Parquet files, and the same as the peers have it."""
     rng = np.random.default_rng(0)
     (directory / "parquet").mkdir()
     for number in range(FILES):
         count = rows // FILES
-        columns = {f"f{column}": rng.normal(size=count).astype(np.float32) for column in range(COLUMNS)}
+        columns = {f"f{column}": _values(rng, kind, count) for column in range(COLUMNS)}
         table = pa.table({**columns, "label": rng.integers(0, 10, count)})
         path = directory / "parquet" / f"{number:03}.parquet"
-        pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="none", use_dictionary=False)
+        if kind == "plain":
+            pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="none", use_dictionary=False)
+        else:
+            pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="snappy")
+    peers_formats(directory, {"lance": "lake"})
+    (directory / "complete").touch()
+
+
+def _values(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
+    if kind == "plain":
+        return rng.normal(size=count).astype(np.float32)
+    return (rng.normal(size=count) * 512).round().clip(-2048, 2047).astype(np.float32) / 512
 
 
 def main() -> None:
-    options = parse(__doc__ or "")
-    rows = options.rows or (400_000 if options.quick else 5_000_000)
-    rounds, seconds = how_long(options)
-
-    def body(directory: Path) -> None:
-        found = run([LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM], directory, BATCH, rounds, seconds)
-        ratios = {"footplate_vs_limit": ratio(found, FOOTPLATE.name, LIMIT.name, "steady")}
-        ratios["footplate_vs_floor"] = ratio(found, FOOTPLATE.name, FLOOR.name, "steady")
-        fastest = best(found, [peer.name for peer in PEERS], "whole")
-        if fastest:
-            ratios["footplate_vs_best_peer"] = ratio(found, FOOTPLATE.name, fastest, "whole")
-        if PETASTORM.name in found:
-            ratios["footplate_vs_petastorm"] = ratio(found, FOOTPLATE.name, PETASTORM.name, "whole")
-        report("data_tabular", found, ratios, options.json)
-
-    with_data(options.data, lambda directory: make(directory, rows), body)
+    options = parse(__doc__ or "", KINDS)
+    machine = common.machine()
+    found = earlier(options.json, options.add)
+    with data_directory(options.data) as root:
+        for kind in options.kinds:
+            directory = root / kind
+            if not complete(directory):
+                make(directory, kind, options.rows or (400_000 if options.quick else 5_000_000))
+            before = found.get(kind, {})
+            entrants = chosen([LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM], options.only)
+            more = measure(entrants, directory, BATCH, options.rounds, options.seconds, next_round(before))
+            found[kind] = merged(before, more)
+    ratios, peers = {}, {}
+    for kind, rounds in found.items():
+        prefix = "" if kind == "plain" else f"{kind}_"
+        fastest = peers[f"{prefix}footplate_vs_best_peer"] = best(rounds, PEERS, "whole")
+        peers[f"{prefix}first_batch_vs_best_peer"] = best(rounds, PEERS, "first_batch_s", least=True)
+        for name, other, figure in (
+            ("footplate_vs_limit", LIMIT.name, "steady"),
+            ("footplate_vs_floor", FLOOR.name, "steady"),
+            ("footplate_vs_best_peer", fastest, "whole"),
+            ("footplate_vs_petastorm", PETASTORM.name, "whole"),
+            ("first_batch_vs_best_peer", peers[f"{prefix}first_batch_vs_best_peer"], "first_batch_s"),
+        ):
+            ratios[prefix + name] = paired(rounds, FOOTPLATE.name, other, figure)
+    report("data_tabular", "columns to batches", found, ratios, peers, machine, options.json)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from torch.utils.data import (
 )
 
 import footplate as fp
-from footplate.data.adapt import ReplayedLoader, SeededDataLoader, StatefulLoader, adapt
+from footplate.data.adapt import ReplayedLoader, SeededDataLoader, StatefulLoader, adapt, pin_for
+from footplate.data.loader import Loader
+from footplate.data.table import Table
 
 
 class Noisy(Dataset):
@@ -227,3 +229,21 @@ def test_each_kind_gets_its_own():
 def test_what_is_no_loader_is_refused(given, message):
     with pytest.raises(fp.ConfigError, match=message):
         adapt(given, 1)
+
+
+@pytest.mark.parametrize(("asked", "device", "pinned"), [
+    (None, "cuda:0", True), (None, "cpu", False), (None, "mps", False), (False, "cuda:0", False), (True, "cpu", True),
+])  # fmt: skip
+def test_batches_for_cuda_are_pinned_unless_their_user_has_decided(
+    asked: bool | None, device: str, pinned: bool
+) -> None:
+    loader = Loader(Table({"x": [1.0]}), 1, pin_memory=asked)
+    pin_for(loader, torch.device(device))
+    assert loader.pin_memory is pinned
+
+
+def test_a_data_loader_of_torch_pins_as_its_user_said() -> None:
+    loader = DataLoader([1, 2])
+    pin_for(loader, torch.device("cuda"))
+    pin_for([1, 2], torch.device("cuda"))
+    assert loader.pin_memory is False

@@ -15,6 +15,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import common  # noqa: E402
+import data_common  # noqa: E402
 import step_overhead  # noqa: E402
 
 RATIOS = {
@@ -129,3 +130,44 @@ def test_a_ratio_is_the_median_of_the_rounds_own_quotients():
     found = {"ours": [{"s": 2.0}, {"s": 3.0}, {"s": 40.0}], "raw": [{"s": 1.0}, {"s": 2.0}, {"s": 10.0}]}
 
     assert common.ratio(found, "ours", "raw", "s") == {"median": 2.0, "q1": 1.75, "q3": 3.0, "rounds": 3}
+
+
+def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
+    def rounds(**speeds: dict[int, float]) -> common.Rounds:
+        return {name: [{"round": n, "steady": v} for n, v in one.items()] for name, one in speeds.items()}
+
+    first = rounds(ours={0: 2.0, 1: 4.0}, theirs={0: 1.0, 1: 1.0})
+    assert data_common.next_round(first) == 2
+    both = data_common.merged(first, rounds(ours={2: 3.0}, others={2: 9.0}))
+    assert data_common.paired(both, "ours", "theirs", "steady") == {"median": 3.0, "q1": 2.5, "q3": 3.5, "rounds": 2}
+    assert data_common.paired(both, "ours", "others", "steady") is None  # one round is no spread
+    assert data_common.paired(both, "ours", "nobody", "steady") is None
+
+
+@pytest.mark.slow
+def test_a_data_benchmark_is_taken_in_pieces_that_add_up(tmp_path: Path):
+    file = tmp_path / "tabular.json"
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "data_tabular.py"),
+        "--quick",
+        "--data",
+        str(tmp_path),
+        "--json",
+        str(file),
+    ]
+    for more in (["--kind", "plain", "--only", "footplate", "limit"], ["--add", "--only", "footplate", "floor"]):
+        ended = subprocess.run([*command, *more], capture_output=True, text=True, timeout=200)
+        assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    rounds = {row["name"]: [run["round"] for run in row["rounds"]] for row in found["rows"]}
+    assert rounds == {
+        "plain: limit: read only": [0, 1],
+        "plain: footplate": [0, 1, 2, 3],
+        "plain: floor: read and permute": [2, 3],
+        "snappy: floor: read and permute": [0, 1],
+        "snappy: footplate": [0, 1],
+    }
+    assert set(found["ratios"]) == {"footplate_vs_limit", "footplate_vs_floor", "snappy_footplate_vs_floor"}
+    assert all(found["figures"][name]["rounds"] == 2 for name in found["ratios"])
+    assert platform.node() not in file.read_text()

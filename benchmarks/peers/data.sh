@@ -21,8 +21,9 @@ make_env() { # name, packages…
 
 # --no-deps where a package would bring a torch of its own.
 make_env data "numpy>=2" psutil pyarrow "opencv-python-headless>=4.10" datasets webdataset lightning-utilities boto3 \
-  filelock obstore tifffile brotli lz4 zstd xxhash python-snappy pydantic cachetools catalogue transformers requests pillow
+  filelock obstore scikit-image scikit-learn tifffile brotli lz4 zstd xxhash python-snappy pydantic cachetools catalogue transformers requests pillow
 "$target/data/bin/pip" install --quiet --no-deps litdata mosaicml-streaming
+# scikit-image and scikit-learn are there for the photographs that they carry.
 # mosaicml-streaming imports torchvision for data sets that aren't used here, and torchvision needs a torch of its own.
 stub=$("$target/data/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/torchvision
 mkdir -p "$stub/transforms"
@@ -30,5 +31,6 @@ echo "class VisionDataset: pass" > "$stub/datasets.py"
 touch "$stub/__init__.py" "$stub/transforms/__init__.py"
 echo "def to_tensor(image): raise NotImplementedError" > "$stub/transforms/functional.py"
 make_env petastorm "numpy==1.26.4" psutil "pyarrow==14.0.2" "pandas==2.1.4" "opencv-python-headless==4.10.0.84" \
-  "setuptools<70" dill diskcache packaging pyzmq fsspec "pyspark==3.5.1" six future
+  "setuptools<70" pillow dill diskcache packaging pyzmq fsspec "pyspark==3.5.1" six future
 "$target/petastorm/bin/pip" install --quiet --no-deps petastorm==0.13.1
+make_env lake "numpy>=2" psutil pyarrow "opencv-python-headless>=4.10" pylance daft deltalake "ray[data]"

@@ -1,6 +1,8 @@
-"""Writes the image files of DIRECTORY/folder in the peers' own formats; runs in their environment.
+"""Writes the image files of DIRECTORY/folder in the peers' own formats; runs in their environments.
 
-python data_formats.py DIRECTORY
+    python data_formats.py DIRECTORY FORMAT…
+
+`hf` is what Hugging Face datasets makes of Parquet files when it opens them for the first time.
 """
 
 import io
@@ -41,8 +43,24 @@ def write_litdata(directory, files):
     litdata.optimize(fn=row, inputs=files, output_dir=str(directory / "litdata"), chunk_bytes="64MB", num_workers=1)
 
 
+def write_hf(directory, files):
+    import datasets
+
+    made = sorted(str(path) for path in directory.glob("*/*.parquet"))
+    datasets.load_dataset("parquet", data_files=made, split="train", cache_dir=str(directory / "hf"))
+
+
+def write_lance(directory, files):
+    import lance
+    import pyarrow.dataset as ds
+
+    made = sorted(str(path) for path in directory.glob("*/*.parquet"))
+    lance.write_dataset(ds.dataset(made).scanner(batch_size=ROWS_PER_SHARD).to_reader(), str(directory / "lance"))
+
+
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     found = sorted((str(path) for path in root.glob("folder/*/*.jpg")), key=lambda file: Path(file).name)
-    for write in (write_webdataset, write_mds, write_litdata):
-        write(root, found)
+    for name in sys.argv[2:]:
+        if not (root / name).exists():
+            globals()[f"write_{name}"](root, found)

@@ -5,9 +5,9 @@
 It is opened and gone through at least once, and again until so many seconds are over. The first batch is that of the first
 pass; the steady rate leaves out the time to the first batch of each.
 
-DIRECTORY holds the same rows in each loader's own format (see `prepare`). Every loader decodes with OpenCV where it takes
-a decoder, and hands out shuffled batches: uint8 (n, 3, 224, 224) and labels, or float32 columns. Imports are outside of
-the clock, for all alike; opening the data set is inside.
+DIRECTORY holds the same rows in each loader's own format. Every loader decodes with the same function (`decode`), and hands
+out shuffled batches: uint8 (n, 3, 224, 224) and labels, float32 columns, or padded tokens. Imports are outside of the
+clock, for all alike; opening the data set is inside.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ import numpy as np
 import psutil
 import torch
 
+ROOT = str(Path(__file__).parents[2])
+sys.path.insert(0, ROOT)
+
 SIZE = 224
 IMPORTS = {
     "footplate": ("footplate.data.loader", "footplate.data.opening", "deltalake", "cv2"),
@@ -31,7 +34,10 @@ IMPORTS = {
     "litdata": ("cv2", "litdata"),
     "mosaicml": ("cv2", "streaming"),
     "hf": ("cv2", "datasets"),
-    "petastorm": ("cv2", "petastorm.pytorch"),
+    "lance": ("cv2", "lance"),
+    "ray": ("cv2", "ray.data"),
+    "daft": ("cv2", "daft"),
+    "petastorm": ("cv2", "PIL.Image", "petastorm.pytorch"),
     "limit": ("cv2", "pyarrow.parquet"),
 }
 
@@ -41,16 +47,16 @@ def _found(directory, pattern):
 
 
 def decode(data):
+    """A picture's bytes to (3, 224, 224): Footplate's own decoding, which needs nothing but OpenCV."""
     import cv2
 
-    cv2.setNumThreads(1)
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    height, width = image.shape[:2]
-    scale = SIZE / min(height, width)
-    image = cv2.resize(image, (max(SIZE, round(width * scale)), max(SIZE, round(height * scale))))
-    top, left = (image.shape[0] - SIZE) // 2, (image.shape[1] - SIZE) // 2
-    image = image[top : top + SIZE, left : left + SIZE]
-    return np.ascontiguousarray(image[:, :, ::-1].transpose(2, 0, 1))
+    from footplate.data import images
+
+    cv2.setNumThreads(1)  # there are as many processes as cores
+    found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
+    out = np.empty((3, SIZE, SIZE), np.uint8)
+    images.write_planes(found, out)
+    return out
 
 
 def _loader(dataset, batch, workers, **options):
@@ -133,29 +139,149 @@ def image_mosaicml(directory, batch, workers):
     return _loader(Data(local=f"{directory}/mds", shuffle=True, batch_size=batch), batch, workers)
 
 
-def image_hf_datasets(directory, batch, workers):
+def image_hf_map(directory, batch, workers):
     import datasets
 
     datasets.disable_progress_bars()
     files = _found(directory, "delta/*.parquet")
     data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=f"{directory}/hf")
-    data = data.with_transform(lambda rows: {"image": [decode(x) for x in rows["image"]], "label": rows["label"]})
-    return _loader(data, batch, workers, shuffle=True)
+    return _loader(data.with_transform(_decode_column), batch, workers, shuffle=True)
+
+
+def image_hf_streaming(directory, batch, workers):
+    import datasets
+
+    files = _found(directory, "delta/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True).shuffle(buffer_size=1000)
+    return _loader(data.map(_decode_row).with_format("torch"), batch, workers)
+
+
+def _decode_row(row):
+    return {"image": decode(row["image"]), "label": row["label"]}
+
+
+def _decode_column(rows):
+    return {"image": [decode(data) for data in rows["image"]], "label": rows["label"]}
+
+
+class _Lance(torch.utils.data.Dataset):
+    """Random access to rows, a batch at a time; opened in each process by itself."""
+
+    def __init__(self, directory, columns, finish):
+        self.path, self.columns, self.finish = f"{directory}/lance", columns, finish
+        self.data = None
+
+    def __len__(self):
+        import lance
+
+        return lance.dataset(self.path).count_rows()
+
+    def __getitems__(self, indices):
+        import lance
+
+        self.data = self.data or lance.dataset(self.path)
+        return self.finish(self.data.take(indices, columns=self.columns))
+
+
+def _lance_loader(data, batch, workers):
+    spawn = {"multiprocessing_context": "spawn"} if workers else {}
+    return _loader(data, batch, workers, shuffle=True, collate_fn=_as_it_is, **spawn)
+
+
+def _as_it_is(batch):
+    return batch
+
+
+def _decode_table(table):
+    images = np.stack([decode(data.as_buffer()) for data in table["image"]])
+    return {"image": torch.from_numpy(images), "label": torch.from_numpy(table["label"].to_numpy())}
+
+
+def image_lance(directory, batch, workers):
+    return _lance_loader(_Lance(directory, ["image", "label"], _decode_table), batch, workers)
+
+
+def image_ray(directory, batch, workers):
+    data = _ray(workers).data.read_parquet(_found(directory, "delta/*.parquet"))
+    data = data.map_batches(_decode_batch, batch_size=batch)
+    return data.iter_torch_batches(batch_size=batch, local_shuffle_buffer_size=1000, prefetch_batches=4)
+
+
+def _decode_batch(rows):
+    return {"image": np.stack([decode(data) for data in rows["image"]]), "label": rows["label"]}
+
+
+def _ray(workers):
+    import ray
+    import ray.data
+
+    if not ray.is_initialized():
+        theirs = {"env_vars": {"PYTHONPATH": ROOT}}
+        ray.init(
+            num_cpus=workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=2 * 2**30,
+            runtime_env=theirs,
+        )
+        ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
+
+
+def image_daft(directory, batch, workers):
+    import daft
+
+    @daft.func.batch(return_dtype=daft.DataType.tensor(daft.DataType.uint8(), (3, SIZE, SIZE)))
+    def decoded(images):
+        return [decode(data) for data in images.to_pylist()]
+
+    data = daft.read_deltalake(f"{directory}/delta").shuffle().with_column("image", decoded(daft.col("image")))
+    return _loader(data.to_torch_iter_dataset(), batch, 0)
 
 
 def image_petastorm(directory, batch, workers):
-    """As its documentation has it: a pandas transform with Pillow's place taken by the common decoder."""
-    from petastorm import TransformSpec, make_batch_reader
+    """As its documentation has it, with the common decoder."""
     from petastorm.pytorch import DataLoader
 
+    return DataLoader(_petastorm(directory, workers, decode), batch_size=batch, shuffling_queue_capacity=1000)
+
+
+def image_petastorm_batched(directory, batch, workers):
+    from petastorm.pytorch import BatchedDataLoader
+
+    return BatchedDataLoader(_petastorm(directory, workers, decode), batch_size=batch, shuffling_queue_capacity=1000)
+
+
+def image_petastorm_pillow(directory, batch, workers):
+    """As its documentation has it, and as its users write it: a pandas transform that decodes with Pillow."""
+    from petastorm.pytorch import DataLoader
+
+    return DataLoader(_petastorm(directory, workers, _pillow), batch_size=batch, shuffling_queue_capacity=1000)
+
+
+def _pillow(data):
+    import io
+
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    scale = SIZE / min(image.size)
+    width, height = (max(SIZE, round(side * scale)) for side in image.size)
+    left, top = (width - SIZE) // 2, (height - SIZE) // 2
+    image = image.resize((width, height)).crop((left, top, left + SIZE, top + SIZE))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _petastorm(directory, workers, decoder):
+    from petastorm import TransformSpec, make_batch_reader
+
     def transform(frame):
-        frame["image"] = frame["image"].map(decode)
+        frame["image"] = frame["image"].map(decoder)
         return frame
 
     spec = TransformSpec(transform, edit_fields=[("image", np.uint8, (3, SIZE, SIZE), False)])
     urls = [f"file://{path}" for path in _found(directory, "delta/*.parquet")]
-    reader = make_batch_reader(urls, transform_spec=spec, num_epochs=1, workers_count=max(1, workers))
-    return DataLoader(reader, batch_size=batch, shuffling_queue_capacity=1000)
+    return make_batch_reader(urls, transform_spec=spec, num_epochs=1, workers_count=max(1, workers))
 
 
 def tabular_footplate(directory, batch, workers):
@@ -182,6 +308,19 @@ def tabular_torch_memory(directory, batch, workers):
         yield {name: column[rows] for name, column in columns.items()}
 
 
+def tabular_lance(directory, batch, workers):
+    """Its own loader: batches that lie together in the file, in random order and from a buffer of some."""
+    from lance.torch.data import LanceDataset, ShardedBatchSampler
+
+    sampler = ShardedBatchSampler(0, 1, randomize=True)
+    return LanceDataset(f"{directory}/lance", batch_size=batch, sampler=sampler, batch_readahead=4)
+
+
+def tabular_ray(directory, batch, workers):
+    data = _ray(workers).data.read_parquet(_found(directory, "parquet/*.parquet"))
+    return data.iter_torch_batches(batch_size=batch, local_shuffle_buffer_size=100_000, prefetch_batches=4)
+
+
 def tabular_petastorm(directory, batch, workers):
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
@@ -204,6 +343,22 @@ def tokens_hf_map(directory, batch, workers):
     return _loader(data.with_format("torch"), batch, workers, shuffle=True, collate_fn=_pad)
 
 
+def tokens_hf_streaming(directory, batch, workers):
+    import datasets
+
+    files = _found(directory, "parquet/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True).shuffle(buffer_size=10_000)
+    return _loader(data.with_format("torch"), batch, workers, collate_fn=_pad)
+
+
+def tokens_lance(directory, batch, workers):
+    return _lance_loader(_Lance(directory, ["tokens"], _pad_table), batch, workers)
+
+
+def _pad_table(table):
+    return _pad([{"tokens": torch.from_numpy(row.values.to_numpy().astype(np.int64))} for row in table["tokens"]])
+
+
 def _pad(rows):
     tokens = [row["tokens"] for row in rows]
     lengths = torch.tensor([len(row) for row in tokens])
@@ -211,18 +366,25 @@ def _pad(rows):
 
 
 def image_limit(directory, batch, workers):
-    """No loader: encoded images are in memory, all cores decode them."""
+    """No loader: encoded images are in memory, all cores decode them into kept memory."""
     from concurrent.futures import ThreadPoolExecutor
 
-    files = [Path(file).read_bytes() for file in _found(directory, "folder/*/*.jpg")]
+    from footplate.data import images
 
-    def one(start):
-        images = np.stack([decode(data) for data in files[start : start + batch]])
-        return {"label": torch.zeros(len(images)), "image": torch.from_numpy(images)}
+    files = [np.fromfile(file, np.uint8) for file in _found(directory, "folder/*/*.jpg")]
+    kept = threading.local()
+
+    def some(start):
+        if not hasattr(kept, "memory"):
+            kept.memory = np.empty((batch, 3, SIZE, SIZE), np.uint8)
+        part = files[start : start + batch]
+        images.decode_into(part, images.ImageFormat(3, (SIZE, SIZE)), kept.memory)
+        return len(part)
 
     with ThreadPoolExecutor(workers or 1) as pool:
         yield {"label": torch.zeros(0)}
-        yield from pool.map(one, range(0, len(files), batch))
+        for rows in pool.map(some, range(0, len(files), batch)):
+            yield {"label": torch.empty(rows)}
 
 
 def tabular_limit(directory, batch, workers):

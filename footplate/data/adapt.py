@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from footplate import rng
@@ -73,6 +74,17 @@ def share_out(loader: Any, seed: int, world: World) -> Any:
     if world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         return SeededDataLoader(loader, seed, world=world)
     return loader
+
+
+def pin_for(loader: Any, device: torch.device) -> None:
+    """Let a `footplate.data.Loader` make its batches in page-locked memory if they go to CUDA, unless its user has decided.
+
+    Args:
+        loader: any iterable of batches.
+        device: where they go.
+    """
+    if getattr(loader, "pin_memory", False) is None:
+        loader.pin_memory = device.type == "cuda"
 
 
 def even(loader: Any) -> bool:

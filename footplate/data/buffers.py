@@ -4,8 +4,8 @@ Fresh memory costs a page fault for every 4 KiB, which is as much work as copyin
 when the last array or tensor on it, views included, is gone: each lent array stands on a lease of its own, which numpy
 and torch keep alive, and the end of the lease is what gives the memory back. A batch that is kept is simply never reused.
 
-A request takes the free memory that fits it best. What lies free is never more than a quarter of what is lent, or one
-piece.
+A request takes the free memory that fits it best. What lies free and what is lent are together never more than the most
+that was ever lent at once: the windows of all streams tend to end together, and their memory is wanted again soon.
 
 A tensor that is to be copied to a CUDA device while the host goes on needs page-locked memory, and may not be written to
 before the copy is done, which nobody here can know. torch's own allocator of such memory does: it keeps what it has
@@ -40,7 +40,8 @@ class Buffers:
         self._pinned = pin_memory and torch.cuda.is_available()
         self._lock = threading.Lock()
         self._free: list[np.ndarray] = []
-        self._lent = 0  # bytes
+        self._idle = 0  # bytes that lie free
+        self._lent = self._most = 0  # bytes lent now, and at most so far
         self._returned: deque[np.ndarray] = deque()  # the end of a lease may come at any time, so it takes no lock
 
     def take(self, shape: Sequence[int], dtype: Any = np.uint8) -> np.ndarray:
@@ -48,13 +49,11 @@ class Buffers:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         with self._lock:
             self._collect()
-            fitting = [memory for memory in self._free if nbytes <= memory.nbytes <= 2 * nbytes]
-            if fitting:
-                memory = min(fitting, key=lambda one: one.nbytes)
-                self._free = [one for one in self._free if one is not memory]
-            else:
-                memory = _allocate(nbytes + nbytes // _SPARE)
+            memory = self._fitting(nbytes)
+            if memory is None:
+                memory = self._new(nbytes + nbytes // _SPARE)
             self._lent += memory.nbytes
+            self._most = max(self._most, self._lent)
         lease = _Lease(memory)
         weakref.finalize(lease, self._returned.append, memory).atexit = False
         return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
@@ -67,13 +66,29 @@ class Buffers:
         return torch.empty(tuple(shape), dtype=empty.dtype, pin_memory=True)
 
     def _collect(self) -> None:
-        """Keep what has been given back, as far as it isn't too much."""
+        """Take in what has been given back."""
         while self._returned:
             memory = self._returned.popleft()
             self._lent -= memory.nbytes
             self._free.append(memory)
-        while len(self._free) > 1 and sum(memory.nbytes for memory in self._free) > self._lent // 4:
-            self._free.pop(0)
+            self._idle += memory.nbytes
+
+    def _fitting(self, nbytes: int) -> np.ndarray | None:
+        """The free memory that fits best, no longer free; None when there is none."""
+        fitting = [number for number, memory in enumerate(self._free) if nbytes <= memory.nbytes <= 2 * nbytes]
+        return self._pop(min(fitting, key=lambda number: self._free[number].nbytes)) if fitting else None
+
+    def _new(self, nbytes: int) -> np.ndarray:
+        """New memory, in place of as much that lies free as need be, that which lay longest first."""
+        most = max(self._most, self._lent + nbytes)
+        while self._free and self._lent + nbytes + self._idle > most:
+            self._pop(0)
+        return _allocate(nbytes)
+
+    def _pop(self, number: int) -> np.ndarray:
+        memory = self._free.pop(number)
+        self._idle -= memory.nbytes
+        return memory
 
 
 def _allocate(nbytes: int) -> np.ndarray:

@@ -15,7 +15,8 @@ import pyarrow.types as pt
 
 from footplate.data.buffers import Buffers
 
-_TOGETHER = 64  # rows
+_MOST_TOGETHER = 64  # rows
+_PIECE_BYTES = 2 * 1024 * 1024
 
 
 class EncodedImages:
@@ -39,7 +40,8 @@ class EncodedImages:
         """
         views = _views(values)
         order = np.argsort(places)
-        cuts = np.flatnonzero(np.diff(places[order] // _TOGETHER)) + 1
+        together = max(1, min(_MOST_TOGETHER, _PIECE_BYTES * len(values) // max(1, values.nbytes)))
+        cuts = np.flatnonzero(np.diff(places[order] // together)) + 1
         for rows in np.split(order, cuts):
             chosen = [(int(places[row]), views[row]) for row in rows.tolist()]
             memory = self._buffers.take((sum(len(view) for _, view in chosen if view is not None),))

@@ -13,6 +13,7 @@ another number of ranks.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -30,7 +31,8 @@ from footplate.data.workers import Workers
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.parallel.world import World
 
-_ROWS_IN_MAKING = 128
+_ROWS_IN_MAKING = 64  # for each thread
+_BYTES_IN_MAKING = 64 * 2**20  # encoded and decoded
 
 
 class Loader:
@@ -56,7 +58,8 @@ class Loader:
         num_workers: how many processes call `transform`, for one that is slow and holds Python's lock; 0 calls it in
             the threads. What comes of a row is the same. See `footplate.data.workers`.
         pin_memory: put numbers and images of batches into page-locked memory, from which copies to a CUDA device don't
-            hold up the host. Without effect where there is no CUDA device, and for rows that were transformed.
+            hold up the host. Without effect where there is no CUDA device, and for rows that were transformed. None
+            leaves it to the trainer, which says yes on CUDA; without one it means no.
         cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
             `footplate.data.cache`.
 
@@ -82,7 +85,7 @@ class Loader:
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
         num_workers: int = 0,
-        pin_memory: bool = False,
+        pin_memory: bool | None = None,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         _check_count("batch_size", batch_size)
@@ -100,10 +103,10 @@ class Loader:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.pin_memory = pin_memory
         self.skipped = 0
         self._world = world
         self._num_threads = None if num_threads == "auto" else _check_count("num_threads", num_threads)
-        self._pin_memory = pin_memory
         self._prefetch = None if prefetch == "auto" else _check_count("prefetch", prefetch)
         self._num_workers = _check_count("num_workers", num_workers, least=0)
         if num_workers and transform is None:
@@ -162,7 +165,7 @@ class Loader:
         threads = max(self._num_threads or _cores(world), self._num_workers)
         ahead, caches, workers = self._batches_ahead(threads), self._open_caches(), self._open_workers()
         pipeline = Pipeline(
-            self.table, self._recipe, epoch, start, world, threads, ahead, caches, workers, self._pin_memory
+            self.table, self._recipe, epoch, start, world, threads, ahead, caches, workers, bool(self.pin_memory)
         )
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
@@ -266,7 +269,10 @@ class Loader:
         if self._prefetch:
             return self._prefetch
         rows_of_rank = max(1, self.global_batch_size // self.world.size)
-        return min(64, max(3, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))
+        encoded = sum(group.nbytes for group in self.table.row_groups) / self.table.num_rows
+        decoded = sum(math.prod(shape) for shape in self._recipe.shapes.values())
+        room = _BYTES_IN_MAKING / (rows_of_rank * (1 + encoded + decoded))
+        return int(min(64, max(3, min(room, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))))
 
 
 def _check_count(name: str, value: Any, least: int = 1) -> int:

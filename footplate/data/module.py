@@ -74,7 +74,7 @@ class TableDataModule(DataModule):
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
         num_workers: int = 0,
-        pin_memory: bool = False,
+        pin_memory: bool | None = None,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
         given = {"train": train, "val": val, "test": test, "predict": predict}

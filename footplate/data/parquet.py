@@ -30,8 +30,10 @@ from footplate.errors import DataError
 
 _TAIL_BYTES = 64 * 1024
 _MAGIC = b"PAR1"
-_ROWS_PER_PIECE = 256
+_MOST_ROWS_PER_PIECE = 256
+_PIECE_BYTES = 8 * 1024 * 1024
 _STREAM_BYTES = 1024 * 1024
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class ParquetSource:
         for number, index, _ in self._places:
             group = self._footers[number].metadata.row_group(index)
             nbytes = sum(
-                chunk.total_uncompressed_size
+                _in_memory(chunk)
                 for chunk in map(group.column, range(group.num_columns))
                 if physical is None or chunk.path_in_schema.split(".", 1)[0] in physical
             )
@@ -239,7 +241,10 @@ class ParquetSource:
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read one row group bit by bit, page after page."""
-        return self._pieces(group, columns, _ROWS_PER_PIECE)
+        number, index, _ = self._places[group]
+        metadata = self._footers[number].metadata.row_group(index)
+        row_bytes = 1 + metadata.total_byte_size // max(1, metadata.num_rows)
+        return self._pieces(group, columns, max(1, min(_MOST_ROWS_PER_PIECE, _PIECE_BYTES // row_bytes)))
 
     def _pieces(self, group: int, columns: Sequence[str], rows: int | None) -> Iterator[pa.Table]:
         """A row group in pieces of so many rows; None means in one."""
@@ -270,6 +275,11 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
+
+
+def _in_memory(chunk: pq.ColumnChunkMetaData) -> int:
+    """Bytes of a column chunk once it is decoded: of numbers in a dictionary, more than the file says."""
+    return max(chunk.total_uncompressed_size, chunk.num_values * _WIDTHS.get(chunk.physical_type, 0))
 
 
 def open_parquet(place: Location, files: Sequence[FoundFile]) -> ParquetSource | None:

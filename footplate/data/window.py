@@ -2,8 +2,9 @@
 
 A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
-Images are let go of one by one, as they are handed out: there, the next windows are loaded as room becomes free, so that
-what is held is about a quarter more than the open windows when full.
+Images are let go of one by one, as they are handed out: there, the next windows are loaded one after the other as room
+becomes free, so that what is held is little more than the open windows when full; over a network, which takes longer, a
+quarter more.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from footplate.errors import DataError
 from footplate.parallel.world import World
 
 _LOOK_AHEAD_BATCHES = 256
-_MOST_HELD = 1.25  # of the rows of the open windows, where rows are let go of one by one
+_EARLY = 0.25  # of a window: how much too early it is loaded, where rows are let go of one by one
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class Schedule:
         going_on = {number for number in needed if self._left[number]} or needed
         while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES:
             following = self._next_pieces()
-            if not self._has_room(going_on, {piece.window for piece in following} - self._windows.keys()):
+            if not self._load_ahead(following, going_on):
                 break
             self._look_at(following)
         return pieces, {number: self._windows[number].result() for number in needed}
@@ -209,23 +210,37 @@ class Schedule:
     def _next_pieces(self) -> list[Piece]:
         return self._epoch.pieces(self._seen, self._world.rank, self._world.size)
 
-    def _has_room(self, going_on: set[int], more: set[int]) -> bool:
-        """Whether some more windows may be loaded while some are being handed out."""
+    def _load_ahead(self, pieces: list[Piece], going_on: set[int]) -> bool:
+        """Begin to load the windows of some pieces, as far as there is room; whether there was for all of them."""
+        for piece in pieces:
+            if not self._has_room(going_on, piece.window):
+                return False
+            self._load(piece.window)
+        return True
+
+    def _has_room(self, going_on: set[int], window: int) -> bool:
+        """Whether a window may be loaded (or is already), while some are being handed out."""
+        if window in self._windows:
+            return True
         if not self._content.images:
-            return len(self._windows) + len(more) <= len(going_on) + max(1, len(going_on) // 2)
-        held = sum(self._left[number] for number in self._windows)
-        opened, new = (sum(map(self._epoch.window_rows, windows)) for windows in (going_on, more))
-        return held + new <= _MOST_HELD * max(opened, new)
+            return len(self._windows) < len(going_on) + max(1, len(going_on) // 2)
+        held, new = sum(self._left.values()), self._epoch.window_rows(window)
+        opened = sum(map(self._epoch.window_rows, going_on))
+        return held + new <= max(opened, new) + _EARLY * (opened if self._table.is_remote else new)
 
     def _look_at(self, pieces: list[Piece]) -> None:
         self._seen += 1
         self._ahead.append(pieces)
         for piece in pieces:
-            if piece.window not in self._windows:
-                self._left[piece.window] = self._epoch.window_rows(piece.window)
-                self._windows[piece.window] = self._pool.submit(
-                    load_window, self._table, self._content, self._epoch, piece.window, self._buffers
-                )
+            self._load(piece.window)
+
+    def _load(self, window: int) -> None:
+        """Begin to load a window, unless that was done."""
+        if window not in self._windows:
+            self._left[window] = self._epoch.window_rows(window)
+            self._windows[window] = self._pool.submit(
+                load_window, self._table, self._content, self._epoch, window, self._buffers
+            )
 
 
 def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:

@@ -11,7 +11,7 @@ import torch
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.checkpoint.storage import Place, to_place
-from footplate.data.adapt import adapt, even, share_out
+from footplate.data.adapt import adapt, even, pin_for, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hooks import overrides
@@ -184,6 +184,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
             "or define train_dataloader()."
         )
     overfit = trainer.overfit_batches
+    pin_for(found, trainer.device)
     loader = adapt(found, trainer.seed, shuffle=not overfit, world=trainer.world)
     if saved is None and trainer.ranks_meant > trainer.world.size:
         saved = as_meant(loader.state_dict(), trainer.ranks_meant, trainer.world.size)
@@ -216,6 +217,8 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     """
     name = LOADERS[stage]
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
+    for loader in as_list(found):
+        pin_for(loader, trainer.device)
     loaders = [share_out(loader, trainer.seed, trainer.world) for loader in as_list(found)]
     limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
     for index, batches in enumerate(limits):

@@ -6,6 +6,8 @@ import threading
 
 import numpy as np
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from footplate.data.buffers import Buffers
 
@@ -47,12 +49,23 @@ def test_memory_serves_other_shapes_and_types_of_about_its_size() -> None:
     assert buffers.take((1000,), np.float32).ctypes.data == place
 
 
-def test_little_lies_free_beside_what_is_lent() -> None:
+def test_memory_of_windows_that_end_together_serves_those_that_follow_together() -> None:
     buffers = Buffers()
     held = [buffers.take((1000,)) for _ in range(20)]
-    del held[10:]
-    held.append(buffers.take((1,)))
-    assert 0 < sum(memory.nbytes for memory in buffers._free) <= 3 * 1125
+    places = {array.ctypes.data for array in held}
+    held.clear()
+    assert {array.ctypes.data for array in [buffers.take((1000,)) for _ in range(20)]} == places
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.booleans()), max_size=60))
+def test_lent_and_free_together_are_never_more_than_the_most_that_was_lent(takes: list[tuple[int, bool]]) -> None:
+    buffers, held, most = Buffers(), [], 0
+    for nbytes, give_back in takes:
+        held.append(buffers.take((nbytes,)))
+        most = max(most, buffers._lent)
+        assert buffers._lent + sum(memory.nbytes for memory in buffers._free) <= most
+        if give_back:
+            held.pop(len(held) // 2)
 
 
 def test_memory_is_kept_alive_by_a_tensor_after_the_pool_is_gone() -> None:

@@ -76,6 +76,18 @@ def test_a_loader_goes_on_after_any_batch(delta: str) -> None:
     assert done == len(order)
 
 
+def test_going_on_reads_nothing_that_was_handed_out_before(parquet: str) -> None:
+    table = Table(parquet, columns=["id"])
+    loader = Loader(table, 10)
+    for _ in islice(loader, 8):
+        state = loader.state_dict()
+    fresh = Loader(table, 10)
+    fresh.load_state_dict(state)
+    for part in (0, 1):  # their 69 rows have been handed out
+        Path(parquet, f"part-{part}.parquet").unlink()
+    assert seen(fresh) == list(range(80, 103))
+
+
 def test_the_state_speaks_of_what_was_handed_out_not_of_what_was_prefetched(delta: str) -> None:
     loader = Loader(Table(delta), 10, prefetch=8)
     iterator = iter(loader)

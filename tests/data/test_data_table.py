@@ -207,3 +207,9 @@ def test_a_file_that_was_vacuumed_meanwhile_says_so(delta: str) -> None:
     Path(table.files[2]).unlink()
     with pytest.raises(DataError, match="vacuumed or rewritten"):
         ids(table)
+
+
+def test_the_size_of_a_row_group_is_that_of_its_decoded_columns(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array([0.5, 1.5] * 5000, pa.float32()), "y": pa.array([1] * 10_000, pa.int64())})
+    pq.write_table(table, tmp_path / "t.parquet", compression="snappy")  # dictionaries, so 3 KB in the file
+    assert Table(str(tmp_path / "t.parquet")).row_groups[0].nbytes == 12 * 10_000
