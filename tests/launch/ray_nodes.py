@@ -9,6 +9,19 @@ from typing import Any
 import psutil
 
 SMALL = {"object_store_memory": 80_000_000}
+PROGRAM = """
+from footplate.launch import launch
+from footplate.launch.backends import named
+import os
+def work():
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    print("hello")
+    return dist.get_world_size()
+print("result", launch(work, world_size=2, backend=named("ray")))
+import ray
+assert ray.is_initialized()
+"""
 
 
 @contextlib.contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +14,9 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launched import gone_within
 from models.small import Classifier, loader
 from places import rank
-from ray_nodes import SMALL, ray_nodes
+from ray_nodes import PROGRAM, SMALL, ray_nodes
 from torch import distributed as dist
 
 import footplate as fp
@@ -234,50 +231,8 @@ def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(c
     assert found == "1"
 
 
-LOCAL = """
-from footplate.launch import launch
-from footplate.launch.backends import named
-import os
-def work():
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    print("hello")
-    return dist.get_world_size()
-print("result", launch(work, world_size=2, backend=named("ray")))
-import ray
-assert ray.is_initialized()
-"""
-
-
-def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short: sockets are in it
-        monkeypatch.setenv("RAY_TMPDIR", place)  # where no cluster's address is found
-        code, said = program(LOCAL).end(within_s=120)
-        assert code == 0, said
-        assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
-        of_it = [one for one in psutil.process_iter(["cmdline"]) if place in " ".join(one.info["cmdline"] or [])]
-        assert gone_within(15, of_it)
-
-
 def test_a_program_in_the_cluster_finds_it_by_its_environment(program, cluster, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    code, said = program(LOCAL).end(within_s=120)
+    code, said = program(PROGRAM).end(within_s=120)
     assert code == 0, said
     assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
-
-
-def test_an_address_without_a_cluster_is_said_so(program):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    code, said = program(
-        f"from footplate.launch.ray import RayPlacement\nRayPlacement(address='127.0.0.1:{port}')"
-    ).end(within_s=120)
-    assert code == 1
-    assert f'LaunchError: No Ray cluster can be used at "127.0.0.1:{port}"' in said
-
-
-def test_without_ray_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(fp.MissingExtra, match=r"footplate\[ray\]"):
-        RayPlacement()
