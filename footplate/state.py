@@ -98,11 +98,27 @@ class RunState:
             "callback_metrics": dict(self.callback_metrics),
             "callbacks": {key: part.state_dict() for key, part in keyed(self.callbacks)},
             "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
-            "loader": self.loader.state_dict(),
+            "loader": self.position(),
             "datamodule": self.datamodule.state_dict() if self.datamodule is not None else {},
             "rng": rng.capture(),
         }
         return state
+
+    def position(self) -> dict[str, Any]:
+        """Where the loader goes on. A batch that was handed out and then not trained on, since something failed, comes again.
+
+        Raises:
+            CheckpointError: there is such a batch, and the loader keeps its position itself and can't be put back.
+        """
+        position = self.loader.state_dict()
+        here = self.progress.batch_idx
+        if position.get("epoch") != self.progress.epoch or position.get("batch", 0) <= here:
+            return position
+        if "own" in position:
+            raise CheckpointError(
+                f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it back."
+            )
+        return {**position, "batch": here}
 
     def load_module(self, state: dict[str, Any], source: str) -> None:
         """Load the weights.

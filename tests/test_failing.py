@@ -20,11 +20,16 @@ class Mistake(Exception):
 
 
 class Losses(fp.Callback):
-    """Remembers every batch's loss; may fail after one of them, or in the middle of validation."""
+    """Remembers every batch's loss; may fail before or after one of them, or in the middle of validation."""
 
-    def __init__(self, fails_after: int = -1, fails_in_validation: bool = False) -> None:
+    def __init__(self, fails_after: int = -1, fails_in_validation: bool = False, fails_before: int = -1) -> None:
         self.fails_after, self.fails_in_validation = fails_after, fails_in_validation
+        self.fails_before = fails_before
         self.seen: dict[int, str] = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.progress.batches == self.fails_before:
+            raise Mistake("before the step")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.seen[trainer.progress.batches] = float(outputs).hex()
@@ -98,12 +103,12 @@ def saved_steps(root) -> list[int]:
     return sorted(checkpoint.read_meta(path)["global_step"] for path in root.rglob("*.ckpt") if not path.is_symlink())
 
 
-def seeded() -> Classifier:
+def seeded(part: str = "") -> Classifier:
     torch.manual_seed(5)
-    return Classifier()
+    return FailsIn(part)
 
 
-@pytest.mark.parametrize("place", ["callback", "validation", "data"])
+@pytest.mark.parametrize("place", ["callback", "validation", "data", "forward", "before the step"])
 def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path):
     def data(fails_after: int | None = None) -> DataLoader:
         return DataLoader(FailingSet(fails_after), 10, shuffle=True)
@@ -116,9 +121,12 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
         seeded(), data(), loader(shuffle=False)
     )
 
-    first = Losses(17, False) if place == "callback" else Losses(12, True) if place == "validation" else Losses()
+    fails = {"callback": (17,), "validation": (12, True), "before the step": (-1, False, 17)}
+    first = Losses(*fails.get(place, ()))
     with pytest.raises(Mistake):
-        trainer(callbacks=[first, saver()]).fit(seeded(), data(170 if place == "data" else None), loader(shuffle=False))
+        trainer(callbacks=[first, saver()]).fit(
+            seeded(place), data(170 if place == "data" else None), loader(shuffle=False)
+        )
     assert saved_steps(tmp_path / "run") == [len(first.seen)]
     second = Losses()
     trainer(callbacks=[second, saver()]).fit(seeded(), data(), loader(shuffle=False), ckpt_path="last")
@@ -138,6 +146,35 @@ def test_a_failed_forward_pass_is_saved_before_it_and_said_so(trainer, tmp_path,
 
     trainer().fit(FailsIn(norm=True), loader(), ckpt_path="last")
     assert "It was saved when a step had failed" in caplog.text
+
+
+def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(trainer, tmp_path, caplog):
+    class KeepsItsPlace:
+        def __init__(self):
+            self.given = 0
+
+        def __len__(self):
+            return 12
+
+        def __iter__(self):
+            for batch in list(loader(shuffle=False))[self.given :]:
+                self.given += 1
+                yield batch
+            self.given = 0
+
+        def state_dict(self):
+            return {"given": self.given}
+
+        def load_state_dict(self, state):
+            self.given = state["given"]
+
+    with pytest.raises(Mistake):
+        trainer().fit(FailsIn("forward"), KeepsItsPlace())
+    assert saved_steps(tmp_path / "run") == [12]
+    assert "KeepsItsPlace has handed out a batch that was not trained on, and can't take it back" in caplog.text
+    again = trainer()
+    again.fit(FailsIn(), KeepsItsPlace(), ckpt_path="last")
+    assert again.global_step == 24
 
 
 @pytest.mark.parametrize("part", ["backward", "optimizer"])
