@@ -105,7 +105,7 @@ class RunState:
         return state
 
     def position(self) -> dict[str, Any]:
-        """Where the loader goes on. A batch that was handed out and then not trained on, since something failed, comes again.
+        """Where the loader goes on. A batch that was handed out and not trained on, since something failed, comes again.
 
         Raises:
             CheckpointError: there is such a batch, and the loader keeps its position itself and can't be put back.
@@ -116,7 +116,8 @@ class RunState:
             return position
         if "own" in position:
             raise CheckpointError(
-                f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it back."
+                f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it "
+                "back."
             )
         return {**position, "batch": here}
 
