@@ -17,7 +17,7 @@ from typing import Any
 from footplate.callbacks.everywhere import everywhere
 from footplate.scaling.figures import Training
 from footplate.scaling.probe import Pace, Probe
-from footplate.scaling.rates import Rate, in_force
+from footplate.scaling.rates import Rate, asked, in_force
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,14 @@ class Outcome:
         trained: whether a trainer was run.
         returned: whether the function returned any figure.
         logged: the metrics of the last trainer, by name.
+        paced: whether the learning rate is the rule's: a trainer was run, the code asked for it, or it stays what it is.
     """
 
     training: Training
     trained: bool
     returned: bool
     logged: tuple[str, ...]
+    paced: bool
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Measured:
             began = time.perf_counter()
             value = self.fn()
             seconds = time.perf_counter() - began
+            paced = self.rate.factor == 1.0 or asked() or probe.trainings > 0
         said = figures_in(value, self.monitor)
         trained = probe.trainings > 0
         samples = said.get("samples", probe.samples if trained else None)
@@ -73,7 +76,7 @@ class Measured:
             threads=probe.threads,
             device=probe.device,
         )
-        return Outcome(training, trained, bool(said), probe.logged)
+        return Outcome(training, trained, bool(said), probe.logged, paced)
 
 
 def arrive(measured: Measured) -> None:

@@ -237,15 +237,22 @@ def _launch(fn: Callable[[], Any], np: int, backend: Backend, name: str, logs: P
 def _missing(outcome: Outcome, monitor: str) -> str:
     """What is to be said of a training that didn't tell all; empty when it did."""
     training = outcome.training
+    own = (
+        ""
+        if outcome.paced
+        else (
+            "The learning rate was the training's own at each size: nothing asked for it (footplate.scaling.learning_rate). "
+        )
+    )
     if not outcome.trained and not outcome.returned:
         return (
-            "Only the running time is known: no Trainer was run, and no figures were returned. Let the function return "
-            '{"val_loss": …, "samples": …}.'
+            f"{own}Only the running time is known: no Trainer was run, and no figures were returned. Let the function "
+            'return {"val_loss": …, "samples": …}.'
         )
     if training.loss is None and not training.diverged:
         where = did_you_mean(monitor, outcome.logged) if outcome.trained else 'Return it as "val_loss".'
-        return f'There is no validation loss: "{monitor}" was not logged. {where}'
-    return ""
+        return f'{own}There is no validation loss: "{monitor}" was not logged. {where}'
+    return own.rstrip()
 
 
 def _logger(experiment: str | None) -> Callable[[Study], None] | None:

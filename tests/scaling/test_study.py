@@ -123,6 +123,13 @@ def test_what_a_function_does_not_tell_is_said(study):
     found = study(lambda: None, np=[1])
     assert found.sizes[0].loss is None
     assert any("Only the running time is known" in note for note in found.notes)
+    assert not any("learning rate" in note for note in found.notes)
+
+
+def test_a_learning_rate_that_nothing_asked_for_is_not_said_to_have_grown(study):
+    assert any("was the training's own at each size" in note for note in study(lambda: 0.5, np=[1, 2]).notes)
+    assert not any("learning rate" in note for note in study(lambda: 0.5, np=[1, 2], lr_rule="none").notes)
+    assert not any("learning rate" in note for note in study(plain).notes)
 
 
 def test_a_metric_of_another_name_is_said_with_what_was_logged(study):
