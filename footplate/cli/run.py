@@ -119,8 +119,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 def _on_machines(script: Script, given: Namespace) -> int:
     """Be one of several machines."""
     from footplate.launch.backends import Cluster
-    from footplate.launch.machines import Lobby
-    from footplate.launch.member import join
+    from footplate.launch.cluster.machines import Lobby
+    from footplate.launch.cluster.member import join
 
     token = os.environ.get("FOOTPLATE_TOKEN", "")
     _check_machines(given, token)

@@ -5,7 +5,7 @@
 
 There are two kinds. `Local` forks workers on this machine. `Cluster` has them on other machines: an agent there looks after
 the workers of its machine, and what differs between cluster engines is only who starts the agents, a `Placement`
-(`cluster.py`; `ray.py`, `spark.py`). Nothing of a cluster engine is imported before it is asked for.
+(`cluster/`: `crew.py`; `ray.py`, `spark.py`). Nothing of a cluster engine is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from footplate.launch.crew import Crew
 from footplate.launch.local import LocalCrew
 
 if TYPE_CHECKING:
-    from footplate.launch.cluster import Placement
+    from footplate.launch.cluster.crew import Placement
 
 _PLACEMENTS = {
-    "ray": ("footplate.launch.ray", "RayPlacement"),
-    "spark": ("footplate.launch.spark", "SparkPlacement"),
+    "ray": ("footplate.launch.cluster.ray", "RayPlacement"),
+    "spark": ("footplate.launch.cluster.spark", "SparkPlacement"),
 }
 NAMES = ("local", *_PLACEMENTS)
 
@@ -91,7 +91,7 @@ class Cluster:
         return self.placement.slots()
 
     def crew(self, payload: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int) -> Crew:
-        from footplate.launch.cluster import ClusterCrew
+        from footplate.launch.cluster.crew import ClusterCrew
 
         slots = self.slots()
         if world_size > slots:

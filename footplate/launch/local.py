@@ -7,7 +7,7 @@ For each worker there are
 - a parcel for its report; and one parcel with the function that all of them read.
 
 For each attempt there is a rendezvous (`rendezvous.py`). `begin` carries all of its ranks; `carry`, those of them that are
-the share of this machine (`agent.py`).
+the share of this machine (`cluster/agent.py`).
 
 When the nursery dies, its workers die with it; all of them are then reported as lost, and the next attempt begins with a
 new nursery. One that doesn't heed a request to kill within `KILL_S` is killed itself.

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 ONCE = Restarts(max_restarts=0, max_host_restarts=0)
 PRELOAD = ("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo")
+UNPACED = "The learning rate was the training's own at each size: nothing asked for footplate.scaling.learning_rate."
 
 
 @dataclass(frozen=True)
@@ -237,13 +238,7 @@ def _launch(fn: Callable[[], Any], np: int, backend: Backend, name: str, logs: P
 def _missing(outcome: Outcome, monitor: str) -> str:
     """What is to be said of a training that didn't tell all; empty when it did."""
     training = outcome.training
-    own = (
-        ""
-        if outcome.paced
-        else (
-            "The learning rate was the training's own at each size: nothing asked for it (footplate.scaling.learning_rate). "
-        )
-    )
+    own = "" if outcome.paced else f"{UNPACED} "
     if not outcome.trained and not outcome.returned:
         return (
             f"{own}Only the running time is known: no Trainer was run, and no figures were returned. Let the function "

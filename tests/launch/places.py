@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from footplate.launch.agent import AgentCall
-from footplate.launch.placement import Lost
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.placement import Lost
 
 
 def rank() -> int:

@@ -30,7 +30,7 @@ def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from footplate.launch.ray import RayPlacement
+    from footplate.launch.cluster.ray import RayPlacement
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **SMALL})
     try:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.launch import channel, parcel
-from footplate.launch.channel import Channel, Gone, Message
+from footplate.launch import parcel
+from footplate.launch.cluster import channel
+from footplate.launch.cluster.channel import Channel, Gone, Message
 
 
 def pair(trusted: bool = True) -> tuple[Channel, Channel]:

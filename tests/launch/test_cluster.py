@@ -20,10 +20,12 @@ from places import Places, agent, rank
 from torch import distributed as dist
 
 from footplate.errors import LaunchError
-from footplate.launch import Restarts, cluster, door, greeting, launch
-from footplate.launch.agent import AgentCall
+from footplate.launch import Restarts, launch
 from footplate.launch.backends import Cluster
-from footplate.launch.channel import Channel, Gone
+from footplate.launch.cluster import crew as cluster
+from footplate.launch.cluster import door, greeting
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.channel import Channel, Gone
 from footplate.launch.worker import attempt
 
 MB = 1 << 20

@@ -23,7 +23,7 @@ import footplate as fp
 from footplate.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster, named
-from footplate.launch.ray import RayPlacement, room
+from footplate.launch.cluster.ray import RayPlacement, room
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from launched import gone_within
 from ray_nodes import PROGRAM
 
 import footplate as fp
-from footplate.launch.ray import RayPlacement
+from footplate.launch.cluster.ray import RayPlacement
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ def test_an_address_without_a_cluster_is_said_so(program):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     code, said = program(
-        f"from footplate.launch.ray import RayPlacement\nRayPlacement(address='127.0.0.1:{port}')"
+        f"from footplate.launch.cluster.ray import RayPlacement\nRayPlacement(address='127.0.0.1:{port}')"
     ).end(within_s=120)
     assert code == 1
     assert f'LaunchError: No Ray cluster can be used at "127.0.0.1:{port}"' in said

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.launch import seating
-from footplate.launch.greeting import skew
+from footplate.launch.cluster import seating
+from footplate.launch.cluster.greeting import skew
 
 HOUSEHOLDS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 

@@ -22,10 +22,11 @@ from torch import distributed as dist
 
 import footplate as fp
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import launch, spark, worker
-from footplate.launch.agent import AgentCall
+from footplate.launch import launch, worker
 from footplate.launch.backends import Cluster
-from footplate.launch.spark import SparkPlacement
+from footplate.launch.cluster import spark
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.spark import SparkPlacement
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

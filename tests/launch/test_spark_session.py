@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from footplate.errors import ConfigError, LaunchError, MissingExtra
-from footplate.launch.spark import SparkPlacement, why_it_failed
-from footplate.launch.spark_session import check_settings, driver_host, expected_executors
+from footplate.launch.cluster.spark import SparkPlacement, why_it_failed
+from footplate.launch.cluster.spark_session import check_settings, driver_host, expected_executors
 
 
 def test_dynamic_allocation_is_refused_where_spark_has_it():

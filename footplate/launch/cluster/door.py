@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from footplate.launch import greeting, rendezvous
-from footplate.launch.channel import Channel, Gone
-from footplate.launch.greeting import Hello
+from footplate.launch import rendezvous
+from footplate.launch.cluster import greeting
+from footplate.launch.cluster.channel import Channel, Gone
+from footplate.launch.cluster.greeting import Hello
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
     RayPlacement(num_gpus=1, accelerator_type="V100", strategy="STRICT_SPREAD")
 
-Ray Core places and ends processes and says which it has lost; all else goes over our own connections (`cluster.py`). The
+Ray Core places and ends processes and says which it has lost; all else goes over our own connections (`crew.py`). The
 group is reserved whole or not at all. Actors are asked for at once, and come to life when it is.
 
 A group that the nodes can't hold is refused at the start, with what is there. One that is only waiting, for a busy cluster
@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 from footplate.errors import ConfigError, LaunchError
 from footplate.extras import require
-from footplate.launch.agent import AgentCall
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.placement import Lost
 from footplate.launch.local import Caller
-from footplate.launch.placement import Lost
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

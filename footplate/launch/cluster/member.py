@@ -13,8 +13,8 @@ import time
 from base64 import b64decode
 
 from footplate.errors import LaunchError
-from footplate.launch import greeting
-from footplate.launch.machines import JOIN_S, Line
+from footplate.launch.cluster import greeting
+from footplate.launch.cluster.machines import JOIN_S, Line
 from footplate.signals import heard
 
 RETRY_S = 0.2

@@ -27,15 +27,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.launch import greeting, parcel, rendezvous, seating
-from footplate.launch.agent import PAYLOAD, AgentCall, share_as_message
-from footplate.launch.channel import Channel, Gone, Message
+from footplate.launch import parcel, rendezvous
+from footplate.launch.cluster import greeting, seating
+from footplate.launch.cluster.agent import PAYLOAD, AgentCall, share_as_message
+from footplate.launch.cluster.channel import Channel, Gone, Message
+from footplate.launch.cluster.door import Door
+from footplate.launch.cluster.greeting import Hello
+from footplate.launch.cluster.placement import Lost as Lost
+from footplate.launch.cluster.placement import Placement as Placement
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Wrote
-from footplate.launch.door import Door
-from footplate.launch.greeting import Hello
 from footplate.launch.local import KILL_S, Caller
-from footplate.launch.placement import Lost as Lost
-from footplate.launch.placement import Placement as Placement
 
 LOOK_S = 0.2  # how often the placement is asked
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from footplate.launch.agent import AgentCall
+from footplate.launch.cluster.agent import AgentCall
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.errors import ConfigError, LaunchError
-from footplate.launch import greeting
-from footplate.launch.agent import AgentCall
-from footplate.launch.channel import notice_silence
-from footplate.launch.placement import Lost
+from footplate.launch.cluster import greeting
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.channel import notice_silence
+from footplate.launch.cluster.placement import Lost
 
 log = logging.getLogger(__name__)
 

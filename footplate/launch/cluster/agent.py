@@ -4,7 +4,7 @@ An engine (Ray, Spark) runs `AgentCall` once for each rank, each in a *place* th
 agent connects to the driver and tells who it is (`greeting.py`). Of the agents of one household, the first carries all of
 its ranks, so that a machine imports torch once; the others hold their places, and are missed if they go.
 
-    driver (`cluster.py`)               agent
+    driver (`crew.py`)                  agent
     prepare, the payload  ────────►     starts a nursery                       (one of each household)
     host                  ────────►     binds the socket of the store          (the one with rank 0)
                           ◄────────     store: where that is
@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.launch import greeting, rendezvous
-from footplate.launch.channel import Channel, Gone, Message
+from footplate.launch import rendezvous
+from footplate.launch.cluster import greeting
+from footplate.launch.cluster.channel import Channel, Gone, Message
 from footplate.launch.crew import Alive, Attempt, Event, Reported, Wrote
 from footplate.launch.local import Caller, LocalCrew
 

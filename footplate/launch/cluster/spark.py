@@ -32,9 +32,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from footplate.errors import LaunchError
-from footplate.launch import spark_session
-from footplate.launch.agent import AgentCall
-from footplate.launch.placement import Lost
+from footplate.launch.cluster import spark_session
+from footplate.launch.cluster.agent import AgentCall
+from footplate.launch.cluster.placement import Lost
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
