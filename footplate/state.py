@@ -133,7 +133,7 @@ class RunState:
     def load_training(self, state: dict[str, Any], source: str) -> None:
         """Load everything but the weights, callbacks and loggers, which the other three methods do.
 
-        A state that Lightning has made (see `compat/lightning_checkpoint.py`) lacks some of it; that begins fresh.
+        A state that Lightning has made (see `checkpoint/lightning.py`) lacks some of it; that begins fresh.
 
         Raises:
             CheckpointError: it holds weights only, or other optimizers, schedulers or data.

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from footplate import checkpoint, optim, rng
-from footplate.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelSummary, ProgressBar
+from footplate.callbacks import Callback, ModelSummary, ProgressBar
 from footplate.callbacks.everywhere import present
 from footplate.callbacks.timer import Duration
 from footplate.checkpoint.shards import cut_out
@@ -87,6 +87,7 @@ from footplate.training.settings import (
     set_deterministic,
     validation_interval,
 )
+from footplate.training.view import View
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ CPU = torch.device("cpu")
 Stage = Literal["fit", "validate", "test", "predict"]
 
 
-class Trainer:
+class Trainer(View):
     """Trains a `Module` (or a `LightningModule`), evaluates it, and predicts with it.
 
     Args:
@@ -789,38 +790,6 @@ class Trainer:
         """Whether a call is made in processes that this one starts and looks after."""
         return self.ranks_asked > 1 and not self.world.launched and not self.parallel.copies
 
-    @property
-    def callback_metrics(self) -> dict[str, torch.Tensor]:
-        """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
-        self.latest_metrics()
-        return self.reports.tensors()
-
-    def latest_metrics(self) -> dict[str, float]:
-        """`callback_metrics` as host floats."""
-        if self.training_in_progress:
-            self.reports.callback.update(self._training_metrics.step_values().callback)
-        return self.reports.callback
-
-    @property
-    def logged_metrics(self) -> dict[str, float]:
-        """What the loggers were told last, by name."""
-        return self.reports.logged
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """What the progress display shows."""
-        return self.reports.progress
-
-    @property
-    def not_finite(self) -> tuple[str, int] | None:
-        """What became NaN or infinite, and the first step at which it was; None as long as all is well."""
-        return self.reports.not_finite
-
-    @property
-    def logs_this_step(self) -> bool:
-        """Whether metrics are reported after the present step."""
-        return self._loop is not None and self._loop.logs_this_step
-
     def log_now(self, values: dict[str, float]) -> None:
         """Send host floats to the loggers with the next report: for callbacks that measure something themselves."""
         self.reports.log_now(values)
@@ -850,58 +819,6 @@ class Trainer:
     def clock(self) -> float:
         """Monotonic seconds, the same on every rank: rank 0's when the ranks last agreed on anything."""
         return self.agreement.now_s
-
-    @property
-    def current_epoch(self) -> int:
-        """The epoch in progress, from 0."""
-        return self.progress.epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken so far, over all attempts."""
-        return self.progress.global_step
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return getattr(self.loggers[0], "original", self.loggers[0]) if self.loggers else None
-
-    @property
-    def validates_once_per_epoch(self) -> bool:
-        """Whether validation comes at the end of every epoch, and nowhere else."""
-        interval = self.val_check_interval
-        whole = interval is None or (isinstance(interval, float) and interval == 1.0)
-        return whole and self.check_val_every_n_epoch == 1
-
-    @property
-    def has_step_limit(self) -> bool:
-        """Whether `max_steps` limits the run."""
-        return self.max_steps != -1
-
-    @property
-    def estimated_stepping_batches(self) -> float:
-        """Optimizer steps of the whole run, for schedulers; infinite when nothing limits it."""
-        if self.max_epochs in (None, -1):
-            return float("inf") if self.max_steps == -1 else self.max_steps
-        if math.isinf(self.num_training_batches):
-            return float("inf") if self.max_steps == -1 else self.max_steps
-        steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * self.max_epochs
-        return steps if self.max_steps == -1 else min(steps, self.max_steps)
-
-    @property
-    def checkpoint_callback(self) -> ModelCheckpoint | None:
-        """The first `ModelCheckpoint`."""
-        return next((one for one in self.callbacks if isinstance(one, ModelCheckpoint)), None)
-
-    @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
-        """The first `EarlyStopping`."""
-        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal has asked this run to end."""
-        return self.agreement.interrupted
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trainer:
         """Itself: a copy of a module, or of what holds one, is still this trainer's."""

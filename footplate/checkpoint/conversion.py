@@ -19,8 +19,8 @@ from torch import Tensor
 
 from footplate import checkpoint
 from footplate.checkpoint import statefile
+from footplate.checkpoint.lightning import is_lightnings, translate
 from footplate.checkpoint.storage import Place, store_of, to_place
-from footplate.compat.lightning_checkpoint import is_lightnings, translate
 from footplate.errors import CheckpointError, ConfigError
 
 FORMS = {".safetensors": "weights", ".pt": "torch file", ".pth": "torch file", checkpoint.SUFFIX: "checkpoint"}

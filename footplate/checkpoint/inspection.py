@@ -153,7 +153,7 @@ def _checksum_fault(place: Place, meta: dict[str, Any]) -> str:
 
 def _inspect_file(place: Place) -> CheckpointInfo:
     """A file of torch's, such as Lightning's: it has no header that could be read alone."""
-    from footplate.compat.lightning_checkpoint import is_lightnings, translate
+    from footplate.checkpoint.lightning import is_lightnings, translate
 
     state = checkpoint.load(place)
     if is_lightnings(state):

@@ -275,7 +275,7 @@ def read_checkpoint(trainer: Trainer, path: Place) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
     """
-    from footplate.compat.lightning_checkpoint import is_lightnings, translate
+    from footplate.checkpoint.lightning import is_lightnings, translate
 
     state = checkpoint.load(path)
     if is_lightnings(state):

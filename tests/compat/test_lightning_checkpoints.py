@@ -14,7 +14,7 @@ from torch import nn
 import footplate as fp
 from footplate import checkpoint
 from footplate.checkpoint.conversion import convert
-from footplate.compat.lightning_checkpoint import translate
+from footplate.checkpoint.lightning import translate
 
 BATCHES, EPOCHS = 6, 3
 _numbers = torch.Generator().manual_seed(0)

@@ -1,0 +1,121 @@
+"""What can be read of a run while it runs: by callbacks, loggers and modules, mostly under Lightning's names."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.callbacks import EarlyStopping, ModelCheckpoint
+from footplate.tracking.base import Logger
+
+if TYPE_CHECKING:
+    from footplate.metrics import MetricLog
+    from footplate.parallel.agreement import Agreement
+    from footplate.state import Progress
+    from footplate.training.loop import TrainingLoop
+    from footplate.training.reports import Reports
+
+
+class View:
+    """The part of a `Trainer` that only tells."""
+
+    progress: Progress
+    reports: Reports
+    agreement: Agreement
+    callbacks: list[Any]
+    loggers: list[Any]
+    training_in_progress: bool
+    num_training_batches: float
+    max_epochs: int | None
+    max_steps: int
+    accumulate_grad_batches: int
+    val_check_interval: int | float | None
+    check_val_every_n_epoch: int | None
+    _loop: TrainingLoop | None
+    _training_metrics: MetricLog
+
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
+        self.latest_metrics()
+        return self.reports.tensors()
+
+    def latest_metrics(self) -> dict[str, float]:
+        """`callback_metrics` as host floats."""
+        if self.training_in_progress:
+            self.reports.callback.update(self._training_metrics.step_values().callback)
+        return self.reports.callback
+
+    @property
+    def logged_metrics(self) -> dict[str, float]:
+        """What the loggers were told last, by name."""
+        return self.reports.logged
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What the progress display shows."""
+        return self.reports.progress
+
+    @property
+    def not_finite(self) -> tuple[str, int] | None:
+        """What became NaN or infinite, and the first step at which it was; None as long as all is well."""
+        return self.reports.not_finite
+
+    @property
+    def logs_this_step(self) -> bool:
+        """Whether metrics are reported after the present step."""
+        return self._loop is not None and self._loop.logs_this_step
+
+    @property
+    def current_epoch(self) -> int:
+        """The epoch in progress, from 0."""
+        return self.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken so far, over all attempts."""
+        return self.progress.global_step
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return getattr(self.loggers[0], "original", self.loggers[0]) if self.loggers else None
+
+    @property
+    def validates_once_per_epoch(self) -> bool:
+        """Whether validation comes at the end of every epoch, and nowhere else."""
+        interval = self.val_check_interval
+        whole = interval is None or (isinstance(interval, float) and interval == 1.0)
+        return whole and self.check_val_every_n_epoch == 1
+
+    @property
+    def has_step_limit(self) -> bool:
+        """Whether `max_steps` limits the run."""
+        return self.max_steps != -1
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer steps of the whole run, for schedulers; infinite when nothing limits it."""
+        if self.max_epochs in (None, -1):
+            return float("inf") if self.max_steps == -1 else self.max_steps
+        if math.isinf(self.num_training_batches):
+            return float("inf") if self.max_steps == -1 else self.max_steps
+        steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * self.max_epochs
+        return steps if self.max_steps == -1 else min(steps, self.max_steps)
+
+    @property
+    def checkpoint_callback(self) -> ModelCheckpoint | None:
+        """The first `ModelCheckpoint`."""
+        return next((one for one in self.callbacks if isinstance(one, ModelCheckpoint)), None)
+
+    @property
+    def early_stopping_callback(self) -> EarlyStopping | None:
+        """The first `EarlyStopping`."""
+        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked this run to end."""
+        return self.agreement.interrupted
