@@ -2,6 +2,8 @@
 
     python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 
+or one size after the other, each into the same file: `--size "400 MB"`, `--size "2 GB"`.
+
 Weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each way of saving has a turn, in a fresh
 process with one torch thread: it trains, saves once to warm up (`first_s`: pages of memory are touched for the first time),
 then some times more; `blocked_s` is the median of these: from the end of a step to the moment at which the next could
@@ -25,12 +27,22 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from common import Figures, Rounds, arguments, interleave, let_torchvision_be_imported, machine, median, ratio, report
+from common import (
+    Figures,
+    Rounds,
+    arguments_parser,
+    interleave,
+    let_torchvision_be_imported,
+    machine,
+    median,
+    ratio,
+    report,
+)
 
 SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
 QUICK = {"400 MB": (256, 8)}  # not that large
 QUICK_WAYS = ("footplate", "lightning", "torch.save", "dcp.async_save")
-ROUNDS = {"400 MB": 3, "2 GB": 1}
+ROUNDS = {"400 MB": 3, "2 GB": 2}
 SAVES = 3
 
 
@@ -268,10 +280,12 @@ def measure(name: str, width: int, count: int) -> Figures:
 
 
 def main() -> None:
-    options = arguments("How long a training loop stands still while it saves")
+    parser = arguments_parser("How long a training loop stands still while it saves")
+    parser.add_argument("--size", choices=list(SIZES), help="of the state; the figures of the other stay in the file")
+    options = parser.parse_args()
     here = machine()
     found: dict[str, Rounds] = {}
-    sizes = QUICK if options.quick else SIZES
+    sizes = {size: shape for size, shape in (QUICK if options.quick else SIZES).items() if options.size in (None, size)}
     for size, (width, count) in sizes.items():
         found[size] = interleave(
             QUICK_WAYS if options.quick else list(WAYS),
@@ -309,6 +323,7 @@ def main() -> None:
         here,
         ("torch", "footplate", "lightning"),
         options.json,
+        add=options.size is not None,
     )  # fmt: skip
 
 

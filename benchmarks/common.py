@@ -24,12 +24,17 @@ Figures = dict[str, float]
 Rounds = dict[str, list[Figures]]  # entrant → its figures, round by round
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """`--json` and `--quick`, which every benchmark takes."""
+def arguments_parser(description: str) -> argparse.ArgumentParser:
+    """A parser of `--json` and `--quick`, which every benchmark takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="few short rounds: shows that it works, no more")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """What the command line says, for a benchmark that takes no more than that."""
+    return arguments_parser(description).parse_args()
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
@@ -79,6 +84,7 @@ def report(
     machine: dict[str, Any],
     packages: Iterable[str],
     path: Path | None,
+    add: bool = False,
 ) -> None:
     """Print the tables for people, and write the JSON if a file is given.
 
@@ -92,6 +98,7 @@ def report(
         machine: from `machine()`, called before the first round.
         packages: the distributions whose versions matter.
         path: the JSON's file.
+        add: keep what the file has of other rows, ratios and figures, for a benchmark that is run in parts.
     """
     machine = {**machine, "load_after": os.getloadavg()[0]}
     console = Console(width=110, highlight=False)
@@ -113,8 +120,17 @@ def report(
         "machine": machine,
         "versions": {name: version(name) for name in packages},
     }
+    if add and path.exists():
+        result = joined(json.loads(path.read_text()), result)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A file's content with what was found now in place of what it had of the same name."""
+    names = {row["name"] for row in now["rows"]}
+    rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
+    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures")}}
 
 
 def let_torchvision_be_imported() -> None:

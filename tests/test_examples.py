@@ -58,7 +58,7 @@ def test_lakehouse_goes_from_a_spark_dataframe_through_an_old_version_to_a_resum
     found = re.findall(r"version 0: off by (\S+) minutes after (\d+) steps", printed)
     (first, steps), (last, more_steps) = [(float(error), int(count)) for error, count in found]
     assert more_steps == 3 * steps
-    assert last < 0.8 * first  # the order of rows is Spark's
+    assert last < 0.7 * first
 
 
 @pytest.mark.slow
