@@ -1,0 +1,240 @@
+"""The catalog's rows, as dataclasses, read from `data/*.csv` once.
+
+A column is a field of the same name. Empty cells are None, lists are separated by spaces, and `source` names rows of
+sources.csv. Sizes are in the GB of the source; rates are in 10^12 operations or 10^9 bytes a second,
+dense (without sparsity), for one accelerator: a GPU, or a TPU chip.
+"""
+
+from __future__ import annotations
+
+import csv
+import types
+import typing
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from footplate.errors import ConfigError
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document that rows are taken from."""
+
+    key: str
+    document: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine type.
+
+    Attributes:
+        name: such as `n1-standard-8`, or a legacy one such as `standard_gpu`.
+        series: `n1`, `a2`, …; `legacy` for the names that AI Platform Training had of its own.
+        vcpus: None for `cloud_tpu`, which is no virtual machine of ours.
+        memory_gb: likewise.
+        accelerator: what is built in; None where there is nothing, or where accelerators are attached.
+        accelerator_count: how many are built in.
+        compute_engine: the machine type that a legacy one is, without its accelerators.
+        usd_per_hour: list price in us-central1 on demand, with what is built in and without what is attached.
+    """
+
+    name: str
+    series: str
+    vcpus: int | None
+    memory_gb: float | None
+    accelerator: str | None
+    accelerator_count: int
+    compute_engine: str | None
+    usd_per_hour: float | None
+    source: str
+    as_of: int
+
+    @property
+    def legacy(self) -> bool:
+        """Whether only AI Platform Training knew this name."""
+        return self.series == "legacy"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A kind of GPU, or of TPU chip.
+
+    Attributes:
+        name: as AI Platform and Vertex AI write it, such as `NVIDIA_TESLA_V100`.
+        short: as people say it, such as `V100`.
+        kind: `gpu` or `tpu`.
+        compute_engine: as Compute Engine and GKE write it, such as `nvidia-tesla-v100`.
+        interconnect: what joins the accelerators of one machine or slice.
+        interconnect_gb_per_s: of one accelerator, both directions together.
+        cores: of a TPU chip; AI Platform counts cores, not chips.
+        usd_per_hour: list price of one in us-central1 on demand, beside that of its machine; for TPUs, with the machine.
+    """
+
+    name: str
+    short: str
+    kind: str
+    compute_engine: str | None
+    memory_gb: float
+    memory_gb_per_s: float
+    fp32_tflops: float | None
+    tf32_tflops: float | None
+    fp16_tflops: float | None
+    bf16_tflops: float | None
+    fp8_tflops: float | None
+    int8_tops: float | None
+    interconnect: str | None
+    interconnect_gb_per_s: float | None
+    cores: int | None
+    usd_per_hour: float | None
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many accelerators of a kind can be attached to a machine type; the guide's table."""
+
+    machine_type: str
+    accelerator_type: str
+    valid_counts: list[int]
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest machine that so many accelerators may be attached to."""
+
+    accelerator: str
+    count: int
+    max_vcpus: int
+    max_memory_gb: int
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class TierReplica:
+    """One role of a scale tier: so many machines of a type, each with its accelerators."""
+
+    tier: str
+    role: str
+    machine_type: str
+    count: int
+    accelerator: str | None
+    accelerator_count: int
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region; `guide` says whether AI Platform's guide lists it for training."""
+
+    region: str
+    place: str
+    guide: bool
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A zone in which an accelerator is offered."""
+
+    accelerator: str
+    zone: str
+    source: str
+    as_of: int
+
+    @property
+    def region(self) -> str:
+        """The zone's region: `us-west1` for `us-west1-b`."""
+        return self.zone.rpartition("-")[0]
+
+
+@dataclass(frozen=True)
+class Succession:
+    """What became of an accelerator.
+
+    Attributes:
+        accelerator: its name.
+        state: `gone` when it can't be had any more, `ageing` when software leaves it behind.
+        since: an ISO date, where it is known.
+        reason: half a sentence.
+        successors: names of what to take instead, the best first.
+    """
+
+    accelerator: str
+    state: str
+    since: str | None
+    reason: str
+    successors: list[str]
+    source: str
+    as_of: int
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All of it, in the order of the files."""
+
+    machines: dict[str, Machine]
+    accelerators: dict[str, Accelerator]
+    counts: dict[tuple[str, str], tuple[int, ...]]  # (machine type, accelerator) → counts, ascending
+    limits: dict[tuple[str, int], Limit]  # (accelerator, count)
+    tiers: dict[str, list[TierReplica]]
+    regions: dict[str, Region]
+    zones: list[Zone]
+    successions: dict[str, Succession]
+    sources: dict[str, Source]
+
+
+@cache
+def catalog() -> Catalog:
+    """The catalog that comes with Footplate."""
+    tiers: dict[str, list[TierReplica]] = {}
+    for row in read("tiers", TierReplica):
+        tiers.setdefault(row.tier, []).append(row)
+    return Catalog(
+        machines={row.name: row for row in read("machines", Machine)},
+        accelerators={row.name: row for row in read("accelerators", Accelerator)},
+        counts={(row.machine_type, row.accelerator_type): tuple(row.valid_counts) for row in read("counts", Counts)},
+        limits={(row.accelerator, row.count): row for row in read("limits", Limit)},
+        tiers=tiers,
+        regions={row.region: row for row in read("regions", Region)},
+        zones=read("zones", Zone),
+        successions={row.accelerator: row for row in read("successors", Succession)},
+        sources={row.key: row for row in read("sources", Source)},
+    )
+
+
+def read(name: str, kind: type[Row]) -> list[Row]:
+    """The rows of `data/NAME.csv`.
+
+    Raises:
+        ConfigError: the file's columns are not the fields of `kind`.
+    """
+    text = (files(__package__) / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    hints = typing.get_type_hints(kind)
+    table = csv.DictReader(text.splitlines())
+    expected = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]
+    if table.fieldnames != expected:
+        raise ConfigError(f"{name}.csv: expected the columns {expected}, found {table.fieldnames}.")
+    return [kind(**{column: _cell(cell, hints[column]) for column, cell in row.items()}) for row in table]
+
+
+def _cell(text: str, hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        if not text:
+            return None
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    if typing.get_origin(hint) is list:
+        (item,) = typing.get_args(hint)
+        return [item(part) for part in text.split()]
+    return text == "yes" if hint is bool else hint(text)

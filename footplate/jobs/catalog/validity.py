@@ -1,0 +1,151 @@
+"""Does a machine type take so many accelerators? If not: why, and what is nearest.
+
+Three kinds of machine types answer differently:
+
+    n1-…                        accelerators are attached; the guide's table says how many
+    a2-…, g2-…, ct5lp-…, …      so many of one kind are built in, and nothing else fits
+    standard_gpu, …             likewise, and they are named by their type alone: AI Platform takes no count for them
+
+The reason behind the guide's table is a limit: so many accelerators come with at most so many vCPU and so much memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from footplate.jobs.catalog.lookup import all_of, any_of
+from footplate.jobs.catalog.rows import Accelerator, Machine, catalog
+
+NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A machine type with its accelerators, attached or built in."""
+
+    machine: str
+    accelerator: str | None = None
+    count: int = 0
+
+    def __str__(self) -> str:
+        if not self.accelerator:
+            return self.machine
+        return f"{self.machine} with {self.count} {catalog().accelerators[self.accelerator].short}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a choice can be had.
+
+    Attributes:
+        problem: why not, in one or two sentences; None when it can.
+        nearest: valid choices near it; empty when it is valid itself.
+    """
+
+    problem: str | None = None
+    nearest: tuple[Choice, ...] = ()
+
+    def __str__(self) -> str:
+        if self.problem is None:
+            return "valid"
+        return f"{self.problem} Nearest: {any_of(self.nearest)}." if self.nearest else self.problem
+
+
+def check(machine: Machine, accelerator: Accelerator | None = None, count: int = 0) -> Verdict:
+    """Whether `machine` takes `count` of `accelerator`.
+
+    Args:
+        machine: the machine type.
+        accelerator: what is asked for beside it; None for nothing.
+        count: how many, for each machine.
+    """
+    if accelerator is None:
+        return Verdict()
+    if machine.accelerator is not None:
+        return _check_built_in(machine, accelerator, count)
+    counts = catalog().counts.get((machine.name, accelerator.name))
+    if counts is None:
+        return _check_unlisted(machine, accelerator, count)
+    if count in counts:
+        return Verdict()
+    return Verdict(_refusal(machine, accelerator, count, counts), nearest(machine, accelerator, count))
+
+
+def valid_choices(accelerator: Accelerator) -> list[Choice]:
+    """Every machine type that takes this accelerator or has it built in, with each count; legacy types left out."""
+    attached = [
+        Choice(machine, name, count)
+        for (machine, name), counts in catalog().counts.items()
+        if name == accelerator.name
+        for count in counts
+    ]
+    built_in = [
+        Choice(one.name, accelerator.name, one.accelerator_count)
+        for one in catalog().machines.values()
+        if one.accelerator == accelerator.name and not one.legacy
+    ]
+    return attached + built_in
+
+
+def nearest(machine: Machine, accelerator: Accelerator, count: int) -> tuple[Choice, ...]:
+    """Valid choices: at most two of the same machine with other counts, then similar machines with this or any count."""
+    choices = sorted(valid_choices(accelerator), key=lambda choice: _distance(choice, machine, count))
+    same = [choice for choice in choices if choice.machine == machine.name][:2]
+    others = [choice for choice in choices if choice.machine != machine.name]
+    alike = [choice for choice in others if choice.count == count]
+    return tuple([*same, *(alike or others)][:NEAREST])
+
+
+def _distance(choice: Choice, machine: Machine, count: int) -> tuple[float, ...]:
+    """How far a choice is from what was asked for: its count (fewer is further), its size, its memory for each vCPU."""
+    other = catalog().machines[choice.machine]
+    vcpus, memory_gb = machine.vcpus or 1, machine.memory_gb or 1
+    size = abs((other.vcpus or 1) - vcpus) / vcpus
+    shape = abs((other.memory_gb or 1) / (other.vcpus or 1) - memory_gb / vcpus)
+    return (abs(choice.count - count) / max(count, 1) + size, choice.count < count, shape)
+
+
+def _check_built_in(machine: Machine, accelerator: Accelerator, count: int) -> Verdict:
+    own = catalog().accelerators[machine.accelerator or ""]
+    has = f"{machine.name} has {machine.accelerator_count} {own.short} built in"
+    if machine.legacy:
+        return Verdict(f"{has}, and takes no acceleratorConfig: leave that out, or name a Compute Engine machine type.")
+    if (accelerator.name, count) == (own.name, machine.accelerator_count):
+        return Verdict()
+    return Verdict(f"{has}, and can't take {count} {accelerator.short}.", nearest(machine, accelerator, count))
+
+
+def _check_unlisted(machine: Machine, accelerator: Accelerator, count: int) -> Verdict:
+    takes = [name for name, _ in _takes(machine)]
+    if not takes:
+        problem = f"{machine.name} takes no accelerators."
+    else:
+        names = all_of(catalog().accelerators[name].short for name in takes)
+        problem = f"{machine.name} can't take {accelerator.short}; it takes {names}."
+    return Verdict(problem, nearest(machine, accelerator, count))
+
+
+def _takes(machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
+    """The accelerators that can be attached to a machine type, with the counts."""
+    return [(name, counts) for (one, name), counts in catalog().counts.items() if one == machine.name and counts]
+
+
+def _refusal(machine: Machine, accelerator: Accelerator, count: int, counts: tuple[int, ...]) -> str:
+    limits = {limit.count: limit for limit in catalog().limits.values() if limit.accelerator == accelerator.name}
+    size = f"{machine.vcpus} vCPU and {machine.memory_gb or 0:g} GB"
+    if not counts:
+        most = limits[max(limits)]
+        return (
+            f"{machine.name} can't take any {accelerator.short}: it has {size}, and even {most.count} of them come with "
+            f"at most {most.max_vcpus} vCPU and {most.max_memory_gb} GB."
+        )
+    allowed = f"the only allowed count is {counts[0]}" if len(counts) == 1 else f"allowed counts are {all_of(counts)}"
+    told = f"{machine.name} can't take {count} {accelerator.short}: {allowed}"
+    limit = limits.get(count)
+    if limit is None:
+        return f"{told}."
+    each = limits[min(limits)]
+    return (
+        f"{told} (each {accelerator.short} brings at most {each.max_vcpus} vCPU and {each.max_memory_gb} GB, and "
+        f"{machine.name} has {size})."
+    )
