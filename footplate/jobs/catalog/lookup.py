@@ -17,7 +17,8 @@ def find_machine(name: str) -> Machine:
     """
     found = catalog().machines.get(name) or catalog().machines.get(name.lower())
     if found is None:
-        raise ConfigError(f'"{name}" is no machine type of the catalog.{nearest(name, catalog().machines)}')
+        hint = nearest(name, catalog().machines) or " See: footplate catalog machines"
+        raise ConfigError(f'"{name[:60]}" is no machine type of the catalog.{hint}')
     return found
 
 
@@ -29,12 +30,14 @@ def find_accelerator(name: str) -> Accelerator:
     """
     found = _spellings().get(_plain(name))
     if found is None:
-        raise ConfigError(f'"{name}" is no accelerator of the catalog.{nearest(name, catalog().accelerators)}')
+        names = [spelling for one in catalog().accelerators.values() for spelling in (one.name, one.short)]
+        hint = nearest(name, names) or " See: footplate catalog accelerators"
+        raise ConfigError(f'"{name[:60]}" is no accelerator of the catalog.{hint}')
     return found
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """` Did you mean …?`, or where nothing is near, how to see all.
+    """` Did you mean …?`, or nothing where nothing is near.
 
     >>> nearest("n1-standrd-8", ["n1-standard-8", "a2-highgpu-1g"])
     ' Did you mean "n1-standard-8"?'
@@ -42,7 +45,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     upper = {one.upper(): one for one in known}
     found = [upper[one] for one in difflib.get_close_matches(name[:100].upper(), upper, n=count, cutoff=0.7)]
     quoted = [f'"{one}"' for one in found]
-    return f" Did you mean {any_of(quoted)}?" if quoted else " See: footplate catalog --help"
+    return f" Did you mean {any_of(quoted)}?" if quoted else ""
 
 
 def any_of(words: Iterable[object]) -> str:

@@ -41,7 +41,8 @@ def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
         outer = region.rpartition("-")[0]
         if outer in catalog().regions:
             return [f"{region} is a zone: give its region, {outer}."]
-        return [f'"{region}" is no region of the catalog.{nearest(region, catalog().regions)}']
+        hint = nearest(region, catalog().regions) or " See: footplate catalog regions"
+        return [f'"{region[:60]}" is no region of the catalog.{hint}']
     wanted = {name: set(zones_of(name, region)) for name in dict.fromkeys(accelerators) if zones_of(name)}
     problems = [
         f"{_short(name)} is not offered in {region}, but in {all_of(regions_of(name))}."

@@ -1,0 +1,100 @@
+"""Flags as a part of a spec: `--master-accelerator count=4,type=nvidia-tesla-k80` is `masterConfig.acceleratorConfig`.
+
+The flags are gcloud's, for `gcloud ai-platform jobs submit training`; `KEYS` says which key each stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from footplate.errors import ConfigError
+from footplate.jobs.spec.problems import Path
+
+_ROLES = {"master": "master", "worker": "worker", "parameter-server": "parameterServer", "evaluator": "evaluator"}
+
+KEYS: dict[str, Path] = {
+    "scale-tier": ("trainingInput", "scaleTier"),
+    "module-name": ("trainingInput", "pythonModule"),
+    "packages": ("trainingInput", "packageUris"),
+    "job-dir": ("trainingInput", "jobDir"),
+    "region": ("trainingInput", "region"),
+    "runtime-version": ("trainingInput", "runtimeVersion"),
+    "python-version": ("trainingInput", "pythonVersion"),
+    "max-running-time": ("trainingInput", "scheduling", "maxRunningTime"),
+    "max-wait-time": ("trainingInput", "scheduling", "maxWaitTime"),
+    "priority": ("trainingInput", "scheduling", "priority"),
+    "use-chief-in-tf-config": ("trainingInput", "useChiefInTfConfig"),
+    "network": ("trainingInput", "network"),
+    "service-account": ("trainingInput", "serviceAccount"),
+    "labels": ("labels",),
+    **{f"{flag}-machine-type": ("trainingInput", f"{role}Type") for flag, role in _ROLES.items()},
+    **{f"{flag}-count": ("trainingInput", f"{role}Count") for flag, role in _ROLES.items() if flag != "master"},
+    **{
+        f"{flag}-accelerator": ("trainingInput", f"{role}Config", "acceleratorConfig") for flag, role in _ROLES.items()
+    },
+    **{f"{flag}-image-uri": ("trainingInput", f"{role}Config", "imageUri") for flag, role in _ROLES.items()},
+}
+"""The key that each flag stands for; flags that are not here are about submitting, not about the job."""
+
+ALIASES = {"worker-server-count": "worker-count"}
+"""Older spellings of flags, which tutorials still have."""
+
+
+def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
+    """The keys that flags set: their values, and the flag of each.
+
+    Args:
+        given: flags of `KEYS` without their dashes, and what followed each.
+
+    Raises:
+        ConfigError: `--labels` or a flag for accelerators in a form of its own.
+    """
+    values: dict[Path, Any] = {}
+    origins: dict[Path, str] = {}
+    for flag, text in given.items():
+        path = KEYS[flag]
+        values[path] = _value(flag, text)
+        origins[path] = f"--{flag}"
+    return values, origins
+
+
+def pairs(flag: str, text: str) -> dict[str, str]:
+    """`a=1,b=2` as a mapping.
+
+    Raises:
+        ConfigError: something else, or a key twice.
+    """
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f'--{flag} {text}: expected KEY=VALUE, several with commas; found "{part}".')
+        if key.strip() in found:
+            raise ConfigError(f'--{flag} {text}: "{key.strip()}" is given twice.')
+        found[key.strip()] = value.strip()
+    return found
+
+
+def accelerator(flag: str, text: str) -> dict[str, str]:
+    """`count=4,type=nvidia-tesla-k80`, in either order; the count is 1 when it is left out.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = pairs(flag, text)
+    if "type" not in found or set(found) - {"type", "count"}:
+        raise ConfigError(f"--{flag} {text}: expected count=COUNT,type=TYPE, such as count=4,type=nvidia-tesla-t4.")
+    return {"count": "1", **found}
+
+
+def _value(flag: str, text: str) -> Any:
+    if flag == "labels":
+        return pairs(flag, text)
+    if flag == "packages":
+        return [part.strip() for part in text.split(",")]
+    if flag.endswith("-accelerator"):
+        return accelerator(flag, text)
+    if flag == "use-chief-in-tf-config" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text

@@ -1,0 +1,127 @@
+"""What names, URIs, labels and durations of a job may look like.
+
+Names become directories, container labels and arguments of processes, so each has a narrow form: nothing here can leave
+its folder, be taken for an option, or mean anything to a shell. Every function returns its value in one form, or raises
+`ValueError` with half a sentence that says what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|m|h|d)", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+_VERSION = re.compile(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", re.ASCII)
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+BUCKETS = ("gs", "s3")
+
+
+def job_name(name: str) -> str:
+    """`demo_job`: letters, digits and underscores, a letter first, at most 128."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
+        raise ValueError("expected letters, digits and underscores, beginning with a letter, at most 128 of them")
+    return name
+
+
+def module(name: str) -> str:
+    """`trainer.task`: a Python module."""
+    if len(name) > 512 or not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError("expected the name of a Python module, such as trainer.task")
+    return name
+
+
+def location(uri: str) -> str:
+    """A directory: `gs://bucket/path`, `s3://bucket/path`, or a path of this machine."""
+    if not uri or _CONTROL.search(uri):
+        raise ValueError("expected gs://bucket/path, s3://bucket/path or a path, without control characters")
+    if uri.startswith("-"):
+        raise ValueError(f"begins like an option; write ./{uri} if it is a path")
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError("expected file:///path, with three slashes")
+        return uri
+    if scheme not in BUCKETS:
+        raise ValueError(f"expected gs://, s3:// or a path; {scheme[:20]}:// is neither")
+    bucket, _, path = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(f"expected a bucket after {scheme}://, 3 or more lower-case letters, digits, dots and dashes")
+    if ".." in path.split("/"):
+        raise ValueError('".." has no meaning in a bucket')
+    return uri
+
+
+def package(uri: str) -> str:
+    """A package to install: a `.tar.gz`, `.zip` or `.whl` file, here or in a bucket."""
+    location(uri)
+    if not uri.endswith((".tar.gz", ".zip", ".whl")):
+        raise ValueError("expected a package: a .whl, .tar.gz or .zip file")
+    return uri
+
+
+def image(uri: str) -> str:
+    """A container image, such as `gcr.io/project/trainer:latest`."""
+    if not _IMAGE.fullmatch(uri):
+        raise ValueError("expected a container image, such as gcr.io/project/trainer:latest")
+    return uri
+
+
+def version(text: str) -> str:
+    """`2.11`, `3.7`."""
+    if not _VERSION.fullmatch(text):
+        raise ValueError("expected a version, such as 2.11")
+    return text
+
+
+def plain(text: str) -> str:
+    """Text for another system, without control characters."""
+    if not text or _CONTROL.search(text):
+        raise ValueError("expected text without control characters")
+    return text
+
+
+def argument(text: str) -> str:
+    """An argument of a program: anything but a NUL, which no process can be given."""
+    if "\0" in text:
+        raise ValueError("has a NUL character, which no program can be given")
+    return text
+
+
+def label_key(text: str) -> str:
+    """A label's name."""
+    if not _LABEL_KEY.fullmatch(text):
+        raise ValueError("expected lower-case letters, digits, dashes and underscores, a letter first, at most 63")
+    return text
+
+
+def label_value(text: str) -> str:
+    """A label's value."""
+    if not _LABEL_VALUE.fullmatch(text):
+        raise ValueError("expected lower-case letters, digits, dashes and underscores, at most 63")
+    return text
+
+
+def duration(text: str) -> str:
+    """Seconds, as the API writes them: `7200s`; from `7200s`, `90m`, `2h` or `1d`.
+
+    >>> duration("2h")
+    '7200s'
+    """
+    found = _DURATION.fullmatch(text)
+    seconds = Decimal(found[1]) * _SECONDS[found[2]] if found else Decimal(0)
+    if seconds <= 0:
+        raise ValueError("expected a time such as 7200s, 90m, 2h or 1d")
+    whole = f"{seconds:f}"
+    return f"{whole.rstrip('0').rstrip('.') if '.' in whole else whole}s"
+
+
+def seconds(text: str) -> float:
+    """How many seconds a `duration` is."""
+    return float(text.removesuffix("s"))

@@ -1,0 +1,55 @@
+"""What is wrong with a spec: each problem with its place, and all of them in one error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from footplate.errors import ConfigError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        path: the keys that lead to it, such as `("trainingInput", "workerCount")`.
+        text: what is wrong, and what to do.
+        place: where it was written, such as `config.yaml line 4` or `--worker-count`; empty when nowhere.
+    """
+
+    path: Path
+    text: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        said = f"{dotted(self.path)}: {self.text}" if self.path else self.text
+        return f"{self.place}: {said}" if self.place else said
+
+
+class SpecError(ConfigError):
+    """A spec that can't be used.
+
+    Attributes:
+        problems: all that is wrong with it.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        head = "the job can't be submitted as it is:" if count == 1 else f"the job has {count} problems:"
+        super().__init__("\n  ".join([head, *map(str, self.problems)]))
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it.
+
+    >>> dotted(("trainingInput", "args", 2))
+    'trainingInput.args[2]'
+    """
+    said = ""
+    for part in path:
+        said += f"[{part}]" if isinstance(part, int) else f".{part}" if said else part
+    return said
