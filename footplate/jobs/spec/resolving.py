@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.successors import today
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
 from footplate.jobs.spec.model import Job, mistakes
@@ -66,35 +65,38 @@ class ResolvedJob:
         }
 
 
-def resolve(draft: Draft, modernize: bool = False) -> ResolvedJob:
+def resolve(draft: Draft) -> ResolvedJob:
     """Check a draft, and resolve it.
-
-    Args:
-        draft: file and flags.
-        modernize: take today's equivalents of machines that can no longer be had.
 
     Raises:
         SpecError: with every problem.
     """
-    job, found = _checked(draft)
-    if job is None or found:
-        raise SpecError(found)
+    job = checked(draft)
     spec = job.training_input
-    machines = tuple(replicas(spec))
-    if modernize:
-        machines = tuple(Replica(**{**vars(one), "machine": today(one.machine)}) for one in machines)
     return ResolvedJob(
         name=job.job_id,
         scale_tier=tier_of(spec),
         region=spec.region,
         job_dir=spec.job_dir,
-        replicas=machines,
+        replicas=tuple(replicas(spec)),
         command=_command(job),
         max_running_time=(spec.scheduling and spec.scheduling.max_running_time) or DEFAULT_MAX_RUNNING_TIME,
         spec=spec.model_dump(by_alias=True, exclude_none=True),
         labels=dict(job.labels or {}),
-        notices=() if modernize else tuple(checking.notices(job)),
+        notices=tuple(checking.notices(job)),
     )
+
+
+def checked(draft: Draft) -> Job:
+    """The job that a draft is, with nothing wrong with it.
+
+    Raises:
+        SpecError: with every problem.
+    """
+    job, found = _checked(draft)
+    if found:
+        raise SpecError(found)
+    return job
 
 
 def problems(draft: Draft) -> list[Problem]:
@@ -102,7 +104,7 @@ def problems(draft: Draft) -> list[Problem]:
     return _checked(draft)[1]
 
 
-def _checked(draft: Draft) -> tuple[Job | None, list[Problem]]:
+def _checked(draft: Draft) -> tuple[Job, list[Problem]]:
     found = list(draft.document.problems) if draft.document else []
     values: Any = copy.deepcopy(draft.values)
     removed: list[Path] = []
@@ -113,7 +115,8 @@ def _checked(draft: Draft) -> tuple[Job | None, list[Problem]]:
         except ValidationError as error:
             for path, text in mistakes(error):
                 found.append(draft.problem(path, text))
-                removed.append(_remove(values, path))
+                if not any(path[: len(gone)] == gone for gone in removed):
+                    removed.append(_remove(values, path))
     for path, text in checking.problems(job, draft.partial):
         if not any(path[: len(gone)] == gone or gone[: len(path)] == path for gone in removed):
             found.append(draft.problem(path, text))

@@ -1,0 +1,152 @@
+"""A spec for today's machines: what can no longer be had is replaced by its equivalent, and nothing else is touched.
+
+`changes` says which keys get which values. `apply` sets them in a draft, for a job that is being submitted; `rewrite` sets
+them in the text of a config.yaml, where comments, order and quotes stay as they are: a value is replaced where it stands,
+and a new key comes in the line after the key that it belongs to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import yaml
+
+from footplate.errors import ConfigError
+from footplate.jobs.catalog.successors import today
+from footplate.jobs.spec.draft import Draft, draft
+from footplate.jobs.spec.model import Job
+from footplate.jobs.spec.problems import Path, dotted
+from footplate.jobs.spec.resolving import checked
+from footplate.jobs.spec.scaling import key_of, replicas, tier_of
+from footplate.jobs.spec.yamlfile import Document, nodes, parse
+
+_INPUT = "trainingInput"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key and its new value.
+
+    Attributes:
+        path: the key.
+        value: what it becomes.
+        after: the key after which it comes where it is new.
+    """
+
+    path: Path
+    value: str | int
+    after: Path
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.value}"
+
+
+def changes(job: Job) -> list[Change]:
+    """What makes a job one for today's machines; empty when it is one."""
+    spec = job.training_input
+    before = replicas(spec)
+    after = {one.role: today(one.machine) for one in before}
+    if all(after[one.role] == one.machine for one in before):
+        return []
+    found: list[Change] = []
+    tier = (_INPUT, "scaleTier")
+    named = tier_of(spec) == "CUSTOM"
+    if not named:
+        found.append(Change(tier, "CUSTOM", tier))
+    for one in reversed(before):  # a new key comes right after the one it belongs to, before those that came earlier
+        new, kind, own = after[one.role], (_INPUT, key_of(one.role, "Type")), (_INPUT, key_of(one.role, "Config"))
+        if named and new == one.machine:
+            continue
+        if not named or new.machine != one.machine.machine:
+            found.append(Change(kind, new.machine, tier))
+        if not named and one.role != "master":
+            found.append(Change((_INPUT, key_of(one.role, "Count")), one.count, kind))
+        if new.accelerator:
+            home = (*own, "acceleratorConfig")
+            found += [Change((*home, "type"), new.accelerator, kind), Change((*home, "count"), new.count, kind)]
+    return found
+
+
+def apply(asked: Draft) -> Draft:
+    """A draft of the same job on today's machines.
+
+    Raises:
+        SpecError: something is wrong with it as it is.
+    """
+    values = copy.deepcopy(asked.values)
+    for change in changes(checked(asked)):
+        home = values
+        for part in change.path[:-1]:
+            home = home.setdefault(part, {})
+        home[change.path[-1]] = change.value
+    return replace(asked, values=values)
+
+
+def rewrite(document: Document) -> tuple[str, list[Change]]:
+    """The text of a config.yaml for today's machines, and what was changed.
+
+    Raises:
+        SpecError: something is wrong with it as it is.
+        ConfigError: it is written in a way that can't be changed line by line.
+    """
+    asked = draft(document, partial=True)
+    made = changes(checked(asked))
+    text = document.text
+    for change in made:
+        text = _set(parse(text, document.name), change)
+    wanted = replicas(checked(apply(asked)).training_input)
+    if replicas(checked(draft(parse(text, document.name), partial=True)).training_input) != wanted:
+        raise ConfigError(f"{document.name} can't be changed line by line. Set: {'; '.join(map(str, made))}")
+    return text, made
+
+
+def _set(document: Document, change: Change) -> str:
+    """The text with one key set."""
+    there = {path: (key, value) for path, key, value in nodes(document.root)} if document.root else {}
+    text, path = document.text, change.path
+    if path in there and isinstance(there[path][1], yaml.ScalarNode):
+        value = there[path][1]
+        space = " " if value.start_mark.index == there[path][0].end_mark.index + 1 else ""
+        return _spliced(text, value.start_mark.index, value.end_mark.index, f"{space}{change.value}")
+    depth = max(length for length in range(len(path)) if length == 0 or path[:length] in there)
+    home, new = there.get(path[:depth], (None, document.root))[1], path[depth:]
+    if isinstance(home, yaml.ScalarNode):  # a key without a value
+        return _spliced(text, home.end_mark.index, home.end_mark.index, f" {{{_flow(new, change.value)}}}")
+    if not isinstance(home, yaml.MappingNode):
+        raise ConfigError(f"{document.name} line {document.lines.get(path[:depth], 1)}: set {change} by hand.")
+    anchor = there.get(change.after, (None, None))[1] if len(change.after) == depth + 1 else None
+    if home.flow_style:
+        if anchor is not None:
+            return _spliced(text, anchor.end_mark.index, anchor.end_mark.index, f", {_flow(new, change.value)}")
+        at, comma = home.start_mark.index + 1, ", " if home.value else ""
+        return _spliced(text, at, at, f"{_flow(new, change.value)}{comma}")
+    first = home.value[0][0].start_mark
+    line = anchor.end_mark.line + 1 if anchor is not None else first.line
+    return _insert_line(text, line, _block(new, change.value, first.column))
+
+
+def _spliced(text: str, start: int, end: int, new: str) -> str:
+    return text[:start] + new + text[end:]
+
+
+def _insert_line(text: str, line: int, new: str) -> str:
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    return "".join([*lines[:line], new, *lines[line:]])
+
+
+def _block(path: Sequence[object], value: object, column: int) -> str:
+    """A key as lines of its own: `masterConfig:`, `  acceleratorConfig:`, `    count: 4`."""
+    last = len(path) - 1
+    return "".join(
+        f"{' ' * (column + 2 * depth)}{key}:{f' {value}' if depth == last else ''}\n" for depth, key in enumerate(path)
+    )
+
+
+def _flow(path: Sequence[object], value: object) -> str:
+    """A key within braces: `masterConfig: {acceleratorConfig: {count: 4}}`."""
+    first, *rest = path
+    return f"{first}: {{{_flow(rest, value)}}}" if rest else f"{first}: {value}"
