@@ -102,7 +102,7 @@ def _machines(given: Namespace) -> int:
         "usd_per_hour": "$/h",
         "as_of": "as of",
     }
-    show_as(given.format, _without(rows, "has_or_takes"), lambda: grid(rows, columns))
+    show_as(given.format, _without(rows, "has_or_takes"), lambda: grid(rows, columns, "has_or_takes"))
     return 0
 
 
@@ -148,16 +148,13 @@ def _accelerators(given: Namespace) -> int:
             )
     columns = {
         "name": "accelerator",
-        "short": "short",
         "memory_gb": "GB",
         "memory_gb_per_s": "GB/s",
-        "fp32_tflops": "fp32",
-        "half": "bf16 or fp16",
-        "interconnect": "joined by",
+        "half": "TFLOPS",
         "usd_per_hour": "$/h",
         "state": "state",
     }
-    show_as(given.format, _without(rows, "half"), lambda: grid(rows, columns))
+    show_as(given.format, _without(rows, "half"), lambda: grid(rows, columns, "state"))
     return 0
 
 
@@ -182,13 +179,11 @@ def _regions(given: Namespace) -> int:
         "guide": "in the guide",
         "shown": "zones" if wanted else "accelerators",
     }
-    show_as(given.format, _without(rows, "shown"), lambda: grid(rows, columns))
+    show_as(given.format, _without(rows, "shown"), lambda: grid(rows, columns, "shown"))
     return 0
 
 
 def _check(given: Namespace) -> int:
-    from rich.text import Text
-
     from footplate.cli.formats import show_as
     from footplate.jobs.catalog.lookup import find_accelerator, find_machine
     from footplate.jobs.catalog.places import check_region, zones_of
@@ -219,7 +214,7 @@ def _check(given: Namespace) -> int:
         "today": asdict(today(choice)) if notice else None,
     }
     lines = problems or [f"{choice} is valid{f', in {_listed(zones)}' if zones else ''}."]
-    show_as(given.format, answer, lambda: Text("\n".join([*lines, *([notice] if notice else [])])))
+    show_as(given.format, answer, lambda: "\n".join([*lines, *([notice] if notice else [])]))
     return int(bool(problems))
 
 

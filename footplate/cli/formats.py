@@ -18,8 +18,8 @@ def add_format(made: ArgumentParser, default: Format = "table") -> None:
     made.add_argument("--format", type=Format, default=default, help="how to print it")
 
 
-def show_as(form: Format, value: Any, table: Callable[[], RenderableType]) -> None:
-    """Print plain values as JSON or YAML, or what `table` draws of them."""
+def show_as(form: Format, value: Any, table: Callable[[], RenderableType | str]) -> None:
+    """Print plain values as JSON or YAML, or what `table` makes of them: a drawing, or text as it is."""
     if form == "json":
         print(json.dumps(value, indent=2, ensure_ascii=False))
     elif form == "yaml":
@@ -29,19 +29,23 @@ def show_as(form: Format, value: Any, table: Callable[[], RenderableType]) -> No
     else:
         from footplate.cli.show import show
 
-        show(table())
+        made = table()
+        if isinstance(made, str):
+            print(made)
+        else:
+            show(made)
 
 
-def grid(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> RenderableType:
-    """Rows as a table; `columns` names the keys that are shown, and their headings."""
+def grid(rows: Sequence[dict[str, Any]], columns: dict[str, str], wraps: str) -> RenderableType:
+    """Rows as a table; `columns` names the keys that are shown, and their headings; the column `wraps` may be cut up."""
     from rich import box
     from rich.table import Column
     from rich.table import Table as Grid
     from rich.text import Text
 
-    right = {key for key in columns if any(isinstance(row[key], (int, float)) for row in rows)}
+    right = {key for key in columns if any(type(row[key]) in (int, float) for row in rows)}
     heads = [
-        Column(heading, justify="right" if key in right else "left", overflow="fold")
+        Column(heading, justify="right" if key in right else "left", overflow="fold", no_wrap=key != wraps)
         for key, heading in columns.items()
     ]
     made = Grid(*heads, box=box.SIMPLE_HEAD)

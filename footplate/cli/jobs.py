@@ -233,8 +233,6 @@ def _package_problems(given: Namespace, module: str | None, values: dict[str, An
 
 
 def _check(file: str, modernize: bool, form: Any) -> int:
-    from rich.text import Text
-
     from footplate.cli.formats import show_as
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.modernizing import rewrite
@@ -263,7 +261,7 @@ def _check(file: str, modernize: bool, form: Any) -> int:
     lines = [*map(str, found), *notices] or [f"{file}: nothing is wrong with it."]
     if modernize and not found:
         lines = [f"{file}: changed", *(f"  {one}" for one in changed)] if changed else [f"{file}: is of today already."]
-    show_as(form, answer, lambda: Text("\n".join(lines)))
+    show_as(form, answer, lambda: "\n".join(lines))
     return int(bool(found))
 
 
@@ -331,4 +329,4 @@ def render(job: ResolvedJob) -> RenderableType:
         "accelerators": "accelerators",
         "image": "image",
     }
-    return Group(facts, grid(rows, columns))
+    return Group(facts, grid(rows, columns, "image"))

@@ -14,9 +14,7 @@ from footplate.jobs.catalog.rows import catalog
 
 def zones_of(accelerator: str, region: str | None = None) -> list[str]:
     """The zones in which an accelerator is offered, all or those of a region; empty when none is known."""
-    return [
-        one.zone for one in catalog().zones if one.accelerator == accelerator and region in (None, one.region)
-    ]
+    return [one.zone for one in catalog().zones if one.accelerator == accelerator and region in (None, one.region)]
 
 
 def regions_of(accelerator: str) -> list[str]:

@@ -220,7 +220,7 @@ def read(name: str, kind: type[Row]) -> list[Row]:
     Raises:
         ConfigError: the file's columns are not the fields of `kind`.
     """
-    text = (files(__package__) / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    text = (files("footplate.jobs.catalog") / "data" / f"{name}.csv").read_text(encoding="utf-8")
     hints = typing.get_type_hints(kind)
     table = csv.DictReader(text.splitlines())
     expected = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]

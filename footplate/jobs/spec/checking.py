@@ -7,6 +7,7 @@ problems are told at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from footplate.jobs.catalog.places import check_region
 from footplate.jobs.catalog.rows import catalog
@@ -162,5 +163,5 @@ def _parameter(one: ParameterSpec, path: Path) -> Found:
         values = one.discrete_values or []
         if not values:
             yield path, "discreteValues is missing: a parameter of type DISCRETE needs it."
-        if any(after <= before for before, after in zip(values, values[1:], strict=False)):
+        if any(after <= before for before, after in pairwise(values)):
             yield (*path, "discreteValues"), "expected increasing values."

@@ -72,11 +72,12 @@ def draft(
         new["jobId",] = name
         origins["jobId",] = "the job's name"
     for path, value in new.items():
-        _set(values, path, value)
+        put(values, path, value)
     return Draft(values, origins, document, partial)
 
 
-def _set(values: dict[str, Any], path: Path, value: Any) -> None:
+def put(values: dict[str, Any], path: Path, value: Any) -> None:
+    """Set a key; the mappings that lead to it are made where they are missing, and labels are added to those there."""
     home = values
     for part in path[:-1]:
         inner = home.get(str(part))

@@ -30,9 +30,7 @@ KEYS: dict[str, Path] = {
     "labels": ("labels",),
     **{f"{flag}-machine-type": ("trainingInput", f"{role}Type") for flag, role in _ROLES.items()},
     **{f"{flag}-count": ("trainingInput", f"{role}Count") for flag, role in _ROLES.items() if flag != "master"},
-    **{
-        f"{flag}-accelerator": ("trainingInput", f"{role}Config", "acceleratorConfig") for flag, role in _ROLES.items()
-    },
+    **{f"{flag}-accelerator": ("trainingInput", f"{role}Config", "acceleratorConfig") for flag, role in _ROLES.items()},
     **{f"{flag}-image-uri": ("trainingInput", f"{role}Config", "imageUri") for flag, role in _ROLES.items()},
 }
 """The key that each flag stands for; flags that are not here are about submitting, not about the job."""

@@ -9,6 +9,7 @@ The keys are those of the service's public description, version 1 of its API (ml
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,10 @@ def _whole(low: int, high: int) -> BeforeValidator:
 
 
 def _real(value: Any) -> float:
+    """A number, also in the forms that YAML takes for text, such as `1e-3`."""
     given = value.value if isinstance(value, Scalar) else value
+    if isinstance(given, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", given[:100], re.ASCII):
+        given = float(given)
     if isinstance(given, bool) or not isinstance(given, (int, float)) or abs(given) > 1e300 or math.isnan(given):
         raise _mistake("expected a number", value)
     return float(given)
@@ -273,7 +277,7 @@ def mistakes(error: ValidationError) -> list[tuple[Path, str]]:
 
 
 def _path(loc: tuple[int | str, ...]) -> Path:
-    """pydantic's path; a label's bad name has one more part, which is no key."""
+    """The path of a mistake; a label's bad name has one more part, which is no key."""
     return tuple(part for part in loc if part != "[key]")
 
 

@@ -8,14 +8,15 @@ and a new key comes in the line after the key that it belongs to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
 
 from footplate.errors import ConfigError
 from footplate.jobs.catalog.successors import today
-from footplate.jobs.spec.draft import Draft, draft
+from footplate.jobs.spec.draft import Draft, draft, put
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, dotted
 from footplate.jobs.spec.resolving import checked
@@ -77,10 +78,7 @@ def apply(asked: Draft) -> Draft:
     """
     values = copy.deepcopy(asked.values)
     for change in changes(checked(asked)):
-        home = values
-        for part in change.path[:-1]:
-            home = home.setdefault(part, {})
-        home[change.path[-1]] = change.value
+        put(values, change.path, change.value)
     return replace(asked, values=values)
 
 
@@ -106,22 +104,23 @@ def _set(document: Document, change: Change) -> str:
     """The text with one key set."""
     there = {path: (key, value) for path, key, value in nodes(document.root)} if document.root else {}
     text, path = document.text, change.path
+    write = json.dumps if _is_json(document.root) else str
     if path in there and isinstance(there[path][1], yaml.ScalarNode):
         value = there[path][1]
         space = " " if value.start_mark.index == there[path][0].end_mark.index + 1 else ""
-        return _spliced(text, value.start_mark.index, value.end_mark.index, f"{space}{change.value}")
+        return _spliced(text, value.start_mark.index, value.end_mark.index, f"{space}{write(change.value)}")
     depth = max(length for length in range(len(path)) if length == 0 or path[:length] in there)
     home, new = there.get(path[:depth], (None, document.root))[1], path[depth:]
     if isinstance(home, yaml.ScalarNode):  # a key without a value
-        return _spliced(text, home.end_mark.index, home.end_mark.index, f" {{{_flow(new, change.value)}}}")
+        return _spliced(text, home.end_mark.index, home.end_mark.index, f" {{{_flow(new, change.value, write)}}}")
     if not isinstance(home, yaml.MappingNode):
         raise ConfigError(f"{document.name} line {document.lines.get(path[:depth], 1)}: set {change} by hand.")
     anchor = there.get(change.after, (None, None))[1] if len(change.after) == depth + 1 else None
     if home.flow_style:
         if anchor is not None:
-            return _spliced(text, anchor.end_mark.index, anchor.end_mark.index, f", {_flow(new, change.value)}")
+            return _spliced(text, anchor.end_mark.index, anchor.end_mark.index, f", {_flow(new, change.value, write)}")
         at, comma = home.start_mark.index + 1, ", " if home.value else ""
-        return _spliced(text, at, at, f"{_flow(new, change.value)}{comma}")
+        return _spliced(text, at, at, f"{_flow(new, change.value, write)}{comma}")
     first = home.value[0][0].start_mark
     line = anchor.end_mark.line + 1 if anchor is not None else first.line
     return _insert_line(text, line, _block(new, change.value, first.column))
@@ -146,7 +145,13 @@ def _block(path: Sequence[object], value: object, column: int) -> str:
     )
 
 
-def _flow(path: Sequence[object], value: object) -> str:
+def _flow(path: Sequence[object], value: object, write: Callable[[object], str]) -> str:
     """A key within braces: `masterConfig: {acceleratorConfig: {count: 4}}`."""
     first, *rest = path
-    return f"{first}: {{{_flow(rest, value)}}}" if rest else f"{first}: {value}"
+    inner = f"{{{_flow(rest, value, write)}}}" if rest else write(value)
+    return f"{write(first)}: {inner}"
+
+
+def _is_json(root: yaml.Node | None) -> bool:
+    """Whether a document has its first key in double quotes, as JSON has all of them."""
+    return isinstance(root, yaml.MappingNode) and bool(root.value) and root.value[0][0].style == '"'

@@ -1,9 +1,9 @@
 """From a draft to a resolved job: every problem at once, or the job as it would be submitted.
 
-    1  pydantic says which values are of the wrong type; those are taken out, and the rest is looked at again
-    2  checking.py says what doesn't fit together in what is left; what is missing only because it was taken out is no
-       problem of its own
-    3  with no problem left, the scale tier becomes machines, and the job's directory becomes an argument of the program
+1  pydantic says which values are of the wrong type; those are taken out, and the rest is looked at again
+2  checking.py says what doesn't fit together in what is left; what is missing only because it was taken out is no
+   problem of its own
+3  with no problem left, the scale tier becomes machines, and the job's directory becomes an argument of the program
 """
 
 from __future__ import annotations
@@ -113,14 +113,22 @@ def _checked(draft: Draft) -> tuple[Job, list[Problem]]:
             job = Job.model_validate(values)
             break
         except ValidationError as error:
+            now: list[Path] = []  # at least one each time, so this ends
             for path, text in mistakes(error):
-                found.append(draft.problem(path, text))
-                if not any(path[: len(gone)] == gone for gone in removed):
-                    removed.append(_remove(values, path))
+                if not _within(path, removed):
+                    found.append(draft.problem(path, text))
+                if not _within(path, now):
+                    now.append(_remove(values, path))
+            removed += now
     for path, text in checking.problems(job, draft.partial):
-        if not any(path[: len(gone)] == gone or gone[: len(path)] == path for gone in removed):
+        if not _within(path, removed) and not any(_within(gone, [path]) for gone in removed):
             found.append(draft.problem(path, text))
     return job, sorted(found, key=lambda one: _order(draft, one))
+
+
+def _within(path: Path, homes: list[Path]) -> bool:
+    """Whether a path is one of `homes`, or lies in one."""
+    return any(path[: len(home)] == home for home in homes)
 
 
 def _remove(values: dict[str, Any], path: Path) -> Path:
@@ -138,7 +146,8 @@ def _remove(values: dict[str, Any], path: Path) -> Path:
             del home[path[-1]]
             return path
         path = path[:-1]
-    return path
+    values.clear()
+    return ()
 
 
 def _order(draft: Draft, problem: Problem) -> tuple[int, int]:
@@ -167,7 +176,9 @@ def _replica(one: Replica) -> dict[str, Any]:
         "machineType": machine.name,
         "vcpus": machine.vcpus,
         "memoryGb": machine.memory_gb,
-        "accelerator": {"type": one.machine.accelerator, "count": one.machine.count} if one.machine.accelerator else None,
+        "accelerator": {"type": one.machine.accelerator, "count": one.machine.count}
+        if one.machine.accelerator
+        else None,
         "imageUri": one.image_uri,
         "containerCommand": list(one.container_command),
         "containerArgs": list(one.container_args),

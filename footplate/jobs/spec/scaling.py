@@ -75,9 +75,7 @@ def replicas(spec: TrainingInput) -> list[Replica]:
             for row in catalog().tiers[tier]
         ]
     return [
-        _replica(spec, role, count(spec, role), choice(spec, role) or Choice(""))
-        for role in ROLES
-        if count(spec, role)
+        _replica(spec, role, count(spec, role), choice(spec, role) or Choice("")) for role in ROLES if count(spec, role)
     ]
 
 
