@@ -47,6 +47,8 @@ def test_bash_accepts_the_script(script):
         ("footplate table --js", {"--json"}),
         ("footplate checkpoint ins", {"inspect"}),
         ("footplate checkpoint convert --fo", {"--force"}),
+        ("footplate catalog reg", {"regions"}),
+        ("footplate jobs submit training --master-acc", {"--master-accelerator"}),
         ("footplate completion z", {"zsh"}),
     ],
 )

@@ -1,0 +1,220 @@
+"""`footplate jobs`: gcloud's command lines and config.yaml, checked and shown, with each option on its side of `--`.
+
+Both of the guide's example command lines are rebuilt, as its example configurations are: see tests/jobs/test_spec.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.test_spec import ATTACHED, LEGACY
+
+COMMON = ["--package-path", "trainer", "--module-name", "trainer.task", "--job-dir", "gs://my-bucket/job"]
+WITH_FILE = [*COMMON, "--region", "us-central1", "--config", "config.yaml"]
+WITH_FLAGS = [
+    *COMMON,
+    "--region", "us-central1",
+    "--scale-tier", "custom",
+    "--master-machine-type", "n1-highcpu-16",
+    "--master-accelerator", "count=4,type=nvidia-tesla-k80",
+    "--worker-count", "9",
+    "--worker-machine-type", "n1-highcpu-16",
+    "--worker-accelerator", "count=4,type=nvidia-tesla-k80",
+    "--parameter-server-count", "3",
+    "--parameter-server-machine-type", "n1-highmem-8",
+]  # fmt: skip
+USERS = ["--", "--user_arg_1", "value_1", "--user_arg_n", "value_n"]
+
+
+@pytest.fixture
+def submit(footplate, tmp_path, monkeypatch):
+    """Runs `footplate jobs submit training my_job …` where there is a package and the guide's config.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("trainer").mkdir()
+    Path("trainer/__init__.py").touch()
+    Path("trainer/task.py").touch()
+    Path("config.yaml").write_text(ATTACHED)
+    return lambda *argv: footplate("jobs", "submit", "training", "my_job", *argv)
+
+
+@pytest.mark.parametrize("text", [LEGACY, ATTACHED])
+def test_the_guides_command_line_with_a_file(submit, text):
+    Path("config.yaml").write_text(text)
+    found = submit(*WITH_FILE, "--dry-run", *USERS)
+    assert found.code == 0, found.err
+    job = yaml.safe_load(found.out)
+    assert [(one["role"], one["count"]) for one in job["replicas"]] == [
+        ("master", 1),
+        ("worker", 9),
+        ("parameter_server", 3),
+    ]
+    assert job["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_K80", "count": 4}
+    assert job["command"] == [
+        "python", "-m", "trainer.task", "--user_arg_1", "value_1", "--user_arg_n", "value_n",
+        "--job-dir", "gs://my-bucket/job",
+    ]  # fmt: skip
+
+
+def test_the_guides_command_line_with_flags_is_the_same_job(submit):
+    with_flags = submit(*WITH_FLAGS, "--dry-run", "--format", "json", *USERS)
+    with_file = submit(*WITH_FILE, "--dry-run", "--format", "json", *USERS)
+    assert with_flags.code == 0, with_flags.err
+    assert json.loads(with_flags.out) == json.loads(with_file.out)
+
+
+def test_an_older_spelling_of_a_flag(submit):
+    older = ["--worker-server-count" if one == "--worker-count" else one for one in WITH_FLAGS]
+    assert submit(*older, "--dry-run", *USERS).out == submit(*WITH_FLAGS, "--dry-run", *USERS).out
+
+
+def test_k80s_are_accepted_and_todays_equivalent_is_proposed(submit):
+    found = submit(*WITH_FLAGS, "--dry-run")
+    assert "K80 can no longer be had: Compute Engine ended its support on 2024-05-01." in found.err
+    assert "Today's equivalent: n1-highcpu-16 with 4 T4." in found.err
+
+
+def test_modernize_takes_todays_equivalent_and_leaves_the_file(submit):
+    found = submit(*WITH_FILE, "--dry-run", "--modernize")
+    assert not found.err
+    assert yaml.safe_load(found.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
+    assert Path("config.yaml").read_text() == ATTACHED
+
+
+def test_a_table_for_people(submit):
+    found = submit(*WITH_FILE, "--dry-run", "--format", "table", *USERS)
+    assert "n1-highcpu-16" in found.out
+    assert "4 K80" in found.out
+    assert "--job-dir" in found.out
+
+
+def test_arguments_are_never_read_by_a_shell(submit):
+    found = submit(*WITH_FILE, "--dry-run", "--", "$(touch pwned)", "; rm -rf /", "`ls`")
+    assert yaml.safe_load(found.out)["command"][3:6] == ["$(touch pwned)", "; rm -rf /", "`ls`"]
+    assert not Path("pwned").exists()
+
+
+def test_the_programs_options_before_the_dashes(submit):
+    found = submit(*WITH_FILE, "--dry-run", "--learning-rate", "0.1")
+    assert found.code == 2
+    assert found.err == (
+        "footplate jobs: --learning-rate: jobs submit training has no such option. If it is your program's, write it "
+        "after --: footplate jobs submit training … -- --learning-rate\n"
+    )
+    assert 'Did you mean "--job-dir"' in submit(*WITH_FILE, "--job_dir=gs://abc/d").err
+
+
+def test_options_of_ours_after_the_dashes(submit):
+    found = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
+    assert found.code == 2
+    assert "trainingInput.region: missing. Give it with --region." in found.err
+    assert (
+        "--region stands after --, so it is the program's. If it was meant for the job, write it before --."
+        in found.err
+    )
+
+    found = submit(*WITH_FILE, "--dry-run", "--", "--labels", "x", "--region", "again")
+    assert found.code == 0
+    assert "--labels stands after --" in found.err
+    assert "--region stands" not in found.err
+
+
+def test_the_job_directory_after_the_dashes(submit):
+    found = submit("--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir=gs://abc/d")
+    assert found.code == 2
+    assert "--job-dir stands after --, where it is the program's own. Write it before --" in found.err
+
+
+def test_all_problems_at_once(submit):
+    Path("config.yaml").write_text("trainingInput:\n  masterTyp: n1-standard-8\n  workerCount: 2\n")
+    found = submit("--package-path", "nowhere", "--config", "config.yaml", "--job-dir", "http://x", "--dry-run")
+    assert found.code == 2
+    assert found.err.splitlines()[0] == "footplate jobs: the job has 6 problems:"
+    for text in (
+        '--job-dir: trainingInput.jobDir: "http://x": expected gs://',
+        'config.yaml line 2: trainingInput.masterTyp: there is no such key. Did you mean "masterType"?',
+        "trainingInput.workerCount: scale tier BASIC says",
+        "trainingInput.region: missing",
+        "trainingInput.pythonModule: missing",
+        "--package-path: 'nowhere' is no package",
+    ):
+        assert text in found.err
+
+
+def test_a_module_that_the_package_lacks(submit):
+    found = submit("--package-path", "trainer", "--module-name", "trainer.tusk", "--region", "us-central1", "--dry-run")
+    assert "--module-name: trainer has no module trainer.tusk: expected trainer/tusk.py." in found.err
+
+
+def test_without_dry_run_it_says_that_nothing_runs_jobs_yet(submit):
+    found = submit(*WITH_FILE)
+    assert found.code == 2
+    assert "nothing runs jobs yet" in found.err
+
+
+def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
+    assert footplate("jobs", "check", "config.yaml").code == 0
+    Path("bad.yaml").write_text("trainingInput:\n  masterTyp: x\n  scaleTier: BIG\n")
+    found = footplate("jobs", "check", "bad.yaml")
+    assert found.code == 1
+    assert [line.split(": ")[0] for line in found.out.splitlines()] == ["bad.yaml line 2", "bad.yaml line 3"]
+    answer = json.loads(footplate("jobs", "check", "bad.yaml", "--format", "json").out)
+    assert not answer["valid"]
+    assert answer["problems"][0]["key"] == "trainingInput.masterTyp"
+
+
+def test_check_modernize_rewrites_the_file(submit, footplate):
+    Path("config.yaml").chmod(0o640)
+    found = footplate("jobs", "check", "config.yaml", "--modernize")
+    assert found.code == 0
+    assert "trainingInput.masterConfig.acceleratorConfig.type: NVIDIA_TESLA_T4" in found.out
+    assert Path("config.yaml").read_text() == ATTACHED.replace("NVIDIA_TESLA_K80", "NVIDIA_TESLA_T4")
+    assert Path("config.yaml").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
+    assert "of today already" in footplate("jobs", "check", "config.yaml", "--modernize").out
+
+
+def test_a_file_with_problems_is_not_rewritten(submit, footplate):
+    Path("bad.yaml").write_text("trainingInput: {masterType: standard_gpu, x: 1}")
+    assert footplate("jobs", "check", "bad.yaml", "--modernize").code == 1
+    assert Path("bad.yaml").read_text() == "trainingInput: {masterType: standard_gpu, x: 1}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["check", "nowhere.yaml"], "'nowhere.yaml' can't be read as a configuration file: No such file"),
+        (["check", "config.yaml", "--", "x"], 'only "jobs submit training" passes arguments on'),
+        ([], "action"),
+        (["submit"], "kind"),
+        (["submit", "training"], "name"),
+        (["submit", "serving", "x"], "training"),
+    ],
+)
+def test_mistakes(submit, footplate, argv, message):
+    found = footplate("jobs", *argv)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_torch_is_not_needed(project):
+    script = (
+        "import sys; from footplate.cli.main import main; main(['jobs', 'check', 'flowers.py']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=project, check=False).returncode == 0
+
+
+def test_without_pydantic_the_extra_is_named(footplate, monkeypatch, tmp_path):
+    (tmp_path / "c.yaml").write_text("")
+    for name in [one for one in sys.modules if one.startswith("footplate.jobs.spec") or one == "pydantic"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    found = footplate("jobs", "check", tmp_path / "c.yaml")
+    assert found.code == 2
+    assert 'pip install "footplate[jobs]"' in found.err

@@ -1,0 +1,117 @@
+"""Whatever a spec or a command line says, the answer is a job, or one message: never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from footplate.cli.jobs import options
+from footplate.cli.main import main
+from footplate.errors import ConfigError
+from footplate.jobs.spec import flags
+from footplate.jobs.spec.draft import draft
+from footplate.jobs.spec.model import Job, keys_of
+from footplate.jobs.spec.problems import SpecError
+from footplate.jobs.spec.resolving import problems, resolve
+from footplate.jobs.spec.yamlfile import parse
+
+WORDS = st.sampled_from(
+    ["CUSTOM", "BASIC_GPU", "n1-standard-8", "standard_gpu", "cloud_tpu", "K80", "us-central1", "us-west1-b", "gs://abc/d",
+     "trainer.task", "2h", "7200s", "1", "-1", "../..", "$(ls)", "--lr", "", "null", "count=1,type=t4", "a=b"]
+)  # fmt: skip
+LEAVES = st.one_of(WORDS, st.text(max_size=20), st.none(), st.booleans(), st.integers(), st.floats())
+KEYS = st.sampled_from(
+    sorted(
+        {
+            *keys_of(()),
+            *keys_of(("trainingInput",)),
+            *keys_of(("trainingInput", "masterConfig")),
+            *keys_of(("trainingInput", "masterConfig", "acceleratorConfig")),
+            *keys_of(("trainingInput", "scheduling")),
+            *keys_of(("trainingInput", "hyperparameters")),
+            *keys_of(("trainingInput", "hyperparameters", "params", 0)),
+        }
+    )
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=8), inner, max_size=5),
+    max_leaves=20,
+)
+GIVEN = st.dictionaries(st.sampled_from(sorted(flags.KEYS)), WORDS | st.text(max_size=15), max_size=6)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4), st.dictionaries(KEYS, VALUES, max_size=8), GIVEN, st.booleans())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_spec_is_a_job_or_problems(outer, inner, given, partial):
+    text = json.dumps({**outer, "trainingInput": inner})
+    try:
+        asked = draft(parse(text), given, partial=partial)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    found = problems(asked)
+    if not found:
+        assert resolve(asked).replicas
+        return
+    with pytest.raises(SpecError) as raised:
+        resolve(asked)
+    assert raised.value.problems == found
+    for one in found:
+        assert one.text
+        assert one.place or not one.path or not one.path[0] == "trainingInput" or "missing" in one.text
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=8))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_what_is_resolved_can_be_written_and_read_again(inner):
+    asked = draft(parse(json.dumps({"trainingInput": inner})), partial=True)
+    if not problems(asked):
+        job = json.loads(json.dumps(resolve(asked).to_dict()))
+        assert Job.model_validate({"trainingInput": job["trainingInput"]})
+
+
+ARGUMENTS = st.lists(
+    st.one_of(st.sampled_from([*sorted(options()), "--", "submit", "training", "check", "-h1", "--lr=3"]), WORDS,
+              st.text(max_size=10)),
+    max_size=8,
+)  # fmt: skip
+
+
+def outcome(argv: list[str]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(argv)
+        except SystemExit as exit:  # --help
+            code = int(exit.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def expect_an_answer(argv: list[str]) -> Any:
+    code, out, err = outcome(argv)
+    assert code in (0, 1, 2)
+    if code == 2:
+        assert not out
+        assert err.startswith(f"footplate {argv[0]}: ")
+    else:
+        assert out
+    assert "Traceback" not in err
+
+
+@given(ARGUMENTS)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+def test_any_command_line_of_submit_is_answered(argv):
+    expect_an_answer(["jobs", "submit", "training", *argv])
+
+
+@given(st.sampled_from(["machines", "accelerators", "regions", "check"]), ARGUMENTS)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+def test_any_command_line_of_the_catalog_is_answered(action, argv):
+    expect_an_answer(["catalog", action, *argv])

@@ -1,0 +1,92 @@
+"""config.yaml: lines, texts of numbers, and what is refused before it can do harm."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footplate.errors import ConfigError
+from footplate.jobs.spec.yamlfile import MAX_BYTES, Scalar, load, parse
+
+
+def test_every_key_and_item_has_its_line():
+    document = parse("a: 1\n# nothing\nb:\n  c: [x,\n      y]\n  d: {e: f}\n")
+    assert document.lines == {
+        ("a",): 1,
+        ("b",): 3,
+        ("b", "c"): 4,
+        ("b", "c", 0): 4,
+        ("b", "c", 1): 5,
+        ("b", "d"): 6,
+        ("b", "d", "e"): 6,
+    }
+    assert document.place(("b", "d", "missing")) == "config.yaml line 6"
+
+
+def test_numbers_and_truth_values_keep_their_text():
+    values = parse("a: 2.10\nb: 0x1F\nc: yes\nd: '2.10'\ne: 1_000\nf:\n").values
+    assert values == {
+        "a": Scalar(2.1, "2.10"),
+        "b": Scalar(31, "0x1F"),
+        "c": Scalar(True, "yes"),
+        "d": "2.10",
+        "e": Scalar(1000, "1_000"),
+        "f": None,
+    }
+
+
+def test_json_is_taken_too():
+    assert parse('{"trainingInput": {"args": ["--a", "b"]}}').values == {"trainingInput": {"args": ["--a", "b"]}}
+
+
+REFUSED = {
+    "an alias": ("a: &x [1]\nb: *x", "line 1: anchors"),
+    "a bomb": ("a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b]", "anchors"),
+    "a tag": ("a: !!python/object/apply:os.system [ls]", "line 1: tags"),
+    "a tag of one's own": ("a: !thing x", "line 1: tags"),
+    "two documents": ("a: 1\n---\nb: 2", "line 2: a second document"),
+    "depth": ("[" * 5000, "nested more than"),
+    "a list": ("- a\n- b", "expected keys with values, such as trainingInput:, found a list."),
+    "a word": ("hello", 'found "hello"'),
+    "a mapping as key": ("{a: b}: c", "expected a word as key"),
+    "an open bracket": ("a: [1", "is no YAML: line"),
+    "a tab": ("a:\n\t- b", "is no YAML: line 2"),
+    "a control character": ("a: \x00", "is no YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_no_spec_needs_is_refused(kind):
+    text, message = REFUSED[kind]
+    with pytest.raises(ConfigError, match="config.yaml") as raised:
+        parse(text)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "0b_", "1:99:" + "9" * 4400, "2020-13-45", ".inf"])
+def test_numbers_that_are_none_do_no_harm(text):
+    parse(f"a: {text}")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"a: \xff", "no text in UTF-8"), (b"a" * (MAX_BYTES + 1), "more than 1,048,576 bytes")]
+)
+def test_files_that_are_no_configuration(tmp_path, data, message):
+    (tmp_path / "c.yaml").write_bytes(data)
+    with pytest.raises(ConfigError, match=message):
+        load(str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", ".", "a\0b", "/dev/null/x"])
+def test_paths_that_are_no_files(name):
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(name)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_document_or_one_mistake(text):
+    try:
+        assert isinstance(parse(text).values, dict)
+    except ConfigError as error:
+        assert "config.yaml" in str(error)
