@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from jobs.test_spec import ATTACHED, LEGACY
 
 COMMON = ["--package-path", "trainer", "--module-name", "trainer.task", "--job-dir", "gs://my-bucket/job"]

@@ -62,7 +62,7 @@ def test_job_directories(uri):
     ],
 )
 def test_other_job_directories_are_refused(uri):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):
         naming.location(uri)
 
 
