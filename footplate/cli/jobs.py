@@ -135,7 +135,10 @@ def _refuse_strangers(ours: Sequence[str]) -> None:
         if not option.startswith("-") or option in known or _is_number(option):
             continue
         from footplate.jobs.catalog.lookup import nearest
+        from footplate.jobs.spec.flags import OF_GCLOUD
 
+        if option.removeprefix("--") in OF_GCLOUD:
+            raise ConfigError(f"{option} is gcloud's, and jobs submit training has no such option: leave it out.")
         hint = nearest(option, known)
         raise ConfigError(
             f"{option}: jobs submit training has no such option.{hint} If it is your program's, write it after --: "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -90,11 +92,15 @@ ARGUMENTS = st.lists(
 
 def outcome(argv: list[str]) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
+    before, level = warnings.formatwarning, logging.getLogger("footplate").level
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main(argv)
         except SystemExit as exit:  # --help
             code = int(exit.code or 0)
+        finally:
+            warnings.formatwarning = before
+            logging.getLogger("footplate").setLevel(level)
     return code, out.getvalue(), err.getvalue()
 
 

@@ -39,6 +39,13 @@ ALIASES = {"worker-server-count": "worker-count"}
 """Older spellings of flags, which tutorials still have."""
 
 
+OF_GCLOUD = (
+    "account", "async", "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "project", "quiet",
+    "staging-bucket", "stream-logs", "tpu-tf-version", "verbosity",
+)  # fmt: skip
+"""Flags that gcloud has and Footplate doesn't, so that they are not taken for the program's."""
+
+
 def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
     """The keys that flags set: their values, and the flag of each.
 
