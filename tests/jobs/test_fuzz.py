@@ -18,7 +18,8 @@ from footplate.cli.main import main
 from footplate.errors import ConfigError
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
-from footplate.jobs.spec.model import Job, keys_of
+from footplate.jobs.spec.mistakes import keys_of
+from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.resolving import problems, resolve
 from footplate.jobs.spec.yamlfile import parse

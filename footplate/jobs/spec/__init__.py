@@ -3,7 +3,10 @@
     yamlfile.py    config.yaml → plain values that know their text, and the line of each key
     flags.py       flags → the same form, each knowing the flag it came from
     draft.py       the two laid over each other, flags winning; where each value came from
-    model.py       Job and TrainingInput: which keys there are, and of what type (pydantic)
+    schema.py      pydantic, imported in one place
+    fields.py      the types of values, each with what it says of another
+    model.py       Job and TrainingInput: which keys there are (pydantic)
+    mistakes.py    what pydantic finds, in our words
     naming.py      names, URIs, labels and durations: what they may look like
     scaling.py     scale tiers and the roles of a cluster
     checking.py    what one key says about another, and what the catalog says

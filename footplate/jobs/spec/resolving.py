@@ -12,14 +12,14 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
-from footplate.jobs.spec.model import Job, mistakes
+from footplate.jobs.spec.mistakes import mistakes
+from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, Problem, SpecError
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
+from footplate.jobs.spec.schema import ValidationError
 
 DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
 

@@ -1,0 +1,117 @@
+"""The types of a spec's values: text in a certain form, whole numbers, numbers, truth values, one of a few words.
+
+Each takes what YAML and flags give, a `Scalar` or text, and says in one sentence what it expected instead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from footplate.errors import did_you_mean
+from footplate.jobs.catalog.lookup import find_accelerator, find_machine
+from footplate.jobs.spec import naming
+from footplate.jobs.spec.schema import BeforeValidator, PydanticCustomError
+from footplate.jobs.spec.yamlfile import Scalar
+
+MAX_REPLICAS = 10_000
+
+
+def _mistake(expected: str, value: Any) -> PydanticCustomError:
+    shown = value.text if isinstance(value, Scalar) else value
+    said = f'"{shown[:60]}"' if isinstance(shown, str) else "nothing" if shown is None else f"a {_kind(shown)}"
+    return PydanticCustomError("mistake", "{text}", {"text": f"{said}: {expected}."})
+
+
+def _kind(value: Any) -> str:
+    return {dict: "mapping", list: "list"}.get(type(value), type(value).__name__)
+
+
+def text(form: Callable[[str], str]) -> BeforeValidator:
+    """Text in a certain form; a number stands for the text that it was written as."""
+
+    def read(value: Any) -> str:
+        given = value.text if isinstance(value, Scalar) else value
+        if not isinstance(given, str):
+            raise _mistake("expected text", value)
+        try:
+            return form(given)
+        except ValueError as error:  # a ConfigError, which is one, comes from the catalog and names the value itself
+            text = f"{error}"
+            if not text.startswith('"'):
+                raise _mistake(text, given) from None
+            raise PydanticCustomError("mistake", "{text}", {"text": text}) from None
+
+    return BeforeValidator(read)
+
+
+def whole(low: int, high: int) -> BeforeValidator:
+    """A whole number; JSON writes those of 64 bits as text."""
+
+    def read(value: Any) -> int:
+        given = value.value if isinstance(value, Scalar) else value
+        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
+            given = int(given)
+        if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
+            raise _mistake(f"expected a whole number from {low} to {high}", value)
+        return given
+
+    return BeforeValidator(read)
+
+
+def _real(value: Any) -> float:
+    """A number, also in the forms that YAML takes for text, such as `1e-3`."""
+    given = value.value if isinstance(value, Scalar) else value
+    if isinstance(given, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", given[:100], re.ASCII):
+        given = float(given)
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or abs(given) > 1e300 or math.isnan(given):
+        raise _mistake("expected a number", value)
+    return float(given)
+
+
+def _truth(value: Any) -> bool:
+    given = value.value if isinstance(value, Scalar) else value
+    if not isinstance(given, bool):
+        raise _mistake("expected true or false", value)
+    return given
+
+
+def one_of(*choices: str) -> BeforeValidator:
+    """One of the API's constants; case and dashes don't matter, as with gcloud's flags."""
+
+    def read(value: Any) -> str:
+        given = value.text if isinstance(value, Scalar) else value
+        plain = given.upper().replace("-", "_") if isinstance(given, str) else given
+        if plain not in choices:
+            near = did_you_mean(str(plain)[:60], choices) if isinstance(plain, str) else f"There are: {choices}."
+            raise _mistake(f"not one of the choices. {near.removesuffix('.')}", value)
+        return plain
+
+    return BeforeValidator(read)
+
+
+def _machine(name: str) -> str:
+    return find_machine(name).name
+
+
+def _accelerator(name: str) -> str:
+    return find_accelerator(name).name
+
+
+Argument = Annotated[str, text(naming.argument)]
+Plain = Annotated[str, text(naming.plain)]
+Module = Annotated[str, text(naming.module)]
+Location = Annotated[str, text(naming.location)]
+Package = Annotated[str, text(naming.package)]
+Image = Annotated[str, text(naming.image)]
+Version = Annotated[str, text(naming.version)]
+Duration = Annotated[str, text(naming.duration)]
+JobName = Annotated[str, text(naming.job_name)]
+MachineName = Annotated[str, text(_machine)]
+AcceleratorName = Annotated[str, text(_accelerator)]
+Count = Annotated[int, whole(0, MAX_REPLICAS)]
+Trials = Annotated[int, whole(0, 1_000_000)]
+Real = Annotated[float, BeforeValidator(_real)]
+Truth = Annotated[bool, BeforeValidator(_truth)]
