@@ -1,4 +1,4 @@
-"""Pydantic, as far as the spec uses it: imported here alone, so that where it is missing, one message says what to install."""
+"""Pydantic, as far as the spec uses it: imported here alone, so that where it is missing, one message says what to do."""
 
 from __future__ import annotations
 
