@@ -109,7 +109,7 @@ def test_a_check_of_what_is_gone_names_todays_equivalent(footplate):
         (["check", "n1-standrd-8"], 'Did you mean "n1-standard-8"'),
         (["check", "n1-standard-8", "--accelerator", "2"], "expected KEY=VALUE"),
         (["check", "n1-standard-8", "--accelerator", "count=two,type=t4"], '"two" is no count'),
-        (["check", "n1-standard-8", "--accelerator", "type=t5"], 'Did you mean "T4"'),
+        (["check", "n1-standard-8", "--accelerator", "type=nvidia-tesla-t5"], 'Did you mean "NVIDIA_TESLA_T4"'),
         (["machines", "--series", "n9"], "--series=n9: there are n1, e2"),
         (["accelerators", "--region", "us-cental1"], 'Did you mean "us-central1"'),
         (["machines", "--format", "xml"], 'expected "table" or "json" or "yaml"'),

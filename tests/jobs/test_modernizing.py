@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
@@ -108,6 +108,7 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
     return {"trainingInput": {key: spec[key] for key in keys}}
 
 
+@settings(deadline=None)
 @given(specs(), st.sampled_from([True, False, None]), st.booleans())
 def test_a_rewritten_file_is_the_same_job_on_todays_machines(spec, flow, as_json):
     text = json.dumps(spec, indent=2) if as_json else yaml.safe_dump(spec, default_flow_style=flow, sort_keys=False)
@@ -123,6 +124,7 @@ def test_a_rewritten_file_is_the_same_job_on_todays_machines(spec, flow, as_json
     assert bool(changes) == (new != text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_rewritten_or_one_mistake(tail):
     with contextlib.suppress(ConfigError):

@@ -6,7 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.jobs.spec import naming
@@ -14,6 +14,7 @@ from footplate.jobs.spec import naming
 NASTY = st.one_of(st.text(max_size=40), st.text("./\\-~$;`|&\0\n ab_1:", max_size=20))
 
 
+@settings(deadline=None)
 @given(NASTY)
 def test_a_job_name_never_leaves_its_folder(name):
     try:
@@ -66,6 +67,7 @@ def test_other_job_directories_are_refused(uri):
         naming.location(uri)
 
 
+@settings(deadline=None)
 @given(NASTY)
 def test_modules_images_and_labels_mean_nothing_to_a_shell(text):
     for form in (naming.module, naming.image, naming.version, naming.label_key, naming.label_value):
@@ -78,12 +80,14 @@ def test_modules_images_and_labels_mean_nothing_to_a_shell(text):
         assert not set(good) & set("$;`|& \n\0\\~")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.sampled_from("smhd"))
 def test_durations_become_seconds(count, unit):
     size = {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
     assert naming.duration(f"{count}{unit}") == f"{count * size}s"
 
 
+@settings(deadline=None)
 @given(st.decimals("0.000000001", 10**6, places=9))
 def test_seconds_keep_their_fraction(count):
     assert Decimal(naming.duration(f"{count:f}s").removesuffix("s")) == count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
@@ -21,6 +21,7 @@ def refusal(machine: str, accelerator: str, count: int) -> str:
     return str(check(find_machine(machine), find_accelerator(accelerator), count))
 
 
+@settings(deadline=None)
 @given(MACHINES, ACCELERATORS, st.integers(0, 20))
 def test_valid_is_what_the_table_lists_or_the_machine_has(machine, accelerator, count):
     verdict = check(machine, accelerator, count)
@@ -29,6 +30,7 @@ def test_valid_is_what_the_table_lists_or_the_machine_has(machine, accelerator, 
     assert (verdict.problem is None) == (listed or has)
 
 
+@settings(deadline=None)
 @given(MACHINES, ACCELERATORS, st.integers(1, 20))
 def test_what_is_named_as_nearest_is_valid(machine, accelerator, count):
     for choice in check(machine, accelerator, count).nearest:
@@ -101,6 +103,7 @@ def test_no_two_accelerators_share_a_spelling():
         assert all(find_accelerator(name) == one for name in (one.name, one.short, one.name.lower()))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_an_unknown_name_is_one_readable_mistake(name):
     for find in (find_machine, find_accelerator):
@@ -135,6 +138,7 @@ def test_a_zone_is_no_region():
     assert check_region("us-west1-b", []) == ["us-west1-b is a zone: give its region, us-west1."]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_an_unknown_region_is_one_sentence(region):
     if region not in catalog().regions:

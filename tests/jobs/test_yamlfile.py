@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
@@ -85,6 +85,7 @@ def test_paths_that_are_no_files(name):
         load(name)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_document_or_one_mistake(text):
     try:
