@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
@@ -26,13 +26,15 @@ from footplate.errors import ConfigError
 
 TICK_S = 1.0
 
+Result = TypeVar("Result")
 
-class Handle:
+
+class Handle(Generic[Result]):
     """An operation that was submitted, for `poll` and `synchronize`."""
 
     __slots__ = ("begun", "error", "key", "launched", "pack", "position")
 
-    def __init__(self, key: Key, pack: Callable[[list[Tensor]], Any]) -> None:
+    def __init__(self, key: Key, pack: Callable[[list[Tensor]], Result]) -> None:
         self.key = key
         self.pack = pack
         self.begun = threading.Event()
@@ -56,7 +58,7 @@ class Engine:
         self.size = size
         self.places = dict(places)
         self._lock = threading.Lock()
-        self._pending: dict[Key, tuple[Request, Handle]] = {}
+        self._pending: dict[Key, tuple[Request, Handle[Any]]] = {}
         self._failure: HorovodInternalError | None = None
         self._unnamed: Counter[tuple[int, str]] = Counter()
         self._joined = threading.Event()
@@ -67,9 +69,9 @@ class Engine:
         self,
         request: Request,
         name: str | None,
-        numbers: Sequence[int] = (),
-        pack: Callable[[list[Tensor]], Any] = lambda outputs: outputs[0],
-    ) -> Handle:
+        numbers: Sequence[int],
+        pack: Callable[[list[Tensor]], Result],
+    ) -> Handle[Result]:
         """Announce an operation; doesn't wait.
 
         Args:
@@ -102,7 +104,7 @@ class Engine:
         self.link.ready(name, signature, numbers)
         return handle
 
-    def finish(self, handle: Handle) -> Any:
+    def finish(self, handle: Handle[Result]) -> Result:
         """Wait for an operation; its result.
 
         Raises:
@@ -124,7 +126,7 @@ class Engine:
             raise HorovodInternalError(f'"{handle.key[1]}" failed: {error}') from error
         return handle.pack(outputs)
 
-    def done(self, handle: Handle) -> bool:
+    def done(self, handle: Handle[Any]) -> bool:
         """Whether `finish` would return, or raise, at once."""
         if not handle.begun.is_set():
             return False

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from footplate.compat.horovod.compression import Compression
-from footplate.compat.horovod.engine import Handle
 from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request
@@ -206,7 +205,7 @@ class GradientReducer:
         torch._foreach_copy_(bucket.views, dense)  # pyright: ignore[reportPrivateImportUsage]
         request = Request(bucket.signature, [bucket.flat], in_place=True)
         engine = context().engine
-        handle: Handle = engine.submit(request, bucket.name)
+        handle = engine.submit(request, bucket.name, (), lambda outputs: None)
 
         def finish() -> None:
             engine.finish(handle)
