@@ -35,8 +35,9 @@ class Allgather(Function):
 
     @staticmethod
     def forward(ctx: Any, name: Any, process_set: Any, *tensors: Tensor) -> Any:
-        ctx.process_set, ctx.rows = process_set, [len(tensor) for tensor in tensors]
-        return tuple(gather(tensors, name, process_set).result())
+        operation = gather(tensors, name, process_set)
+        ctx.process_set, ctx.rows = process_set, operation.numbers
+        return tuple(operation.result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

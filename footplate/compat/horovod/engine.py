@@ -21,7 +21,7 @@ from torch import Tensor
 from footplate.compat.horovod.errors import HorovodInternalError, MismatchError
 from footplate.compat.horovod.link import Link, connect
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Refuse, Run
-from footplate.compat.horovod.operations import Launched, Place, Request, launch, zeros
+from footplate.compat.horovod.operations import Launched, Place, Request, launch, packed, zeros
 from footplate.errors import ConfigError
 
 TICK_S = 1.0
@@ -101,7 +101,7 @@ class Engine:
             if signature.device == "cuda":
                 request.ready = _event(request.tensors)
             self._pending[key] = (request, handle)
-        self.link.ready(name, signature, numbers)
+        self.link.ready(name, signature, numbers, packed(request) if signature.small else b"")
         return handle
 
     def finish(self, handle: Handle[Result]) -> Result:
@@ -174,7 +174,7 @@ class Engine:
         handles = [one[1] for one in found if one is not None]
         requests = [zeros(run.signatures[index]) if one is None else one[0] for index, one in enumerate(found)]
         try:
-            launched = launch(requests, run.numbers, place)
+            launched = launch(requests, run.numbers, place, run.data)
         except Exception as error:
             wrapped = HorovodInternalError(f'"{run.names[0]}" could not be started: {error}')
             wrapped.__cause__ = error

@@ -113,7 +113,7 @@ class GradientReducer:
         nbytes, limit = 0, FIRST_BUCKET_BYTES
         for parameter in reversed(list(parameters)):
             alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
-            if bucket and (not alike or not self.how.fuses or nbytes + parameter.nbytes > limit):
+            if bucket and (not alike or not self.how.fuses or nbytes >= limit):
                 self._add(bucket)
                 bucket, nbytes, limit = [], 0, BUCKET_BYTES
             bucket.append(parameter)
