@@ -85,6 +85,7 @@ class Engine:
             ConfigError: an operation of this name is under way.
         """
         signature = request.signature
+        data = packed(request) if signature.small else b""
         with self._lock:
             self._look()
             if name is None:
@@ -101,7 +102,7 @@ class Engine:
             if signature.device == "cuda":
                 request.ready = _event(request.tensors)
             self._pending[key] = (request, handle)
-        self.link.ready(name, signature, numbers, packed(request) if signature.small else b"")
+        self.link.ready(name, signature, numbers, data)
         return handle
 
     def finish(self, handle: Handle[Result]) -> Result:
