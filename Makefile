@@ -60,6 +60,7 @@ docs: setup  ## run what the documents show, and check their links
 bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/results
 	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
 	$(BIN)/python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
+	$(BIN)/python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 	$(BIN)/python benchmarks/replicas.py --json benchmarks/results/replicas.json
 	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
 	$(BIN)/python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json

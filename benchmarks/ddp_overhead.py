@@ -17,7 +17,7 @@ import socket
 from common import Figures, arguments, interleave, machine, median, ratio, report
 from ddp_variants import VARIANTS
 from step_overhead import Clocks, Runner
-from step_variants import CHECKPOINT_EVERY
+from step_variants import CHECKPOINT_EVERY, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 20
@@ -26,11 +26,11 @@ RAW = "raw DDP loop"
 
 
 class Ranks:
-    """The two processes of one loop."""
+    """The two processes of one loop. Neither steps without the other, so both are let go before either is waited for."""
 
-    def __init__(self, name: str, turns: list[int]) -> None:
+    def __init__(self, name: str, loop: Loop, turns: list[int]) -> None:
         port = free_port()
-        self._runners = [Runner(name, VARIANTS[name], turns, environment(rank, port)) for rank in range(RANKS)]
+        self._runners = [Runner(name, loop, turns, environment(rank, port)) for rank in range(RANKS)]
 
     def begin_turn(self) -> list[Clocks]:
         for runner in self._runners:
@@ -65,7 +65,7 @@ def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[Figures
     turns = [steps * 3 // 4, *[steps] * rounds]
     loops: dict[str, Ranks] = {}
     for name in names:
-        loops[name] = Ranks(name, turns)
+        loops[name] = Ranks(name, VARIANTS[name], turns)
         loops[name].begin_turn()
         loops[name].end_turn()
 

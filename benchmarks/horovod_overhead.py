@@ -11,15 +11,13 @@ of a turn, and of the processor time of both ranks, all their threads included.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from common import arguments, interleave, machine, median, ratio, report
-from ddp_overhead import RANKS, environment, free_port
-from step_overhead import Clocks, Runner
+from ddp_overhead import RANKS, Ranks
 from torch import nn
 
 ROUNDS = 20
@@ -86,44 +84,29 @@ def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-class Ranks:
-    """The two processes of one loop."""
-
-    def __init__(self, name: str, loop: Callable[..., None], turns: list[int]) -> None:
-        port = free_port()
-        self._runners = [Runner(name, loop, turns, environment(rank, port)) for rank in range(RANKS)]
-        self.turn()  # to warm up
-
-    def turn(self) -> tuple[list[Clocks], list[Clocks]]:
-        for runner in self._runners:
-            runner.let_go()
-        begun = [runner.receive() for runner in self._runners]
-        return begun, [runner.receive() for runner in self._runners]
-
-    def end(self) -> None:
-        for runner in self._runners:
-            runner.let_go()
-            runner.receive()
-            runner.join()
-
-
 def measure(rounds: int, scale: float) -> dict[str, list[dict[str, float]]]:
     """Microseconds a step of each loop in each round: wall time, and processor time as the mean of the ranks."""
     found: dict[str, list[dict[str, float]]] = {}
     for model, usual in STEPS.items():
         steps = max(5, int(usual * scale))
         turns = [steps] * (rounds + 1)
-        loops = {f"{model}, {kind.__name__}": Ranks(model, kind(model), turns) for kind in (Ddp, Horovod)}
+        loops: dict[str, Ranks] = {}
+        for kind in (Ddp, Horovod):
+            name = f"{model}, {kind.__name__}"
+            loops[name] = Ranks(name, kind(model), turns)
+            loops[name].begin_turn()  # to warm up
+            loops[name].end_turn()
 
-        def turn(name: str, loops: Any = loops, steps: int = steps) -> dict[str, float]:
-            begun, ended = loops[name].turn()
+        def turn(name: str, loops: dict[str, Ranks] = loops, steps: int = steps) -> dict[str, float]:
+            begun, ended = loops[name].begin_turn(), loops[name].end_turn()
             wall = max(clocks.wall for clocks in ended) - min(clocks.wall for clocks in begun)
             cpu = sum(after.cpu - before.cpu for before, after in zip(begun, ended, strict=True)) / RANKS
             return {"wall_us": wall / steps * 1e6, "cpu_us": cpu / steps * 1e6}
 
         found.update(interleave(list(loops), turn, rounds))
         for ranks in loops.values():
-            ranks.end()
+            ranks.begin_turn()
+            ranks.join()
     return found
 
 

@@ -138,6 +138,8 @@ class Runner:
 
     def join(self) -> None:
         self._process.join(120)
+        if self._process.exitcode is None:
+            raise SystemExit(f"{self.name} doesn't end:\n{self._said.decode(errors='replace')}")
 
     def receive(self) -> Clocks:
         try:

@@ -29,6 +29,14 @@ RATIOS = {
         "wall_lightning_vs_raw_ddp",
     },
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
+    "horovod_overhead": {
+        "wall_tiny_mlp",
+        "cpu_tiny_mlp",
+        "wall_wide_mlp",
+        "cpu_wide_mlp",
+        "wall_small_cnn",
+        "cpu_small_cnn",
+    },
     "startup": {
         "first_step_vs_raw",
         "import_vs_torch",

@@ -21,6 +21,7 @@ from footplate.compat.horovod.negotiation import (
 )
 
 HAVE = Signature("allreduce", ("float32",), ((2, 3),), (4,), op="average")
+LARGE = replace(HAVE, shapes=((2**20,),))
 
 
 def submit(table: Negotiation, rank: int, name: str = "x", signature: Signature = HAVE, numbers=()):
@@ -166,17 +167,36 @@ def runs(*signatures: Signature) -> list[Run]:
 
 
 def test_neighbouring_sums_of_one_kind_travel_together():
-    other = replace(HAVE, op="sum")
-    fused = fuse(runs(HAVE, HAVE, other, HAVE))
+    other = replace(LARGE, op="sum")
+    fused = fuse(runs(LARGE, LARGE, other, LARGE))
     assert [one.names for one in fused] == [("0", "1"), ("2",), ("3",)]
 
 
+def test_small_ones_stay_by_themselves_as_their_values_have_come_already():
+    assert HAVE.small
+    assert [one.names for one in fuse(runs(HAVE, HAVE, LARGE, HAVE))] == [("0",), ("1",), ("2",), ("3",)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        LARGE,
+        replace(HAVE, shapes=((0,),)),
+        replace(HAVE, op="adasum"),
+        replace(HAVE, device="cuda"),
+        replace(HAVE, kind="reducescatter"),
+    ],
+)
+def test_what_is_large_or_elsewhere_or_not_reduced_has_a_transfer_of_its_own(other):
+    assert not other.small
+
+
 def test_no_more_travels_together_than_the_limit():
-    half = replace(HAVE, shapes=((FUSION_BYTES // 8,),))
+    half = replace(LARGE, shapes=((FUSION_BYTES // 8,),))
     assert [one.names for one in fuse(runs(half, half, half))] == [("0", "1"), ("2",)]
 
 
-@given(st.lists(st.sampled_from([HAVE, replace(HAVE, op="sum"), Signature("barrier")])))
+@given(st.lists(st.sampled_from([HAVE, LARGE, replace(LARGE, op="sum"), Signature("barrier")])))
 def test_fusing_keeps_order_and_loses_nothing(signatures):
     fused = fuse(runs(*signatures))
     assert [name for one in fused for name in one.names] == [str(n) for n in range(len(signatures))]

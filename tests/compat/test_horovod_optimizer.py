@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import footplate.compat.horovod as hvd
+from footplate.compat.horovod.gradients import by_size
 from footplate.errors import ConfigError
 
 check = horovod_ranks.Checks(2)
@@ -394,3 +395,16 @@ def batch_norm_sees_the_rows_of_all_ranks():
 
 
 test_two_ranks = check.test()
+
+
+def test_buckets_close_when_they_are_full_so_that_much_of_the_gradients_travels_early():
+    layers = nn.Sequential(nn.Linear(32, 1024), *[nn.Linear(1024, 1024) for _ in range(3)], nn.Linear(1024, 10))
+    first, second = by_size(layers.parameters())
+    last_two = [*layers[3].parameters(), *layers[4].parameters()]
+    assert [id(one) for one in reversed(first)] == [id(one) for one in last_two]
+    assert len(second) == 6
+
+
+def test_a_bucket_has_one_type():
+    parameters = [nn.Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.float32, torch.float64)]
+    assert [len(one) for one in by_size(parameters)] == [1, 2]

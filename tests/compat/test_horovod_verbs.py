@@ -138,6 +138,20 @@ def a_group_is_one_operation():
 
 
 @check
+def small_tensors_give_what_large_ones_give():
+    # a small reduction travels with the words about it, a large one by itself
+    factors = {"prescale_factor": 0.5, "postscale_factor": 3.0}
+    ops = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
+    for dtype, op in itertools.product(ALL, ops):
+        values = (torch.arange(40_000) % 7).to(dtype) * (1 + hvd.rank())
+        large = hvd.allreduce(values, op=op, **factors)
+        few = hvd.grouped_allreduce([values[:3], values[:14:2].unsqueeze(1), mine()], op=op, **factors)
+        assert torch.equal(few[0], large[:3]), (dtype, op)
+        assert torch.equal(few[1].flatten(), large[:14:2]), (dtype, op)
+        assert few[2].dtype == torch.float32
+
+
+@check
 def compression_sends_half_of_each_number():
     tensor = torch.full((3,), 1 / 3, dtype=torch.float64)
     found = hvd.allreduce(tensor, compression=hvd.Compression.fp16)

@@ -18,7 +18,7 @@ Inside, from the wire up:
     operations.py   a ready operation on torch.distributed
     engine.py       submit, start in the agreed order, wait
     world.py        init, shutdown, rank, size, process sets
-    verbs.py        allreduce, allgather, broadcast, …                 submit.py, differentiable.py
+    verbs.py        allreduce, allgather, broadcast, …                 submit.py, forms.py, differentiable.py
     objects.py      parameters, optimizers, Python objects
     gradients.py    reduced while the backward pass runs               optimizer.py, adasum_optimizer.py
     elastic.py      commits, and beginning again                       sampler.py

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from footplate.compat.horovod.submit import Average, Sum, every, exchange, gather, reduce, send, synchronize
+from footplate.compat.horovod.submit import Average, Sum, exchange, gather, reduce, send
 from footplate.compat.horovod.world import context
 from footplate.errors import ConfigError
 
@@ -19,16 +19,15 @@ class Allreduce(Function):
     @staticmethod
     def forward(ctx: Any, name: Any, op: Any, prescale: Any, postscale: Any, process_set: Any, *tensors: Tensor) -> Any:
         ctx.given = (op, prescale, postscale, process_set)
-        handle = reduce("allreduce", tensors, op, name, prescale, postscale, process_set, pack=tuple)
-        return synchronize(handle)
+        return tuple(reduce("allreduce", tensors, op, name, prescale, postscale, process_set).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         op, prescale, postscale, process_set = ctx.given
         if op not in (Average, Sum):
             raise ConfigError(f"allreduce(op={op}) lets no gradients through: only Average and Sum do.")
-        handle = reduce("allreduce", gradients, op, None, prescale, postscale, process_set, pack=tuple)
-        return (None, None, None, None, None, *synchronize(handle))
+        reduced = reduce("allreduce", gradients, op, None, prescale, postscale, process_set).result()
+        return (None, None, None, None, None, *reduced)
 
 
 class Allgather(Function):
@@ -36,15 +35,15 @@ class Allgather(Function):
 
     @staticmethod
     def forward(ctx: Any, name: Any, process_set: Any, *tensors: Tensor) -> Any:
-        handle = gather(tensors, name, process_set, tuple)
-        ctx.process_set, ctx.rows = process_set, [len(tensor) for tensor in tensors]
-        return synchronize(handle)
+        operation = gather(tensors, name, process_set)
+        ctx.process_set, ctx.rows = process_set, operation.numbers
+        return tuple(operation.result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         process_set = ctx.process_set
-        reduced = synchronize(reduce("allreduce", gradients, Average, process_set=process_set, pack=every))
-        rows = synchronize(gather([torch.tensor([ctx.rows])], None, process_set))  # rows: (ranks, tensors)
+        reduced = reduce("allreduce", gradients, Average, process_set=process_set).result()
+        (rows,) = gather([torch.tensor([ctx.rows])], None, process_set).result()  # rows: (ranks, tensors)
         starts = rows[: process_set.rank()].sum(0).tolist()
         parts = [one[start : start + n] for one, start, n in zip(reduced, starts, ctx.rows, strict=True)]
         return (None, None, *parts)
@@ -56,11 +55,11 @@ class Broadcast(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: Any, process_set: Any) -> Any:
         ctx.root_rank, ctx.process_set = root_rank, process_set
-        return synchronize(send([tensor], root_rank, name, process_set))
+        return send([tensor], root_rank, name, process_set).result()[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        reduced = synchronize(reduce("allreduce", gradients, Average, process_set=ctx.process_set))
+        (reduced,) = reduce("allreduce", gradients, Average, process_set=ctx.process_set).result()
         is_root = context().world.rank == ctx.root_rank
         return reduced if is_root else torch.zeros_like(reduced), None, None, None
 
@@ -70,14 +69,14 @@ class Alltoall(Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, process_set: Any) -> Any:
-        output, received = synchronize(exchange(tensor, splits, name, process_set))
+        output, received = exchange(tensor, splits, name, process_set).result()
         ctx.process_set, ctx.received = process_set, received
         ctx.mark_non_differentiable(received)
         return output, received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        returned, _ = synchronize(exchange(gradients[0], ctx.received, None, ctx.process_set))
+        returned, _ = exchange(gradients[0], ctx.received, None, ctx.process_set).result()
         return returned, None, None, None
 
 
@@ -86,12 +85,11 @@ class Reducescatter(Function):
 
     @staticmethod
     def forward(ctx: Any, name: Any, op: Any, process_set: Any, prescale: Any, postscale: Any, *tensors: Tensor) -> Any:
-        handle = reduce("reducescatter", tensors, op, name, prescale, postscale, process_set, pack=tuple)
         ctx.process_set = process_set
         ctx.factor = prescale * postscale * (len(process_set.ranks) if op == Sum else 1)
-        return synchronize(handle)
+        return tuple(reduce("reducescatter", tensors, op, name, prescale, postscale, process_set).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         scaled = [gradient * ctx.factor for gradient in gradients]
-        return (None, None, None, None, None, *synchronize(gather(scaled, None, ctx.process_set, every)))
+        return (None, None, None, None, None, *gather(scaled, None, ctx.process_set).result())

@@ -14,25 +14,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from footplate.compat.horovod.errors import HorovodInternalError, MismatchError
 from footplate.compat.horovod.link import Link, connect
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Refuse, Run
-from footplate.compat.horovod.operations import Launched, Place, Request, launch, zeros
+from footplate.compat.horovod.operations import Launched, Place, Request, launch, packed, zeros
 from footplate.errors import ConfigError
 
 TICK_S = 1.0
 
+Result = TypeVar("Result")
 
-class Handle:
+
+class Handle(Generic[Result]):
     """An operation that was submitted, for `poll` and `synchronize`."""
 
     __slots__ = ("begun", "error", "key", "launched", "pack", "position")
 
-    def __init__(self, key: Key, pack: Callable[[list[Tensor]], Any]) -> None:
+    def __init__(self, key: Key, pack: Callable[[list[Tensor]], Result]) -> None:
         self.key = key
         self.pack = pack
         self.begun = threading.Event()
@@ -56,7 +58,7 @@ class Engine:
         self.size = size
         self.places = dict(places)
         self._lock = threading.Lock()
-        self._pending: dict[Key, tuple[Request, Handle]] = {}
+        self._pending: dict[Key, tuple[Request, Handle[Any]]] = {}
         self._failure: HorovodInternalError | None = None
         self._unnamed: Counter[tuple[int, str]] = Counter()
         self._joined = threading.Event()
@@ -67,9 +69,9 @@ class Engine:
         self,
         request: Request,
         name: str | None,
-        numbers: Sequence[int] = (),
-        pack: Callable[[list[Tensor]], Any] = lambda outputs: outputs[0],
-    ) -> Handle:
+        numbers: Sequence[int],
+        pack: Callable[[list[Tensor]], Result],
+    ) -> Handle[Result]:
         """Announce an operation; doesn't wait.
 
         Args:
@@ -83,6 +85,7 @@ class Engine:
             ConfigError: an operation of this name is under way.
         """
         signature = request.signature
+        data = packed(request) if signature.small else b""
         with self._lock:
             self._look()
             if name is None:
@@ -99,10 +102,10 @@ class Engine:
             if signature.device == "cuda":
                 request.ready = _event(request.tensors)
             self._pending[key] = (request, handle)
-        self.link.ready(name, signature, numbers)
+        self.link.ready(name, signature, numbers, data)
         return handle
 
-    def finish(self, handle: Handle) -> Any:
+    def finish(self, handle: Handle[Result]) -> Result:
         """Wait for an operation; its result.
 
         Raises:
@@ -124,7 +127,7 @@ class Engine:
             raise HorovodInternalError(f'"{handle.key[1]}" failed: {error}') from error
         return handle.pack(outputs)
 
-    def done(self, handle: Handle) -> bool:
+    def done(self, handle: Handle[Any]) -> bool:
         """Whether `finish` would return, or raise, at once."""
         if not handle.begun.is_set():
             return False
@@ -172,7 +175,7 @@ class Engine:
         handles = [one[1] for one in found if one is not None]
         requests = [zeros(run.signatures[index]) if one is None else one[0] for index, one in enumerate(found)]
         try:
-            launched = launch(requests, run.numbers, place)
+            launched = launch(requests, run.numbers, place, run.data)
         except Exception as error:
             wrapped = HorovodInternalError(f'"{run.names[0]}" could not be started: {error}')
             wrapped.__cause__ = error

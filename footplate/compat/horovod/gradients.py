@@ -1,10 +1,10 @@
 """Gradients that are reduced while the backward pass still runs.
 
-Parameters are put into buckets, the last ones first, as their gradients are ready in about that order: a small bucket, so
-that the transfers begin early, then ones of 25 MB. A hook on each parameter counts its gradients; with the last one of a
-bucket, the bucket's gradients are copied into one flat tensor, and its reduction is submitted. `synchronize` submits what
-is left (a parameter without a gradient on this rank counts as zero, since others may have one), waits, and copies the
-results into the gradients.
+Parameters are put into buckets, the last ones first, as their gradients are ready in about that order. A bucket is closed
+when it has 25 MB, the first one at 1 MB, so that the transfers begin early. A hook on each parameter counts its gradients;
+with the last one of a bucket, the bucket's gradients are copied into one flat tensor, and its reduction is submitted.
+`synchronize` submits what is left (a parameter without a gradient on this rank counts as zero, since others may have one),
+waits, and copies the results into the gradients.
 
 The flat tensor is of the type in which gradients travel, so that compression to float16 is that copy. A compressor of the
 user's own may look at a gradient as a whole, and a sparse gradient is gathered, not summed: such ones travel by themselves.
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from footplate.compat.horovod.compression import Compression
-from footplate.compat.horovod.engine import Handle
 from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request
@@ -110,16 +109,8 @@ class GradientReducer:
 
     def adopt(self, parameters: Iterable[nn.Parameter]) -> None:
         """Reduce the gradients of these too; in buckets by size."""
-        bucket: list[nn.Parameter] = []
-        nbytes, limit = 0, FIRST_BUCKET_BYTES
-        for parameter in reversed(list(parameters)):
-            alike = not bucket or (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)
-            if bucket and (not alike or not self.how.fuses or nbytes + parameter.nbytes > limit):
-                self._add(bucket)
-                bucket, nbytes, limit = [], 0, BUCKET_BYTES
-            bucket.append(parameter)
-            nbytes += parameter.nbytes
-        self._add(bucket)
+        for bucket in by_size(parameters) if self.how.fuses else ([one] for one in reversed(list(parameters))):
+            self._add(bucket)
 
     def knows(self, parameter: nn.Parameter) -> bool:
         """Whether its gradients are reduced."""
@@ -206,7 +197,7 @@ class GradientReducer:
         torch._foreach_copy_(bucket.views, dense)  # pyright: ignore[reportPrivateImportUsage]
         request = Request(bucket.signature, [bucket.flat], in_place=True)
         engine = context().engine
-        handle: Handle = engine.submit(request, bucket.name)
+        handle = engine.submit(request, bucket.name, (), lambda outputs: None)
 
         def finish() -> None:
             engine.finish(handle)
@@ -257,6 +248,21 @@ class GradientReducer:
         op = Average if self.how.op == Average else ReduceOp.Sum
         wait = sparse_allreduce_async(gradient, bucket.name, op, self.how.process_set)
         return lambda: _replace(gradient, wait())
+
+
+def by_size(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters in buckets, the last ones first; those of a bucket have one type and device."""
+    buckets: list[list[nn.Parameter]] = []
+    nbytes = limit = 0
+    for parameter in reversed(list(parameters)):
+        kind = (parameter.dtype, parameter.device)
+        if not buckets or nbytes >= limit or kind != (buckets[-1][0].dtype, buckets[-1][0].device):
+            limit = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(parameter)
+        nbytes += parameter.nbytes
+    return buckets
 
 
 def _call(me: weakref.ref[Any], parameter: nn.Parameter) -> None:

@@ -1,10 +1,13 @@
-"""How the ranks negotiate: one connection from each rank to rank 0, lines of JSON in both directions.
+"""How the ranks negotiate: one connection from each rank to rank 0, and messages in both directions.
 
     rank r → rank 0    ["define", id, signature]       a signature, the first time it is used
                        ["ready", id, name, numbers]    this operation is ready here
                        ["join"], ["wait", set, name], ["left"]
     rank 0 → rank r    ["run", set, names, numbers, signatures or null], ["refuse", set, name, text, mistake]
                        ["joined", last], ["failed", text]
+
+A message is JSON; behind "ready" and "run" of a small reduction come the bytes of its tensors, which rank 0 reduces: so it
+takes one way there and one back, as long as a barrier.
 
 Rank 0 listens on the address at which the ranks meet; its port and a token lie in the store of the rendezvous, and a
 connection counts when it has shown the token. Rank 0's own words go straight into the table (`negotiation.py`), and what
@@ -25,13 +28,16 @@ import os
 import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from footplate.compat.horovod.errors import HorovodInternalError, PeerLostError
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Negotiation, Refuse, Run, Signature, fuse
+from footplate.compat.horovod.operations import reduced
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +46,7 @@ STUCK_S = 5.0
 MEET_S = 60.0  # by then the others, who have met already, must have connected
 SIGNATURES = 4096  # remembered of a connection; then it begins anew
 _KEY = "footplate/horovod"
+_SIZES = struct.Struct("!II")  # before each message: bytes of its JSON, and of what comes behind
 
 
 class Receiver(Protocol):
@@ -57,8 +64,8 @@ class Receiver(Protocol):
 class Link(Protocol):
     """A rank's way to the table."""
 
-    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
-        """Submit an operation."""
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
+        """Submit an operation; with its tensors, if it is small."""
         ...
 
     def join(self) -> None:
@@ -91,7 +98,8 @@ class Server:
         self._table = Negotiation(size)
         self._receiver = receiver
         self._connections: dict[int, socket.socket] = {}
-        self._lines: dict[int, _Lines] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._packs: dict[Key, dict[int, bytes]] = {}  # of small operations that some ranks have submitted
         self._signatures: dict[int, dict[int, Signature]] = {}
         self._heard, self._heard_at = 0, time.monotonic()
         self._closed = False
@@ -99,9 +107,9 @@ class Server:
             self._gather(size, store)
             _start(self._serve, receiver)
 
-    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
         with self._lock:
-            self._answer(self._table.submit(0, name, signature, numbers, time.monotonic()))
+            self._answer(self._submit(0, name, signature, numbers, data))
 
     def join(self) -> None:
         with self._lock:
@@ -141,7 +149,7 @@ class Server:
                         self._connections[int(rank)] = connection
                         continue
                 connection.close()
-        self._lines = {rank: _Lines() for rank in self._connections}
+        self._streams = {rank: _Stream() for rank in self._connections}
         self._signatures = {rank: {} for rank in self._connections}
 
     def _serve(self) -> None:
@@ -165,7 +173,7 @@ class Server:
         """All that a rank has said; its end, if the connection ends."""
         connection = self._connections[rank]
         piece = _receive(connection)
-        answers = [answer for message in self._lines[rank].feed(piece) for answer in self._take(rank, message)]
+        answers = [answer for told in self._streams[rank].feed(piece) for answer in self._take(rank, *told)]
         if not piece:
             selector.unregister(connection)
             connection.close()
@@ -173,11 +181,10 @@ class Server:
             self._lost(rank)
         return answers
 
-    def _take(self, rank: int, message: list[Any]) -> list[Answer]:
+    def _take(self, rank: int, message: list[Any], data: bytes) -> list[Answer]:
         match message:
             case ["ready", number, name, numbers]:
-                signature = self._signatures[rank][number]
-                return self._table.submit(rank, name, signature, numbers, time.monotonic())
+                return self._submit(rank, name, self._signatures[rank][number], numbers, data)
             case ["define", number, values]:
                 if number == 0:
                     self._signatures[rank].clear()
@@ -189,6 +196,11 @@ class Server:
             case ["left"]:
                 return self._table.leave(rank, "has shut Horovod down")
         return []
+
+    def _submit(self, rank: int, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> list[Answer]:
+        if data:
+            self._packs.setdefault((signature.process_set, name), {})[rank] = data
+        return self._table.submit(rank, name, signature, numbers, time.monotonic())
 
     def _lost(self, rank: int) -> None:
         if not self._table.has_left(rank):
@@ -210,18 +222,28 @@ class Server:
             )
 
     def _answer(self, answers: Iterable[Answer]) -> None:
-        answers = fuse(answers)
-        lines: dict[int, list[Any]] = {}
+        answers = [self._with_data(answer) for answer in fuse(answers)]
+        told: dict[int, bytes] = {}
         for answer in answers:
             for rank in self._addressees(answer):
-                lines.setdefault(rank, []).append(_encode(answer, rank))
-        mine = lines.pop(0, None) is not None
-        for rank, messages in lines.items():
-            self._tell(rank, *messages)
+                told[rank] = told.get(rank, b"") + _encode(answer, rank)
+        mine = told.pop(0, None) is not None
+        for rank, encoded in told.items():
+            self._tell(rank, encoded)
         if mine:
             for answer in answers:
                 if 0 in self._addressees(answer):
                     self._receiver.receive(answer)
+
+    def _with_data(self, answer: Answer) -> Answer:
+        """A small operation that runs, with what its tensors become."""
+        match answer:
+            case Run(process_set, (name, *_), (signature, *_)) if signature.small:
+                packs = self._packs.pop((process_set, name))
+                return replace(answer, data=reduced(signature, [packs[rank] for rank in sorted(packs)]))
+            case Refuse():
+                self._packs.pop((answer.process_set, answer.name), None)
+        return answer
 
     def _addressees(self, answer: Answer) -> Iterable[int]:
         match answer:
@@ -233,12 +255,12 @@ class Server:
 
     def _tell_all(self, message: list[Any]) -> None:
         for rank in list(self._connections):
-            self._tell(rank, message)
+            self._tell(rank, _encoded(message))
 
-    def _tell(self, rank: int, *messages: list[Any]) -> None:
+    def _tell(self, rank: int, encoded: bytes) -> None:
         if rank in self._connections:
             with contextlib.suppress(OSError):  # it has died, of which its connection tells
-                self._connections[rank].sendall(_encoded(*messages))
+                self._connections[rank].sendall(encoded)
 
 
 class Client:
@@ -256,24 +278,24 @@ class Client:
         self._connection.sendall(f"{token} {rank}\n".encode())
         _start(self._listen, receiver)
 
-    def ready(self, name: str, signature: Signature, numbers: Sequence[int]) -> None:
+    def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
         with self._lock:
-            messages: list[list[Any]] = []
+            defined = b""
             number = self._ids.get(signature)
             if number is None:
                 if len(self._ids) == SIGNATURES:
                     self._ids.clear()
                 number = self._ids[signature] = len(self._ids)
-                messages.append(["define", number, signature.to_json()])
-            self._send(*messages, ["ready", number, name, list(numbers)])
+                defined = _encoded(["define", number, signature.to_json()])
+            self._send(defined + _encoded(["ready", number, name, list(numbers)], data))
 
     def join(self) -> None:
         with self._lock:
-            self._send(["join"])
+            self._send(_encoded(["join"]))
 
     def wait(self, key: Key) -> None:
         with self._lock:
-            self._send(["wait", *key])
+            self._send(_encoded(["wait", *key]))
 
     def add_set(self, number: int, members: Sequence[int]) -> None:
         pass  # rank 0 knows it
@@ -282,55 +304,65 @@ class Client:
         with self._lock:
             self._closed = True
             if leaving:
-                self._send(["left"])
+                self._send(_encoded(["left"]))
             _shut(self._connection)
 
-    def _send(self, *messages: list[Any]) -> None:
+    def _send(self, encoded: bytes) -> None:
         with contextlib.suppress(OSError):  # rank 0 has died, of which the connection tells
-            self._connection.sendall(_encoded(*messages))
+            self._connection.sendall(encoded)
 
     def _listen(self) -> None:
-        lines = _Lines()
+        stream = _Stream()
         while piece := _receive(self._connection):
-            for message in lines.feed(piece):
+            for message, data in stream.feed(piece):
                 if message[0] == "failed":
                     error = PeerLostError if message[2] else HorovodInternalError
                     self._receiver.fail(error(_sentence(message[1])))
                 else:
-                    self._receiver.receive(_decode(message))
+                    self._receiver.receive(_decode(message, data))
         self._connection.close()
         if not self._closed:
             self._receiver.fail(PeerLostError(_sentence("the process of rank 0 has ended")))
 
 
-class _Lines:
-    """Pieces of a stream, put together to lines of JSON."""
+class _Stream:
+    """Pieces of a stream, put together to messages with what comes behind them."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, piece: bytes) -> list[Any]:
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def feed(self, piece: bytes) -> list[tuple[list[Any], bytes]]:
+        have, start = self._rest + piece, 0
+        found: list[tuple[list[Any], bytes]] = []
+        while len(have) >= start + _SIZES.size:
+            text_bytes, data_bytes = _SIZES.unpack_from(have, start)
+            begin = start + _SIZES.size
+            middle, end = begin + text_bytes, begin + text_bytes + data_bytes
+            if len(have) < end:
+                break
+            found.append((json.loads(have[begin:middle]), have[middle:end]))
+            start = end
+        self._rest = have[start:]
+        return found
 
 
-def _encode(answer: Answer, rank: int) -> list[Any]:
+def _encode(answer: Answer, rank: int) -> bytes:
     match answer:
         case Run():
             signatures = [one.to_json() for one in answer.signatures] if rank in answer.joined else None
-            return ["run", answer.process_set, answer.names, answer.numbers, signatures]
+            return _encoded(["run", answer.process_set, answer.names, answer.numbers, signatures], answer.data)
         case Refuse():
-            return ["refuse", answer.process_set, answer.name, answer.text, answer.mistake]
+            return _encoded(["refuse", answer.process_set, answer.name, answer.text, answer.mistake])
         case Joined():
-            return ["joined", answer.last]
+            return _encoded(["joined", answer.last])
 
 
-def _decode(message: list[Any]) -> Answer:
+def _decode(message: list[Any], data: bytes) -> Answer:
     """The answer as far as the rank that gets it needs it."""
     match message:
         case ["run", process_set, names, numbers, signatures]:
             found = tuple(Signature.from_json(one) for one in signatures or [])
-            return Run(process_set, tuple(names), found, numbers, ())
+            return Run(process_set, tuple(names), found, numbers, (), data=data)
         case ["refuse", process_set, name, text, mistake]:
             return Refuse(process_set, name, text, (), mistake)
         case ["joined", last]:
@@ -338,8 +370,9 @@ def _decode(message: list[Any]) -> Answer:
     raise AssertionError(message)
 
 
-def _encoded(*messages: list[Any]) -> bytes:
-    return "".join(json.dumps(message, separators=(",", ":")) + "\n" for message in messages).encode()
+def _encoded(message: list[Any], data: bytes = b"") -> bytes:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return _SIZES.pack(len(text), len(data)) + text + data
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -6,6 +6,7 @@ ever. So rank 0 keeps this table. Each rank says "I have `name`, and this is its
 
     signatures agree    →  Run       all start it, next in the one order that everybody follows
     they don't          →  Refuse    all get an error which says who has what
+                           small ones run at once: their values came with the words, and go back with the answer
     a rank has joined   →  it counts as there, and takes part in sums with zeros
     a rank has left     →  Refuse    as nobody can wait for it any more
     all ranks wait, each for something else  →  Refuse  (`stuck`)
@@ -21,10 +22,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 FUSION_BYTES = 128 * 2**20  # Horovod's default: sums that are ready together travel together, up to this size
+SMALL_BYTES = 16 * 2**10  # up to this size, tensors to be reduced travel with the words about them
 WARN_AFTER_S = 60.0
 
 GLOBAL = 0  # the process set of all ranks
 SUMS = ("average", "sum")  # what a rank that has joined can take part in with zeros
+EXTREMES = ("min", "max", "product")
 
 Key = tuple[int, str]  # process set, name
 
@@ -64,6 +67,12 @@ class Signature:
         """Of all tensors, without what a shape leaves out."""
         return sum(math.prod(shape) * itemsize for shape, itemsize in zip(self.shapes, self.itemsizes, strict=True))
 
+    @property
+    def small(self) -> bool:
+        """Whether the tensors travel with the words: a transfer of their own would take longer than they do."""
+        reduced = self.kind == "allreduce" and self.op in SUMS + EXTREMES and self.device == "cpu"
+        return reduced and 0 < self.nbytes <= SMALL_BYTES
+
     def to_json(self) -> list[Any]:
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
@@ -86,6 +95,7 @@ class Run:
         numbers: of each member of the set, in order, what it told beside the (single) name: rows, or splits.
         members: the ranks of the process set.
         joined: those of them who have joined.
+        data: of a small operation, what all ranks' tensors were reduced to.
     """
 
     process_set: int
@@ -94,6 +104,7 @@ class Run:
     numbers: tuple[tuple[int, ...], ...]
     members: tuple[int, ...]
     joined: tuple[int, ...] = ()
+    data: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -269,7 +280,7 @@ def _compared(one: Signature, other: Signature) -> Iterable[tuple[str, Any, Any]
 
 
 def fuse(answers: Iterable[Answer]) -> list[Answer]:
-    """Neighbouring sums of one kind as one, up to `FUSION_BYTES`; all else as it was, in its order."""
+    """Neighbouring sums of one kind as one, up to `FUSION_BYTES`; all else, small ones too, as it was, in its order."""
     fused: list[Answer] = []
     nbytes = 0
     for answer in answers:
@@ -288,6 +299,8 @@ def fuse(answers: Iterable[Answer]) -> list[Answer]:
 def _alike(one: Run, other: Run) -> bool:
     a, b = one.signatures[0], other.signatures[0]
     if a.kind != "allreduce" or b.kind != "allreduce" or a.op == "adasum" or one.joined != other.joined:
+        return False
+    if a.small or b.small:
         return False
     if len({*a.dtypes, *b.dtypes}) != 1:
         return False

@@ -13,7 +13,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from footplate.compat.horovod.submit import send, synchronize
+from footplate.compat.horovod.submit import send
 from footplate.compat.horovod.verbs import allgather, broadcast_
 from footplate.compat.horovod.world import ProcessSet, context, global_process_set
 from footplate.errors import ConfigError
@@ -45,7 +45,7 @@ def broadcast_parameters(
     for device in dict.fromkeys(tensor.device for tensor in tensors):
         here = [tensor for tensor in tensors if tensor.device == device]
         label = f"broadcast_parameters.{device.type}"
-        synchronize(send(here, root_rank, label, process_set, in_place=True, parts=parts if here == tensors else ""))
+        send(here, root_rank, label, process_set, parts if here == tensors else "").in_place().result()
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
@@ -61,7 +61,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     for index, tensor in enumerate(tensors):
         tensors[index] = tensor.detach().clone() if is_root else tensor
     if tensors:
-        synchronize(send(tensors, root_rank, "broadcast_optimizer_state", in_place=True))
+        send(tensors, root_rank, "broadcast_optimizer_state").in_place().result()
     if not is_root:
         optimizer.load_state_dict(_with_tensors(plan))
 

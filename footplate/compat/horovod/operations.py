@@ -3,11 +3,15 @@
 `launch` starts it and returns at once; `Launched.finish` waits and gives the results. Both are called on every member of a
 process set, `launch` by the thread that took the answer and in the same order everywhere, `finish` by whoever asked for
 the result. What is only moved (gathered, broadcast, exchanged) travels as bytes, so that any type will do.
+
+A small reduction has no transfer: `packed` is what a rank sends when it says that it is ready, `reduced` what rank 0 makes
+of these, and `launch` is given it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +33,14 @@ _OPS = {
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
+}
+
+_COMBINE = {
+    "average": torch.add,
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "product": torch.mul,
 }
 
 Numbers = Sequence[Sequence[int]]  # of each member, what it has told
@@ -110,10 +122,53 @@ def zeros(signature: Signature) -> Request:
     return Request(signature, made, in_place=True)
 
 
-def launch(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
-    """Start requests of one kind; several of them are sums that were fused."""
+def launch(requests: Sequence[Request], numbers: Numbers, place: Place, data: bytes = b"") -> Launched:
+    """Start requests of one kind; several of them are sums that were fused. `data`: what a small one has become."""
+    if data:
+        return _small(requests[0], data, place)
     with _on_device(requests):
         return _KINDS[requests[0].signature.kind](requests, numbers, place)
+
+
+def packed(request: Request) -> bytes:
+    """The tensors of a small request, scaled."""
+    flats = [tensor.detach().reshape(-1).contiguous() for tensor in request.tensors]
+    if request.signature.prescale != 1.0:
+        flats = [flat.clone() for flat in flats]
+        for flat in flats:
+            _scale(flat, request.signature.prescale)
+    return b"".join(_bytes(flat).numpy().tobytes() for flat in flats)
+
+
+def reduced(signature: Signature, packs: Sequence[bytes]) -> bytes:
+    """What several ranks have packed, as one: summed, or what the signature says.
+
+    >>> summed = reduced(Signature("allreduce", ("uint8",), ((3,),), (1,), op="sum"), [bytes([1, 2, 3]), bytes([4, 5, 6])])
+    >>> list(summed)
+    [5, 7, 9]
+    """
+    combine = _COMBINE[signature.op]
+    columns = zip(*(_unpacked(signature, pack) for pack in packs), strict=True)
+    return b"".join(_bytes(functools.reduce(combine, column)).numpy().tobytes() for column in columns)
+
+
+def _unpacked(signature: Signature, data: bytes) -> list[Tensor]:
+    """The flat tensors in it."""
+    counts = [math.prod(shape) for shape in signature.shapes]
+    sizes = [count * itemsize for count, itemsize in zip(counts, signature.itemsizes, strict=True)]
+    pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8).split(sizes)
+    # A piece may begin at an address that its type doesn't allow, so it is copied.
+    return [piece.clone().view(getattr(torch, dtype)) for piece, dtype in zip(pieces, signature.dtypes, strict=True)]
+
+
+def _small(request: Request, data: bytes, place: Place) -> Launched:
+    def results() -> Results:
+        flats = _unpacked(request.signature, data)
+        for flat in flats:
+            _finish(flat, request.signature, place)
+        return [_placed(request, [flat.view(one.shape) for flat, one in zip(flats, request.tensors, strict=True)])]
+
+    return Launched([], results)
 
 
 def _allreduce(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
@@ -132,9 +187,7 @@ def _allreduce(requests: Sequence[Request], numbers: Numbers, place: Place) -> L
     def results() -> Results:
         found: dict[int, Tensor] = {}
         for flat, bucket in pieces:
-            if signature.op == "average":
-                _divide(flat, place.size)
-            _scale(flat, signature.postscale)
+            _finish(flat, signature, place)
             parts = flat.split([one.numel() for one in bucket])
             found.update({id(one): part.view(one.shape) for one, part in zip(bucket, parts, strict=True)})
         return [_placed(one, [found[id(tensor)] for tensor in one.tensors]) for one in requests]
@@ -270,11 +323,14 @@ def shares(rows: int, size: int) -> list[int]:
 
 
 def _wait(work: Any, tick_s: float, look: Callable[[], None]) -> None:
-    while not work.is_completed():
+    while True:
         try:
             work.wait(timedelta(seconds=tick_s))
+            return
         except RuntimeError:  # the time is over, or the transfer has failed
             look()
+            if work.is_completed():
+                break
     work.wait()  # raises what has happened
 
 
@@ -296,6 +352,13 @@ def _scale(flat: Tensor, factor: float) -> None:
         flat.mul_(factor)
     else:
         flat.copy_(flat.double().mul_(factor).trunc_())
+
+
+def _finish(flat: Tensor, signature: Signature, place: Place) -> None:
+    """What is done to a tensor once it has been summed."""
+    if signature.op == "average":
+        _divide(flat, place.size)
+    _scale(flat, signature.postscale)
 
 
 def _divide(flat: Tensor, size: int) -> None:

@@ -1,10 +1,15 @@
-"""Operations as the verbs submit them: arguments checked, and what all ranks must agree on written down."""
+"""Operations as the verbs submit them: arguments checked, and what all ranks must agree on written down.
+
+`reduce`, `gather`, `send` and `exchange` each return an `Operation`: `submit()` announces it and gives a handle, `result()`
+waits for what comes of it.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +20,7 @@ from footplate.compat.horovod.operations import Request
 from footplate.compat.horovod.world import ProcessSet, context, global_process_set
 from footplate.errors import ConfigError
 
-Pack = Callable[[list[Tensor]], Any]  # what a handle's result is, made of the outputs
+Result = TypeVar("Result")
 
 
 class ReduceOp(enum.StrEnum):
@@ -43,7 +48,36 @@ REDUCIBLE = {
 }
 
 
-def synchronize(handle: Handle | Callable[[], Any]) -> Any:
+@dataclass(frozen=True)
+class Operation(Generic[Result]):
+    """What a verb is about to do.
+
+    Attributes:
+        request: what is to be done.
+        name: by which it is known on all ranks; None to be matched by the order of calls.
+        pack: makes the result of the outputs.
+        numbers: rows or splits, which may differ between ranks.
+    """
+
+    request: Request
+    name: str | None
+    pack: Callable[[list[Tensor]], Result]
+    numbers: Sequence[int] = ()
+
+    def in_place(self) -> Operation[Result]:
+        """The same, with its results put into its inputs."""
+        return replace(self, request=replace(self.request, in_place=True))
+
+    def submit(self) -> Handle[Result]:
+        """Announce it; doesn't wait."""
+        return context().engine.submit(self.request, self.name, self.numbers, self.pack)
+
+    def result(self) -> Result:
+        """Do it, and wait for it."""
+        return synchronize(self.submit())
+
+
+def synchronize(handle: Handle[Result] | Callable[[], Result]) -> Result:
     """Wait for an operation; its result.
 
     Raises:
@@ -52,36 +86,14 @@ def synchronize(handle: Handle | Callable[[], Any]) -> Any:
     return handle() if callable(handle) else context().engine.finish(handle)
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Handle[Any]) -> bool:
     """Whether `synchronize` would return at once."""
     return context().engine.done(handle)
 
 
-def first(outputs: list[Tensor]) -> Tensor:
-    """The result of an operation on one tensor."""
-    return outputs[0]
-
-
-def every(outputs: list[Tensor]) -> list[Tensor]:
-    """The result of an operation on several."""
-    return list(outputs)
-
-
-def send(
-    tensors: Sequence[Tensor],
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet = global_process_set,
-    in_place: bool = False,
-    parts: str = "",
-    pack: Pack = first,
-) -> Handle:
-    """Broadcast several tensors as one operation; `parts` names them in messages."""
-    number = member(process_set)
-    if root_rank not in process_set.ranks:
-        raise ConfigError(f"root_rank={root_rank}: expected one of the ranks that take part, {process_set.ranks}.")
-    signature = signature_of("broadcast", tensors, number, root=root_rank, parts=parts)
-    return context().engine.submit(Request(signature, tensors, in_place), name, (), pack)
+def first(operation: Operation[list[Tensor]]) -> Operation[Tensor]:
+    """An operation on several tensors, as one on a single tensor."""
+    return Operation(operation.request, operation.name, lambda outputs: outputs[0], operation.numbers)
 
 
 def reduce(
@@ -92,25 +104,52 @@ def reduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: ProcessSet = global_process_set,
-    in_place: bool = False,
-    pack: Pack = first,
-) -> Handle:
-    """Submit an allreduce or a reducescatter of one tensor or several."""
+) -> Operation[list[Tensor]]:
+    """An allreduce or a reducescatter of several tensors."""
     number = member(process_set)
     _check_reduction(kind, op, tensors, process_set)
     signature = signature_of(kind, tensors, number, op=str(op), prescale=float(prescale), postscale=float(postscale))
-    return context().engine.submit(Request(signature, tensors, in_place), name, (), pack)
+    return Operation(Request(signature, tensors), name, list)
+
+
+def gather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Operation[list[Tensor]]:
+    """An allgather of several tensors."""
+    number = member(process_set)
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ConfigError("allgather of a scalar: expected at least one dimension. Use tensor.reshape(1).")
+    request = Request(signature_of("allgather", tensors, number, rows=False), tensors)
+    return Operation(request, name, list, [len(tensor) for tensor in tensors])
+
+
+def send(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet = global_process_set,
+    parts: str = "",
+) -> Operation[list[Tensor]]:
+    """A broadcast of several tensors; `parts` names them in messages."""
+    number = member(process_set)
+    if root_rank not in process_set.ranks:
+        raise ConfigError(f"root_rank={root_rank}: expected one of the ranks that take part, {process_set.ranks}.")
+    signature = signature_of("broadcast", tensors, number, root=root_rank, parts=parts)
+    return Operation(Request(signature, tensors), name, list)
 
 
 def exchange(
-    tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str | None, process_set: ProcessSet
-) -> Handle:
-    """Submit an alltoall; its result is the rows that came, and how many from each rank."""
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[tuple[Tensor, Tensor]]:
+    """An alltoall; its result is the rows that came, and how many from each rank."""
     number = member(process_set)
     sends = _splits(tensor, splits, len(process_set.ranks))
     like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
     request = Request(signature_of("alltoall", [tensor], number, rows=False), [tensor])
-    return context().engine.submit(request, name, sends, lambda outputs: (outputs[0], outputs[1].to(like)))
+    return Operation(request, name, lambda outputs: (outputs[0], outputs[1].to(like)), sends)
 
 
 def _check_reduction(kind: str, op: ReduceOp, tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
@@ -129,15 +168,6 @@ def _check_reduction(kind: str, op: ReduceOp, tensors: Sequence[Tensor], process
             raise ConfigError(f"reducescatter(op={op}): expected Average or Sum.")
         if any(tensor.dim() == 0 for tensor in tensors):
             raise ConfigError("reducescatter of a scalar: expected at least one dimension, which is shared out.")
-
-
-def gather(tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, pack: Pack = first) -> Handle:
-    """Submit an allgather of one tensor or several."""
-    number = member(process_set)
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise ConfigError("allgather of a scalar: expected at least one dimension. Use tensor.reshape(1).")
-    request = Request(signature_of("allgather", tensors, number, rows=False), tensors)
-    return context().engine.submit(request, name, [len(tensor) for tensor in tensors], pack)
 
 
 def _splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, ranks: int) -> list[int]:

@@ -1,12 +1,14 @@
 """The collectives: each with a form that waits, one that returns a handle (`_async`), and one in place (trailing `_`).
 
 An operation is known by its name on all ranks; without one, by the order of calls of its kind. Results are averages unless
-`op` says otherwise. Those that wait and don't work in place let gradients through, as Horovod's do.
+`op` says otherwise. Those that wait and don't work in place let gradients through, as Horovod's do; the other forms of a
+verb are made from one function, here with a leading underscore (`forms.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +16,14 @@ from torch import Tensor
 
 from footplate.compat.horovod.compression import Compression
 from footplate.compat.horovod.differentiable import Allgather, Allreduce, Alltoall, Broadcast, Reducescatter
-from footplate.compat.horovod.engine import Handle
+from footplate.compat.horovod.forms import begun, done, in_place
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request
 from footplate.compat.horovod.submit import (
     Average,
+    Operation,
     ReduceOp,
     chosen_op,
-    every,
     exchange,
     first,
     gather,
@@ -36,7 +38,7 @@ from footplate.compat.horovod.world import ProcessSet, context, global_process_s
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all ranks of a process set are here."""
     signature = Signature("barrier", process_set=member(process_set))
-    synchronize(context().engine.submit(Request(signature, []), None, pack=lambda outputs: None))
+    Operation(Request(signature, []), None, lambda outputs: None).result()
 
 
 def join(device: int = -1) -> int:
@@ -48,6 +50,21 @@ def join(device: int = -1) -> int:
         The rank that joined last.
     """
     return context().engine.join()
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """`allreduce` of several tensors as one operation."""
+    how = (name, chosen_op(op, average), prescale_factor, postscale_factor, process_set)
+    return _compressed(compression, tensors, partial(Allreduce.apply, *how))
 
 
 def allreduce(
@@ -72,14 +89,23 @@ def allreduce(
         postscale_factor: multiplies after it.
         process_set: the ranks that take part.
     """
-    travelling, ctx = compression.compress(tensor)
-    reduced = Allreduce.apply(name, chosen_op(op, average), prescale_factor, postscale_factor, process_set, travelling)[
-        0
-    ]
-    return compression.decompress(reduced, ctx)
+    how = (average, name, compression, op, prescale_factor, postscale_factor, process_set)
+    return grouped_allreduce([tensor], *how)[0]
 
 
-def allreduce_async(
+def _grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Operation[list[Tensor]]:
+    return reduce("allreduce", tensors, chosen_op(op, average), name, prescale_factor, postscale_factor, process_set)
+
+
+def _allreduce(
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -87,104 +113,20 @@ def allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """`allreduce` that doesn't wait. The tensor must not change until it is synchronized."""
-    return reduce("allreduce", [tensor], chosen_op(op, average), name, prescale_factor, postscale_factor, process_set)
+) -> Operation[Tensor]:
+    return first(_grouped_allreduce([tensor], average, name, op, prescale_factor, postscale_factor, process_set))
 
 
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """`allreduce` in place."""
-    return synchronize(allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set))
-
-
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """`allreduce` in place that doesn't wait."""
-    return reduce(
-        "allreduce",
-        [tensor],
-        chosen_op(op, average),
-        name,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        in_place=True,
-    )
-
-
-def grouped_allreduce(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
-    """`allreduce` of several tensors as one operation."""
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    travelling = [one for one, _ in pairs]
-    reduced = Allreduce.apply(name, chosen_op(op, average), prescale_factor, postscale_factor, process_set, *travelling)
-    return [compression.decompress(one, ctx) for one, (_, ctx) in zip(reduced, pairs, strict=True)]
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """`grouped_allreduce` that doesn't wait."""
-    given = (chosen_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return reduce("allreduce", tensors, *given, pack=every)
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[Tensor]:
-    """`grouped_allreduce` in place."""
-    return synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """`grouped_allreduce` in place that doesn't wait."""
-    given = (chosen_op(op, average), name, prescale_factor, postscale_factor, process_set)
-    return reduce("allreduce", tensors, *given, in_place=True, pack=every)
+allreduce_ = done("allreduce_", in_place(_allreduce), "`allreduce` in place.")
+allreduce_async = begun(
+    "allreduce_async", _allreduce, "`allreduce` that doesn't wait. The tensor must not change until it is synchronized."
+)
+allreduce_async_ = begun("allreduce_async_", in_place(_allreduce), "`allreduce` in place that doesn't wait.")
+grouped_allreduce_ = done("grouped_allreduce_", in_place(_grouped_allreduce), "`grouped_allreduce` in place.")
+grouped_allreduce_async = begun("grouped_allreduce_async", _grouped_allreduce, "`grouped_allreduce` that doesn't wait.")
+grouped_allreduce_async_ = begun(
+    "grouped_allreduce_async_", in_place(_grouped_allreduce), "`grouped_allreduce` in place that doesn't wait."
+)
 
 
 def sparse_allreduce_async(
@@ -206,16 +148,6 @@ def sparse_allreduce_async(
     return finish
 
 
-def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """All ranks' tensors, put together along the first dimension, in which alone they may differ."""
-    return Allgather.apply(name, process_set, tensor)[0]
-
-
-def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """`allgather` that doesn't wait."""
-    return gather([tensor], name, process_set, first)
-
-
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
@@ -223,11 +155,19 @@ def grouped_allgather(
     return list(Allgather.apply(name, process_set, *tensors))
 
 
-def grouped_allgather_async(
-    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """`grouped_allgather` that doesn't wait."""
-    return gather(tensors, name, process_set, every)
+def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
+    """All ranks' tensors, put together along the first dimension, in which alone they may differ."""
+    return grouped_allgather([tensor], name, process_set)[0]
+
+
+def _allgather(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Operation[Tensor]:
+    return first(gather([tensor], name, process_set))
+
+
+allgather_async = begun("allgather_async", _allgather, "`allgather` that doesn't wait.")
+grouped_allgather_async = begun("grouped_allgather_async", gather, "`grouped_allgather` that doesn't wait.")
 
 
 def broadcast(
@@ -237,25 +177,15 @@ def broadcast(
     return Broadcast.apply(tensor, root_rank, name, process_set)
 
 
-def broadcast_async(
+def _broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """`broadcast` that doesn't wait."""
-    return send([tensor], root_rank, name, process_set)
+) -> Operation[Tensor]:
+    return first(send([tensor], root_rank, name, process_set))
 
 
-def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Tensor:
-    """`broadcast` in place."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-
-
-def broadcast_async_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """`broadcast` in place that doesn't wait."""
-    return send([tensor], root_rank, name, process_set, in_place=True)
+broadcast_ = done("broadcast_", in_place(_broadcast), "`broadcast` in place.")
+broadcast_async = begun("broadcast_async", _broadcast, "`broadcast` that doesn't wait.")
+broadcast_async_ = begun("broadcast_async_", in_place(_broadcast), "`broadcast` in place that doesn't wait.")
 
 
 def alltoall(
@@ -279,41 +209,11 @@ def alltoall(
     return output if splits is None else (output, received)
 
 
-def alltoall_async(
-    tensor: Tensor,
-    splits: Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """`alltoall` that doesn't wait; its result is always the rows and how many came from each rank."""
-    return exchange(tensor, splits, name, process_set)
-
-
-def reducescatter(
-    tensor: Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: ReduceOp = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Tensor:
-    """The rows that this rank gets of the average (or sum) of all ranks' tensors; the first ranks may get one more."""
-    travelling, ctx = compression.compress(tensor)
-    reduced = Reducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, travelling)[0]
-    return compression.decompress(reduced, ctx)
-
-
-def reducescatter_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """`reducescatter` that doesn't wait."""
-    return reduce("reducescatter", [tensor], op, name, prescale_factor, postscale_factor, process_set)
+alltoall_async = begun(
+    "alltoall_async",
+    exchange,
+    "`alltoall` that doesn't wait; its result is always the rows and how many came from each rank.",
+)
 
 
 def grouped_reducescatter(
@@ -326,20 +226,54 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """`reducescatter` of several tensors as one operation."""
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    travelling = [one for one, _ in pairs]
-    reduced = Reducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *travelling)
-    return [compression.decompress(one, ctx) for one, (_, ctx) in zip(reduced, pairs, strict=True)]
+    how = (name, op, process_set, prescale_factor, postscale_factor)
+    return _compressed(compression, tensors, partial(Reducescatter.apply, *how))
 
 
-def grouped_reducescatter_async(
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """The rows that this rank gets of the average (or sum) of all ranks' tensors; the first ranks may get one more."""
+    how = (name, compression, op, process_set, prescale_factor, postscale_factor)
+    return grouped_reducescatter([tensor], *how)[0]
+
+
+def _grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
     op: ReduceOp = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> Handle:
-    """`grouped_reducescatter` that doesn't wait."""
-    given = (op, name, prescale_factor, postscale_factor, process_set)
-    return reduce("reducescatter", tensors, *given, pack=every)
+) -> Operation[list[Tensor]]:
+    return reduce("reducescatter", tensors, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def _reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation[Tensor]:
+    return first(_grouped_reducescatter([tensor], name, op, process_set, prescale_factor, postscale_factor))
+
+
+reducescatter_async = begun("reducescatter_async", _reducescatter, "`reducescatter` that doesn't wait.")
+grouped_reducescatter_async = begun(
+    "grouped_reducescatter_async", _grouped_reducescatter, "`grouped_reducescatter` that doesn't wait."
+)
+
+
+def _compressed(compression: Any, tensors: Sequence[Tensor], reduced: Callable[..., Sequence[Tensor]]) -> list[Tensor]:
+    """What a reduction makes of tensors that travel compressed."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    outputs = reduced(*(travelling for travelling, _ in pairs))
+    return [compression.decompress(one, ctx) for one, (_, ctx) in zip(outputs, pairs, strict=True)]

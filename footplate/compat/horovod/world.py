@@ -252,7 +252,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def _all_here(name: str) -> None:
     engine = context().engine
-    engine.finish(engine.submit(Request(Signature("barrier"), []), name, pack=lambda outputs: None))
+    engine.finish(engine.submit(Request(Signature("barrier"), []), name, (), lambda outputs: None))
 
 
 def mpi_threads_supported() -> bool:
