@@ -90,10 +90,10 @@ def worker_loader() -> DataLoader:
     return DataLoader(dataset(), 10, shuffle=True, num_workers=1)
 
 
-def table_loader() -> fp.Loader:
+def table_loader(transform: Any = None) -> fp.Loader:
     x, label = dataset().tensors
     rows = pa.table({"x": pa.FixedSizeListArray.from_arrays(x.flatten().numpy(), 8), "label": label.numpy()})
-    return fp.Loader(fp.Table(rows), 10, shuffle=True, seed=3)
+    return fp.Loader(fp.Table(rows), 10, shuffle=True, seed=3, transform=transform)
 
 
 LOADERS = {
@@ -128,8 +128,15 @@ def fit(trainer, root, data, accelerator=None, ckpt_path=None, recorder=None, **
     return recorder.seen, module.state_dict(), made
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("source", LOADERS)
+CASES = [
+    *((source, "plainly") for source in LOADERS),
+    *(("a list of batches", setting) for setting in SETTINGS if setting != "plainly"),
+    *(("a DataLoader with workers", setting) for setting in ("accumulation", "a part of an epoch")),
+]
+
+
+@pytest.mark.parametrize(("source", "setting"), CASES)
+@pytest.mark.filterwarnings("ignore:DataLoader can't say where it is")
 def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_was_cut_off(
     source, setting, trainer, tmp_path
 ):
@@ -154,7 +161,7 @@ def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_
 def test_every_stage_has_its_batches_on_the_device_already(stage, trainer):
     data = parcels()
     made = trainer(accelerator=Asynchronous(), max_epochs=1, enable_checkpointing=False)
-    getattr(made, stage)(Opens(), data)
+    getattr(made, stage)(Opens(), data if stage == "fit" else [data])
     assert [one.moved_by for one in data] == [["footplate-prefetch"]] * 12
     assert not reading()
 
@@ -251,7 +258,7 @@ def test_hooks_run_where_and_when_they_do_without_and_only_the_last_lets_batches
 def test_no_more_batches_are_taken_than_the_step_will_ask_for(trainer):
     data, held_out = parcels(), parcels()
     limits = {"limit_train_batches": 7, "limit_val_batches": 3, "num_sanity_val_steps": 1}
-    trainer(accelerator=Asynchronous(), max_epochs=2, **limits).fit(Opens(), data, held_out)
+    trainer(accelerator=Asynchronous(), max_epochs=2, **limits).fit(Opens(), data, [held_out])
     assert [len(one.moved_by) for one in data] == [2] * 7 + [0] * 5
     assert [len(one.moved_by) for one in held_out] == [3, 2, 2] + [0] * 9
 
@@ -269,32 +276,32 @@ def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(tr
     assert positions == [{"epoch": 0, "batch": 4}, {"epoch": 0, "batch": 10}]
 
 
-class Broken(Augmented):
-    """One of its rows can't be read in the second epoch, as long as it isn't mended."""
+BROKEN = dataset()[50][0]
 
-    def __init__(self, mended: bool) -> None:
+
+class Broken(Recorder):
+    """One of the table's rows can't be read from the second epoch on."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.mended, self.epoch = mended, 0
+        self.broken = False
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def on_train_epoch_start(self, trainer: fp.Trainer, pl_module: Any) -> None:
+        self.broken = trainer.current_epoch == 1
 
-    def __getitem__(self, index: int) -> Any:
-        if self.epoch == 1 and index == 50 and not self.mended:
+    def transform(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.broken and torch.equal(row["x"], BROKEN):
             raise KeyError("gone")
-        return super().__getitem__(index)
+        return row
 
 
 def test_what_fails_in_the_loader_is_raised_at_the_step_that_would_have_had_the_batch(trainer, tmp_path):
-    def data(mended: bool = True) -> DataLoader:
-        return DataLoader(Broken(mended), 10, shuffle=True, num_workers=2)
-
-    seen, weights, _ = fit(trainer, tmp_path / "whole", data(), CPU())
-    before = Recorder()
+    seen, weights, _ = fit(trainer, tmp_path / "whole", table_loader(), CPU())
+    before = Broken()
     with pytest.raises(KeyError, match="gone"):
-        fit(trainer, tmp_path / "run", data(mended=False), recorder=before)
-    after, weights_after, _ = fit(trainer, tmp_path / "run", data(), ckpt_path="last")
-    assert 12 < min(after) == max(before.seen) + 1
+        fit(trainer, tmp_path / "run", table_loader(before.transform), recorder=before)
+    after, weights_after, _ = fit(trainer, tmp_path / "run", table_loader(), ckpt_path="last")
+    assert 14 < min(after) == max(before.seen) + 1
     assert {**before.seen, **after} == seen
     assert all(torch.equal(value, weights_after[name]) for name, value in weights.items())
 

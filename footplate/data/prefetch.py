@@ -143,7 +143,10 @@ class _Lane:
         """The next batch and the source's state after it; None at the end."""
         item = self._ready.get()
         if isinstance(item, BaseException):
-            raise item
+            try:
+                raise item
+            finally:
+                del item  # else the exception would hold this frame, and this frame the exception
         if item is None:
             return None
         self._room.release()
