@@ -36,10 +36,10 @@ def make_transfer(
         moved: the batch is there already (see `moves_plainly`), so that `on_after_batch_transfer` alone is left.
     """
     before, move, after = (_owner(module, datamodule, name) for name in TRANSFER_HOOKS)
-    if after is None and (moved or (device.type == "cpu" and before is None and move is None)):
-        return None
     if moved:
-        return after.on_after_batch_transfer
+        return None if after is None else after.on_after_batch_transfer
+    if device.type == "cpu" and before is None and move is None and after is None:
+        return None
 
     def transfer(batch: Any, dataloader_idx: int) -> Any:
         if before is not None:
