@@ -9,7 +9,8 @@ import contextlib
 import random
 import threading
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +19,15 @@ import torch
 import torch.nn.functional as F
 from models import ranks
 from models.small import Classifier, dataset, loader
+from parallel.common import equal, seeded, weights
 from test_resume import Augmented, PowerCut, Recorder
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.data.adapt import adapt, made_elsewhere
 from footplate.hardware.cpu import CPU
+from footplate.step.transfer import map_tensors, movable
 
 
 class Asynchronous(CPU):
@@ -141,10 +145,10 @@ def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_
     source, setting, trainer, tmp_path
 ):
     data, settings = LOADERS[source], SETTINGS[setting]
-    seen, weights, _ = fit(trainer, tmp_path / "at the step", data(), CPU(), **settings)
+    seen, whole, _ = fit(trainer, tmp_path / "at the step", data(), CPU(), **settings)
     ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), **settings)
     assert ahead == seen
-    assert all(torch.equal(value, weights_ahead[name]) for name, value in weights.items())
+    assert all(torch.equal(value, weights_ahead[name]) for name, value in whole.items())
     assert made._state.loader is made._loop.source is not made._loop.loader, "it was not read ahead"
 
     for cut_at in (len(seen) // 2, len(seen) - 1):
@@ -153,7 +157,7 @@ def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_
         after, weights_after, _ = fit(trainer, root, data(), ckpt_path="last", **settings)
         assert min(after) > 1
         assert {**before, **after} == seen
-        assert all(torch.equal(value, weights_after[name]) for name, value in weights.items())
+        assert all(torch.equal(value, weights_after[name]) for name, value in whole.items())
     assert not reading()
 
 
@@ -276,6 +280,15 @@ def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(tr
     assert positions == [{"epoch": 0, "batch": 4}, {"epoch": 0, "batch": 10}]
 
 
+def test_replicas_share_batches_that_came_ahead_as_they_do_others(trainer):
+    models = seeded(), seeded()
+    for accelerator, model in zip((CPU(), Asynchronous()), models, strict=True):
+        made = trainer(accelerator=accelerator, devices=2, strategy="replicas", enable_checkpointing=False)
+        made.fit(model, list(loader(shuffle=False)))
+    assert made._loop.source is not made._loop.loader
+    equal(weights(models[0]), weights(models[1]))
+
+
 BROKEN = dataset()[50][0]
 
 
@@ -296,14 +309,14 @@ class Broken(Recorder):
 
 
 def test_what_fails_in_the_loader_is_raised_at_the_step_that_would_have_had_the_batch(trainer, tmp_path):
-    seen, weights, _ = fit(trainer, tmp_path / "whole", table_loader(), CPU())
+    seen, whole, _ = fit(trainer, tmp_path / "whole", table_loader(), CPU())
     before = Broken()
     with pytest.raises(KeyError, match="gone"):
         fit(trainer, tmp_path / "run", table_loader(before.transform), recorder=before)
     after, weights_after, _ = fit(trainer, tmp_path / "run", table_loader(), ckpt_path="last")
     assert 14 < min(after) == max(before.seen) + 1
     assert {**before.seen, **after} == seen
-    assert all(torch.equal(value, weights_after[name]) for name, value in weights.items())
+    assert all(torch.equal(value, weights_after[name]) for name, value in whole.items())
 
 
 class Leaves(fp.Callback):
@@ -395,3 +408,65 @@ def test_waiting_is_not_measured_unless_asked_for(trainer):
     made = trainer(max_epochs=1)
     made.fit(Classifier(), loader())
     assert made.data_wait_s is None
+
+
+class Own(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+class Drawn(torch.utils.data.Sampler):
+    def __iter__(self):
+        return iter(torch.randperm(120).tolist())
+
+
+def keeps_state() -> Any:
+    class Stateful(Own):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    return Stateful(Stream(), None, num_workers=2)
+
+
+def test_only_of_these_loaders_may_any_thread_take_the_batches():
+    elsewhere = [
+        table_loader(),
+        worker_loader(),
+        list(loader()),
+        DataLoader(Stream(), None, num_workers=2),
+        DataLoader(dataset(), 10, sampler=Drawn(), num_workers=2),  # whose order is drawn before the epoch, in training
+    ]
+    here = [loader(), (batch for batch in loader()), Own(dataset(), 10, num_workers=2, shuffle=True), keeps_state()]
+    assert [made_elsewhere(adapt(one, seed=1)) for one in elsewhere] == [True] * 5
+    assert [made_elsewhere(one) for one in elsewhere] == [True] * 4 + [False]
+    assert [made_elsewhere(adapt(one, seed=1)) for one in (here[0], here[1], here[3])] == [False] * 3
+    assert [made_elsewhere(one) for one in here] == [False] * 4
+    assert made_elsewhere(adapt(worker_loader(), seed=1, shuffle=False))
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Marked:
+    rows: Any
+    mask: Any = None
+
+    def __post_init__(self) -> None:
+        self.mask = self.rows[0] > 0
+
+
+def test_what_is_moved_of_a_batch_is_found_again_wherever_it_is():
+    one, two, parcel = torch.ones(2), torch.zeros(3), Parcel(None)
+    batch = {"a": [one, "text"], "b": Point(two, (3, None)), "c": parcel}
+    moved: list[Any] = []
+    map_tensors(batch, lambda tensor: moved.append(tensor) or tensor)
+    found = list(movable(batch))
+    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in moved] == [id(one), id(two), id(parcel)]
+    marked = Marked([one])
+    assert [id(tensor) for tensor in movable(marked)] == [id(one), id(marked.mask)]
