@@ -382,7 +382,7 @@ class Waits(fp.Callback):
     def on_train_batch_end(self, trainer, *_: Any) -> None:
         time.sleep(self.step_s)
 
-    def on_validation_start(self, *_: Any) -> None:
+    def on_validation_epoch_start(self, *_: Any) -> None:
         time.sleep(0.5)
 
 
