@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from footplate.callbacks.base import Callback as Callback
+    from footplate.callbacks.data_wait import DataWaitMonitor as DataWaitMonitor
     from footplate.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from footplate.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from footplate.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
@@ -55,6 +56,7 @@ _HOMES = {
     "ConfigError": "footplate.errors",
     "DataError": "footplate.errors",
     "DataModule": "footplate.module",
+    "DataWaitMonitor": "footplate.callbacks.data_wait",
     "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
     "FootplateError": "footplate.errors",

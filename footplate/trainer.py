@@ -297,6 +297,7 @@ class Trainer(View):
         self.step: Step
         self._state: RunState
         self._loop: TrainingLoop | None = None
+        self.data_wait_s: float | None = None  # waited for training batches; counted where a callback has set it to 0
         self.signals = Signals()
         self.agreement = self._make_agreement()
         self._writer = CheckpointWriter()
@@ -460,6 +461,7 @@ class Trainer(View):
         if loaded is not None:
             self._resume_training(loaded, str(found))
         loop = self._loop = TrainingLoop(self, loader, val_loaders)
+        self._state.loader = loop.source
         if loaded is None:
             loop.sanity_check()
         self.should_stop = False
@@ -794,9 +796,11 @@ class Trainer(View):
         """Send host floats to the loggers with the next report: for callbacks that measure something themselves."""
         self.reports.log_now(values)
 
-    def transfer(self) -> Callable[[Any, int], Any] | None:
-        """The function that brings a batch to the device, or None where there is nothing to do."""
-        return make_transfer(self.module, self.datamodule, self.device)
+    def transfer(self, moved: bool = False) -> Callable[[Any, int], Any] | None:
+        """The function that brings a batch to the device, or does what is left to do with one that has been `moved`; None
+        where that is nothing.
+        """
+        return make_transfer(self.module, self.datamodule, self.device, moved)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0, above the progress display. Rich renderables are rendered."""

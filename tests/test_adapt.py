@@ -52,6 +52,14 @@ class Stream(IterableDataset):
         return iter(torch.arange(20.0))
 
 
+def test_a_position_that_was_loaded_is_the_position_before_any_batch_is_asked_for():
+    for data in (DataLoader(Noisy(20), 2), [1, 2, 3, 4, 5]):
+        one = adapt(data, seed=1)
+        one.load_state_dict({**one.state_dict(), "epoch": 3, "batch": 4})
+        one.set_epoch(3)
+        assert (one.state_dict()["epoch"], one.state_dict()["batch"]) == (3, 4)
+
+
 class Positioned:
     """A loader that knows where it is, as torchdata's does."""
 

@@ -19,6 +19,7 @@ import data_common  # noqa: E402
 import step_overhead  # noqa: E402
 
 RATIOS = {
+    "augmentation": {"decoded_row_by_row_vs_left", "cached_row_by_row_vs_left"},
     "ddp_overhead": {
         "footplate_vs_raw_ddp",
         "footplate_full_vs_raw_ddp",

@@ -105,6 +105,14 @@ class Mixup(Classifier):
         return F.cross_entropy(self(x), batch[1])
 
 
+class AugmentsOnDevice(Classifier):
+    """Draws from torch's generator for each batch, once it is on the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, y = batch
+        return (x + 0.1 * torch.randn_like(x), y) if self.training else batch
+
+
 CASES: dict[str, dict[str, Any]] = {
     "dropout and shuffling": {},
     "learning rate by step": {"module": Scheduled},
@@ -126,6 +134,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "two optimizers by hand": {"module": TwoOptimizers},
     "python and numpy in the step": {"module": Mixup},
+    "augmentation on the device": {"module": AugmentsOnDevice},
     "augmentation in this process": {"data": lambda: DataLoader(Augmented(), 10, shuffle=True)},
     "augmentation in workers": {"data": lambda: DataLoader(Augmented(), 10, shuffle=True, num_workers=2)},
     "a list of batches": {"data": lambda: list(loader(shuffle=False))},

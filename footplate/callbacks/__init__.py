@@ -1,6 +1,7 @@
 """Callbacks: what watches a run and now and then acts."""
 
 from footplate.callbacks.base import Callback
+from footplate.callbacks.data_wait import DataWaitMonitor
 from footplate.callbacks.early_stopping import EarlyStopping
 from footplate.callbacks.lr_monitor import LearningRateMonitor
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
@@ -11,6 +12,7 @@ from footplate.callbacks.weight_averaging import EMAWeightAveraging
 
 __all__ = [
     "Callback",
+    "DataWaitMonitor",
     "EMAWeightAveraging",
     "EarlyStopping",
     "LearningRateMonitor",

@@ -87,6 +87,28 @@ def pin_for(loader: Any, device: torch.device) -> None:
         loader.pin_memory = device.type == "cuda"
 
 
+def made_elsewhere(loader: Any) -> bool:
+    """Whether batches are ready, or made by threads or processes of the loader's own, so that any thread may take them.
+
+    Otherwise taking one runs what its author has written, which may draw from the generators that a step draws from too.
+
+    Args:
+        loader: any iterable of batches, adapted or not.
+    """
+    while isinstance(loader, (SameEpoch, ReplayedLoader, SeededDataLoader)):
+        loader = loader.loader
+    if isinstance(loader, DataLoader):
+        parts = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+        by_torch = type(loader).__iter__ is DataLoader.__iter__ and all(map(_draws_before, parts))
+        return loader.num_workers > 0 and by_torch
+    return hasattr(loader, "rank_rows") or type(loader) in (list, tuple)
+
+
+def _draws_before(sampler: Any) -> bool:
+    """Whether a sampler draws nothing from global generators once it has begun, as those of torch do."""
+    return sampler is None or type(sampler).__module__.startswith(("torch.utils.data.", __name__))
+
+
 def even(loader: Any) -> bool:
     """Whether every rank is certain to have as many batches as the others."""
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
@@ -154,7 +176,7 @@ class Positioned:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after those batches."""
-        self._epoch, self._start = state["epoch"], state["batch"]
+        self._epoch, self._batch, self._start = state["epoch"], state["batch"], state["batch"]
 
 
 class ReplayedLoader(Positioned):

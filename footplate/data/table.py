@@ -117,7 +117,7 @@ class Table:
         """Whether it is read over a network."""
         return self._source.is_remote
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Identifies the rows meant: kind, version, filter and split. A checkpoint keeps it."""
         meant = f"{self.version} {self._filter} {self._splits} {self._counts.tolist()}"
@@ -157,7 +157,7 @@ class Table:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("row_groups", "_positions", "_counts"):
+        for name in ("row_groups", "fingerprint", "_positions", "_counts"):
             state.pop(name, None)
         return state
 

@@ -46,12 +46,15 @@ class Accelerator(ABC):
         priority: `"auto"` takes the usable accelerator of the highest priority (cpu 0, mps 10, cuda 20).
         precisions: the precisions it can train in.
         process_group_backend: what `torch.distributed` uses between its devices.
+        batches_ahead: how many batches are put onto a device ahead of the step, by a thread of their own; 0 where that
+            gains nothing, since a copy holds up either the host or the device.
     """
 
     name: ClassVar[str]
     priority: ClassVar[int] = 5
     precisions: ClassVar[frozenset[str]] = frozenset({"32-true"})
     process_group_backend: ClassVar[str] = "gloo"
+    batches_ahead: ClassVar[int] = 0
 
     @abstractmethod
     def unavailable(self) -> str | None:

@@ -90,6 +90,7 @@ class CUDA(Accelerator):
     priority = 20
     precisions = frozenset({"32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"})
     process_group_backend = "gloo" if sys.platform == "win32" else "nccl"
+    batches_ahead = 2
 
     def unavailable(self) -> str | None:
         """Which of torch's build, the driver, its age, or the GPUs themselves is missing, and what to do."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from footplate.hooks import overrides
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -20,16 +22,24 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def make_transfer(module: Any, datamodule: Any, device: torch.device) -> Callable[[Any, int], Any] | None:
+def make_transfer(
+    module: Any, datamodule: Any, device: torch.device, moved: bool = False
+) -> Callable[[Any, int], Any] | None:
     """The function that brings a batch of a loader (by its index) to the device, or None where there is nothing to do.
 
     The three batch-transfer hooks are the data module's where it overrides them, else the module's.
+
+    Args:
+        module: the module that is run.
+        datamodule: its data module, if it has one.
+        device: where to.
+        moved: the batch is there already (see `moves_plainly`), so that `on_after_batch_transfer` alone is left.
     """
-    names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    own = [next((one for one in (datamodule, module) if one is not None and overrides(one, n)), None) for n in names]
-    if device.type == "cpu" and all(one is None for one in own):
+    before, move, after = (_owner(module, datamodule, name) for name in TRANSFER_HOOKS)
+    if moved:
+        return None if after is None else after.on_after_batch_transfer
+    if device.type == "cpu" and before is None and move is None and after is None:
         return None
-    before, move, after = own
 
     def transfer(batch: Any, dataloader_idx: int) -> Any:
         if before is not None:
@@ -41,6 +51,16 @@ def make_transfer(module: Any, datamodule: Any, device: torch.device) -> Callabl
         return batch if after is None else after.on_after_batch_transfer(batch, dataloader_idx)
 
     return transfer
+
+
+def moves_plainly(module: Any, datamodule: Any) -> bool:
+    """Whether nobody has a word in how a batch gets to the device, so that it may be there before its step."""
+    return all(_owner(module, datamodule, name) is None for name in TRANSFER_HOOKS[:2])
+
+
+def _owner(module: Any, datamodule: Any, name: str) -> Any:
+    """Whose batch-transfer hook counts; None where it is nobody's."""
+    return next((one for one in (datamodule, module) if one is not None and overrides(one, name)), None)
 
 
 def map_tensors(batch: Any, function: Any) -> Any:
@@ -60,6 +80,23 @@ def map_tensors(batch: Any, function: Any) -> Any:
     if callable(getattr(batch, "to", None)):
         return function(batch)
     return batch
+
+
+def movable(batch: Any) -> Iterator[Any]:
+    """Every tensor and every object with a `.to` in a nested batch: what `map_tensors` has a function for."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from movable(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from movable(value)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from movable(getattr(batch, field.name))
+    elif callable(getattr(batch, "to", None)):
+        yield batch
 
 
 def as_tensors(data: Any, device: torch.device) -> Any:

@@ -26,6 +26,7 @@ from footplate.data.adapt import even, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import together
+from footplate.training.feed import batches_of, read_ahead
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -50,7 +51,6 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     module, hooks, step = trainer.module, trainer.hooks, trainer.step
     log = MetricLog(module, by_step=False, group=trainer.group)
     agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
-    transfer = trainer.transfer()
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
     with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode and not lockstep):
         trainer.parallel.sync_buffers(module)
@@ -60,7 +60,10 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()
             log.dataloader_idx = several
-            batches, weight, alike = iter(loader), weigher(loader, trainer.world), lockstep or even(loader)
+            ahead = read_ahead(trainer, loader)
+            transfer = trainer.transfer(moved=ahead is not None)
+            batches = batches_of(loader, ahead, limit)
+            weight, alike = weigher(loader, trainer.world), lockstep or even(loader)
             if lockstep and not even(loader):
                 batches = together(batches, trainer.group, stage)
             agreement.begin()

@@ -30,6 +30,7 @@ from footplate.hooks import overrides
 from footplate.launch import worker
 from footplate.parallel.uneven import together
 from footplate.training.evaluation import evaluate
+from footplate.training.feed import batches_of, read_ahead, timed
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -46,11 +47,16 @@ class TrainingLoop:
         trainer: prepared: its module, step, hooks, metrics and progress.
         loader: the training loader, made resumable.
         val_loaders: the validation loaders; none when there is no validation.
+
+    Attributes:
+        source: what knows the batch that was handed out last: the loader, or what reads ahead of the step from it.
     """
 
     def __init__(self, trainer: Trainer, loader: Any, val_loaders: list[Any]) -> None:
         self.trainer = trainer
         self.loader = loader
+        self._ahead = read_ahead(trainer, loader)
+        self.source = loader if self._ahead is None else self._ahead
         self.val_loaders = val_loaders
         self.logs_this_step = False
         self._progress, self._reports = trainer.progress, trainer.reports
@@ -69,15 +75,17 @@ class TrainingLoop:
 
     def epoch(self) -> None:
         """Train for one epoch, or for the rest of one that was resumed."""
-        trainer, loader = self.trainer, self.loader
+        trainer, loader, ahead = self.trainer, self.loader, self._ahead
         progress, metrics, step = trainer.progress, trainer.metrics, trainer.step
-        total, transfer = trainer.num_training_batches, trainer.transfer()
+        total, transfer = trainer.num_training_batches, trainer.transfer(moved=ahead is not None)
         seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
         self._begin_epoch()
 
         complete = False
         ended = progress.batch_idx >= total or self.stops_here()
-        batches = iter(()) if ended else iter(loader)
+        batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
+        if trainer.data_wait_s is not None:
+            batches = timed(batches, trainer)
         if self._several and not even(loader):
             batches = together(batches, trainer.group, "training")
         for chunk in chunks(batches, step.chunk_size):
@@ -182,7 +190,7 @@ class TrainingLoop:
     def _begin_epoch(self) -> None:
         trainer = self.trainer
         progress = trainer.progress
-        self.loader.set_epoch(progress.epoch)
+        self.source.set_epoch(progress.epoch)
         if progress.batch_idx == 0:
             if progress.batches == 0 and trainer.world.rank == 0:
                 _warn_of_evaluation_mode(trainer.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -67,6 +68,46 @@ def test_an_error_of_the_source_or_the_move_reaches_the_consumer() -> None:
         list(Prefetcher(broken(), move=lambda batch: batch))
     with pytest.raises(ZeroDivisionError):
         list(Prefetcher([1], move=lambda batch: batch // 0))
+
+
+def test_the_consumer_itself_takes_the_first_batch_and_so_begins_whatever_there_is_to_begin() -> None:
+    takers: list[str] = []
+
+    def source() -> Iterator[int]:
+        for number in range(4):
+            takers.append(threading.current_thread().name)
+            yield number
+
+    assert list(Prefetcher(source(), move=lambda batch: batch)) == [0, 1, 2, 3]
+    assert takers == ["MainThread", *["footplate-prefetch"] * 3]
+
+
+def test_no_more_are_taken_from_the_source_than_are_wanted() -> None:
+    source = iter(range(20))
+    batches = Prefetcher(source, move=lambda batch: -batch, ahead=4)
+    assert list(batches.first(7)) == [-number for number in range(7)]
+    assert next(source) == 7
+    assert list(batches.first(0)) == []
+    assert next(source) == 8
+
+
+def test_what_has_failed_is_not_kept_alive_by_having_been_raised() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise Gone
+
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(Gone):
+            list(Prefetcher(broken(), move=lambda batch: batch))
+        assert not [one for one in gc.get_objects() if type(one) is Gone]
+    finally:
+        gc.enable()
+
+
+class Gone(Exception):
+    pass
 
 
 def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:

@@ -1,0 +1,62 @@
+"""How batches come to a step: read and moved when it asks for them, or by a thread ahead of it.
+
+    at the step     loader → [transfer hooks] → device → on_after_batch_transfer → step
+    ahead of it     loader → device  ─(2 batches wait there)─►  on_after_batch_transfer → step
+
+Ahead of the step is for accelerators to which copies go on beside the work (`Accelerator.batches_ahead`), and only where
+nothing can tell the difference but the clock: the loader makes its batches in threads or processes of its own (else what
+its author wrote would run beside the step, and draw from the same generators), and nobody has a hook before the device.
+`on_after_batch_transfer` is part of the step in both cases: in the main thread, under the step's seed.
+
+No more batches are read than the step will ask for, as far as that is known; what fails is raised at the step that would
+have had the batch; and the loader's position, in a checkpoint, is that of the last batch that was handed out.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.data.adapt import made_elsewhere
+from footplate.data.prefetch import Prefetcher
+from footplate.step.transfer import moves_plainly, to_device
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+_END = object()
+
+
+def read_ahead(trainer: Trainer, loader: Any) -> Prefetcher | None:
+    """What puts a loader's batches onto the device ahead of the step; None where they come at the step."""
+    count = trainer.accelerator.batches_ahead
+    if not count or not made_elsewhere(loader) or not moves_plainly(trainer.module, trainer.datamodule):
+        return None
+    return Prefetcher(loader, functools.partial(to_device, device=trainer.device), trainer.device, count)
+
+
+def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[Any]:
+    """A pass over a loader, of which at most so many batches will be asked for."""
+    return iter(loader) if ahead is None else ahead.first(most)
+
+
+def timed(batches: Iterator[Any], trainer: Trainer) -> Iterator[Any]:
+    """The same batches; `trainer.data_wait_s` counts the seconds for which the device has waited for them."""
+    idle = torch.cuda.current_stream(trainer.device).query if trainer.device.type == "cuda" else lambda: True
+    try:
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, _END)
+            if idle():  # else the host has only run ahead of the device
+                trainer.data_wait_s = (trainer.data_wait_s or 0.0) + time.perf_counter() - asked
+            if batch is _END:
+                return
+            yield batch
+    finally:
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,132 @@
+"""Batches that are copied to a GPU ahead of the step: beside its work, in time, and into memory that nobody still reads.
+
+Written without a machine to try them on: not run yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from models.small import Classifier, loader
+from test_feed import LOADERS, SETTINGS, fit
+
+import footplate as fp
+from footplate.data import Prefetcher
+from footplate.hardware.cuda import CUDA
+from footplate.step.transfer import to_device
+
+DEVICE = torch.device("cuda", 0)
+
+
+class AtTheStep(CUDA):
+    batches_ahead = 0
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("source", LOADERS)
+def test_losses_and_weights_are_bit_for_bit_those_of_copies_at_the_step(source, setting, trainer, tmp_path):
+    data, settings = LOADERS[source], SETTINGS[setting]
+    seen, weights, _ = fit(trainer, tmp_path / "at the step", data(), AtTheStep(), **settings)
+    ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), CUDA(), **settings)
+    assert ahead == seen
+    assert all(torch.equal(value, weights_ahead[name]) for name, value in weights.items())
+    assert made._loop.source is not made._loop.loader
+
+
+def spin(seconds: float) -> None:
+    """Keep the GPU busy; the host goes on."""
+    torch.cuda._sleep(int(seconds * cycles_per_second()))
+
+
+def cycles_per_second() -> float:
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    torch.cuda._sleep(100_000_000)
+    after.record()
+    after.synchronize()
+    return 100_000_000 / (before.elapsed_time(after) / 1000)
+
+
+@dataclass
+class Held:
+    """A batch that holds its tensor as a field."""
+
+    numbers: Any
+
+
+class Opaque:
+    """Moves itself, and can't be told which stream uses its memory."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self.numbers = numbers
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Opaque:
+        return Opaque(self.numbers.to(device, non_blocking=non_blocking))
+
+
+@pytest.mark.parametrize("kind", [lambda numbers: numbers, Held, Opaque], ids=["tensor", "dataclass", "opaque"])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_no_batch_is_written_over_while_the_gpu_still_reads_it(kind, pinned):
+    """The host drops each batch long before the GPU has come to it."""
+
+    def source() -> Iterator[Any]:
+        for number in range(40):
+            yield kind(torch.full((1 << 22,), number, dtype=torch.int32, pin_memory=pinned))
+
+    sums = []
+    for batch in Prefetcher(source(), lambda batch: to_device(batch, DEVICE), DEVICE):
+        spin(0.005)
+        numbers = getattr(batch, "numbers", batch)
+        sums.append(numbers.sum())
+        del batch, numbers
+    assert [int(one) for one in sums] == [number << 22 for number in range(40)]
+
+
+def test_copies_go_on_beside_the_work():
+    batches = [torch.ones(1 << 26, dtype=torch.uint8, pin_memory=True) for _ in range(30)]
+
+    def timed(ahead: bool, work_s: float) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        moved = (
+            Prefetcher(batches, lambda batch: to_device(batch, DEVICE), DEVICE)
+            if ahead
+            else (to_device(batch, DEVICE) for batch in batches)
+        )
+        for _ in moved:
+            if work_s:
+                torch.cuda._sleep(int(work_s * rate))
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    rate = cycles_per_second()
+    timed(True, 0.0)  # its memory is there from now on
+    copies_s = timed(False, 0.0)
+    each_s = copies_s / len(batches)
+    one_after_the_other, at_once = timed(False, each_s), timed(True, each_s)
+    assert one_after_the_other > 1.8 * copies_s
+    assert at_once < 1.4 * copies_s
+
+
+@pytest.mark.parametrize(("work_s", "batch_s", "least", "most"), [(0.02, 0.01, 0.0, 0.2), (0.001, 0.02, 0.7, 1.0)])
+def test_waiting_counts_only_while_the_gpu_has_nothing_to_do(work_s, batch_s, least, most, trainer):
+    class Works(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            torch.cuda._sleep(int(work_s * rate))
+            return super().training_step(batch, batch_idx)
+
+    class Slow:
+        def __iter__(self) -> Iterator[Any]:
+            for batch in loader(600, shuffle=False):
+                time.sleep(batch_s)
+                yield batch
+
+    rate = cycles_per_second()
+    made = trainer(max_epochs=1, callbacks=fp.DataWaitMonitor(), enable_checkpointing=False, log_every_n_steps=30)
+    made.fit(Works(), Slow())
+    assert least <= float(made.callback_metrics["data_wait"]) <= most
