@@ -29,6 +29,7 @@ from typing import Any
 
 from footplate.errors import LaunchError
 from footplate.launch import bootstrap, nurseries, parcel, rendezvous, terminal, wire
+from footplate.launch.bell import Bell
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit
 from footplate.launch.nurseries import Kind, Nursery
@@ -95,10 +96,7 @@ class LocalCrew:
         self._caller = caller or Caller.here()
         self._keep = keep
         self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._take_wake)
+        self._bell = Bell(self._selector)
         self._nursery: Nursery | None = None
         self._workers: dict[int, _Worker] = {}  # by number
         self._events: list[Event] = []
@@ -137,8 +135,7 @@ class LocalCrew:
         return events
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"!")
+        self._bell.ring()
 
     def send(self, rank: int, signum: int) -> None:
         self._ask(rank, {"do": "signal", "signum": signum})
@@ -165,8 +162,7 @@ class LocalCrew:
             self._end_nursery(self._nursery)
         self._forget_workers()
         self._selector.close()
-        self._woken.close()
-        self._wake.close()
+        self._bell.close()
 
     def _take_nursery(self) -> Nursery:
         environment = self._environment_of_all()
@@ -213,10 +209,6 @@ class LocalCrew:
         for number, worker in self._workers.items():
             if worker.rank == rank and not worker.ended:
                 self._order(number, message)
-
-    def _take_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
 
     def _hear_nursery(self, nursery: Nursery) -> None:
         received = wire.receive(nursery.connection)

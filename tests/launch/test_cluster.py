@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ from places import Places, agent, rank
 from torch import distributed as dist
 
 from footplate.errors import LaunchError
-from footplate.launch import Restarts, launch
+from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
 from footplate.launch.cluster import crew as cluster
 from footplate.launch.cluster import door, greeting
@@ -181,6 +182,30 @@ def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
     assert len(places.started) == 1
     assert "rank 1 was lost on" in said.text
     assert "which was killed by SIGKILL" in said.text
+
+
+def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, quick):
+    for node in "ab":
+        (tmp_path / node).mkdir()
+    places = Places(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
+
+    def work():
+        mark = worker.kept() / "mark"
+        found = mark.read_text() if mark.exists() else "nothing"
+        mark.write_text(f"of attempt {attempt()}")
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt() == 1:
+            dist.init_process_group("gloo")
+            dist.barrier()
+            if rank() == 1:
+                os.kill(agent(), signal.SIGKILL)
+            time.sleep(30)
+        return found, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
+
+    assert run(places, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
+    assert len(places.started) == 2
+    assert [path for node in "ab" for path in (tmp_path / node).glob("footplate-*")] == []
 
 
 def test_a_place_that_cannot_be_started_is_said_so():
@@ -360,8 +385,9 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 from places import Places
 from footplate.launch import launch
 from footplate.launch.backends import Cluster
+from footplate.launch import worker
 def work():
-    print("works", flush=True)
+    print("works", "and keeps", worker.kept(), flush=True)
     time.sleep(60)
 launch(work, world_size=2, backend=Cluster(Places(["a", "b"])), preload=())
 """  # noqa: PTH120
@@ -380,11 +406,14 @@ def test_a_driver_that_is_told_to_end_ends_the_workers(signum, code, program):
 
 def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
     driver = program(DRIVER)
-    driver.read_until("[rank 0] works", "[rank 1] works")
+    said = driver.read_until("[rank 0] works", "[rank 1] works")
+    kept = Path(said.split()[-1])
+    assert kept.is_dir()
     family = driver.family()
     assert len(family) == 6
     driver.process.kill()
     assert gone_within(5, family)
+    assert not kept.exists()
 
 
 def test_a_hello_survives_json():
