@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from launched import gone_within
 from models.small import Classifier, loader
 from sessions import two_executors
 from torch import distributed as dist
@@ -23,7 +24,7 @@ from torch import distributed as dist
 import footplate as fp
 from footplate.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
-from footplate.launch.backends import Cluster
+from footplate.launch.backends import Cluster, found
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.spark import SparkPlacement
@@ -261,6 +262,14 @@ def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
         until(placement.lost)
 
 
+def test_the_session_is_found_from_any_thread(session):
+    seen: list[str | None] = []
+    thread = threading.Thread(target=lambda: seen.append(found({})))
+    thread.start()
+    thread.join()
+    assert seen == [found({})] == ["spark"]
+
+
 def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
     def work(factor):
         dist.init_process_group("gloo")
@@ -331,6 +340,26 @@ def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
         launch(work, world_size=2, backend=Cluster(SparkPlacement()))
     assert not any(psutil.pid_exists(int((tmp_path / rank).read_text())) for rank in "01")
     assert session.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_when_the_driver_is_killed_nothing_of_the_launch_or_the_session_is_left(program):
+    running = program(f"""
+import os, sys, time
+sys.path.append({str(Path(__file__).parent)!r})
+from sessions import two_executors
+from footplate.launch import launch
+from footplate.launch.backends import named
+def work():
+    print("rank", os.environ["RANK"], "works")
+    time.sleep(600)
+with two_executors():
+    launch(work, world_size=2, backend=named("spark"))
+""")
+    running.read_until("rank 0 works", "rank 1 works")
+    family = running.family()
+    assert sum("footplate.launch.nursery" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
+    running.process.kill()
+    assert gone_within(30, family)
 
 
 def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, quick):
