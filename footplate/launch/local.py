@@ -29,11 +29,11 @@ from typing import Any
 
 from footplate.errors import LaunchError
 from footplate.launch import bootstrap, nurseries, parcel, rendezvous, terminal, wire
-from footplate.launch.bell import Bell
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit
 from footplate.launch.nurseries import Kind, Nursery
 from footplate.launch.rendezvous import Share
+from footplate.launch.waiting import Bell, heed
 
 KILL_S = 5.0
 PIECE = 1 << 16  # bytes read at once
@@ -126,10 +126,7 @@ class LocalCrew:
         return self._selector.fileno()
 
     def wait(self, timeout_s: float) -> list[Event]:
-        ready = self._selector.select(0 if self._events else timeout_s)
-        for key, _ in ready:
-            if key.fileobj in self._selector.get_map():  # may have gone with one before it
-                key.data()
+        heed(self._selector, 0 if self._events else timeout_s)
         self._press()
         events, self._events = self._events, []
         return events

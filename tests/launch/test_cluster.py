@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from footplate.launch.cluster import crew as cluster
 from footplate.launch.cluster import door, greeting
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import Channel, Gone
+from footplate.launch.waiting import heed
 from footplate.launch.worker import attempt
 
 MB = 1 << 20
@@ -63,20 +65,6 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
         ["1", "1", "2", "0", "1", "4,6", "hello"],
         ["2", "0", "1", "1", "0", "5", "hello"],
     ]
-
-
-def test_a_worker_has_the_callers_directory_arguments_and_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "of_the_driver.py").write_text("answer = 42\n")
-
-    def work():
-        import of_the_driver
-
-        return os.getcwd(), sys.argv, of_the_driver.answer  # noqa: PTH109
-
-    assert run(Places(["a"]), work) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
 
 
 def test_output_and_logs_come_home(tmp_path, capsys):
@@ -345,6 +333,21 @@ def until_closed(connection: socket.socket) -> bool:
 def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(monkeypatch):
     monkeypatch.setattr(door, "STRANGERS", 4)
     while_running(Places(["a"]), lambda call: [socket.create_connection((call.host, call.port)) for _ in range(20)])
+
+
+def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(monkeypatch):
+    monkeypatch.setattr(door, "STRANGERS", 1)
+    with selectors.DefaultSelector() as selector:
+        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        with socket.create_connection(opened.address) as one:
+            heed(selector, 5)
+            with socket.create_connection(opened.address) as two:  # for whom the first must go
+                one.sendall(b"something")
+                time.sleep(0.1)  # both have come
+                heed(selector, 5)
+                assert until_closed(one)
+                assert two.recv(1)
+                opened.close()
 
 
 def test_an_agent_does_not_obey_one_who_does_not_know_the_token():

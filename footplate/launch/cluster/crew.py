@@ -26,7 +26,6 @@ from typing import Any
 
 from footplate.errors import LaunchError
 from footplate.launch import parcel, rendezvous
-from footplate.launch.bell import Bell
 from footplate.launch.cluster import greeting, seating
 from footplate.launch.cluster.agent import PAYLOAD, AgentCall, share_as_message
 from footplate.launch.cluster.channel import Channel, Gone, Message
@@ -36,6 +35,7 @@ from footplate.launch.cluster.placement import Lost as Lost
 from footplate.launch.cluster.placement import Placement as Placement
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Wrote
 from footplate.launch.local import KILL_S, Caller
+from footplate.launch.waiting import Bell, heed
 
 LOOK_S = 0.2  # how often the placement is asked
 
@@ -124,9 +124,7 @@ class ClusterCrew:
 
     def wait(self, timeout_s: float) -> list[Event]:
         self._flush()
-        for key, _ in self._selector.select(0 if self._events else min(timeout_s, LOOK_S)):
-            if key.fileobj in self._selector.get_map():  # may have gone with one before it
-                key.data()
+        heed(self._selector, 0 if self._events else min(timeout_s, LOOK_S))
         self._flush()
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._look()

@@ -1,4 +1,7 @@
-"""How a wait for other processes is ended from a signal handler or another thread."""
+"""Waiting for many at once: a selector whose keys' data are functions without arguments, called when theirs is ready.
+
+A `Bell` is what a signal handler or another thread can end the wait by.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,18 @@ import selectors
 import socket
 
 
+def heed(selector: selectors.BaseSelector, timeout_s: float) -> None:
+    """Wait until something is ready, or so long, and call what is to be called then.
+
+    What one of them has unregistered is not called any more, even if its descriptor was given to another in between.
+    """
+    for key, _ in selector.select(timeout_s):
+        if selector.get_map().get(key.fd) is key:
+            key.data()
+
+
 class Bell:
-    """Rung, it has its selector return; the data of the selector's keys are functions without arguments."""
+    """Rung, it ends the wait of its selector."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._heard, self._rung = socket.socketpair()
