@@ -135,7 +135,7 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """A file's content with what was found now in place of what it had of the same name."""
     names = {row["name"] for row in now["rows"]}
     rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
-    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures")}}
+    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures", "versions")}}
 
 
 def let_torchvision_be_imported() -> None:

@@ -259,18 +259,8 @@ def main() -> None:
         more_rows, more_ratios = part.measure(worlds, rounds, given.quick)
         rows, ratios = rows + more_rows, ratios | more_ratios
         packages += [part.needs] if part.needs is not None else []
-    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else None
     shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in row for row in rows)}
-    report("launch", "Start to first all-reduce", shown, rows, ratios, {}, here, packages, given.json)
-    if before is not None and given.json is not None:
-        given.json.write_text(json.dumps(joined(before, json.loads(given.json.read_text())), indent=1) + "\n")
-
-
-def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """A file's content with what was found now in place of what it had of the same name."""
-    names = {row["name"] for row in now["rows"]}
-    rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
-    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures", "versions")}}
+    report("launch", "Start to first all-reduce", shown, rows, ratios, {}, here, packages, given.json, add=True)
 
 
 if __name__ == "__main__":
