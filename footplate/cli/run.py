@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def parser(name: str) -> ArgumentParser:
     """The parser of `run`."""
-    from footplate.cli.parsing import make_parser
+    from footplate.cli.parsing import add_backend, make_parser
 
     made = make_parser(
         name,
@@ -41,9 +41,7 @@ def parser(name: str) -> ArgumentParser:
     made.add_argument(
         "--np", type=int, default=1, help="how many processes; 0: one for each device, or slot of the cluster"
     )
-    made.add_argument(
-        "--backend", type=Literal["local", "ray", "spark"], default="local", help="where: this machine, or a cluster"
-    )
+    add_backend(made)
     made.add_argument(
         "--nnodes",
         type=int,
