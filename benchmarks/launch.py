@@ -259,7 +259,7 @@ def main() -> None:
         more_rows, more_ratios = part.measure(worlds, rounds, given.quick)
         rows, ratios = rows + more_rows, ratios | more_ratios
         packages += [part.needs] if part.needs is not None else []
-    shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in row for row in rows)}
+    shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in one for one in rows)}
     report("launch", "Start to first all-reduce", shown, rows, ratios, {}, here, packages, given.json, add=True)
 
 
