@@ -58,6 +58,11 @@ def ratio(found: Rounds, over: str, under: str, figure: str) -> Figures:
     return {"median": middle, "q1": low, "q3": high, "rounds": len(pairs)}
 
 
+def row(name: str, runs: list[Figures]) -> dict[str, Any]:
+    """A row of a table: the medians of all figures, and the rounds."""
+    return {"name": name, **{figure: median(runs, figure) for figure in runs[0]}, "rounds": runs}
+
+
 def machine() -> dict[str, Any]:
     """What the figures were taken on, with the load at this moment; no names and no paths."""
     from footplate.hardware.machine import examine_machine
@@ -130,7 +135,7 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """A file's content with what was found now in place of what it had of the same name."""
     names = {row["name"] for row in now["rows"]}
     rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
-    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures")}}
+    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures", "versions")}}
 
 
 def let_torchvision_be_imported() -> None:

@@ -112,6 +112,16 @@ def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> F
     return None
 
 
+def continued(
+    before: Rounds, entrants: Iterable[Entrant], directory: Path, batch: int, options: argparse.Namespace
+) -> Rounds:
+    """The rounds that there were, and those that the options ask for."""
+    taken = measure(
+        chosen(entrants, options.only), directory, batch, options.rounds, options.seconds, next_round(before)
+    )
+    return merged(before, taken)
+
+
 def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
     """Of each kind of data, the rounds that a file has already."""
     found: dict[str, Rounds] = {}

@@ -14,24 +14,9 @@ import subprocess
 from pathlib import Path
 
 import common
+import data_common
 import pyarrow as pa
-from data_common import (
-    HERE,
-    Entrant,
-    best,
-    chosen,
-    complete,
-    data_directory,
-    earlier,
-    measure,
-    merged,
-    next_round,
-    once,
-    paired,
-    parse,
-    peers_formats,
-    report,
-)
+from data_common import Entrant
 from deltalake import write_deltalake
 
 BATCH = 64
@@ -63,7 +48,7 @@ FORMATS = {"webdataset": "data", "mds": "data", "litdata": "data", "hf": "data",
 
 def make(directory: Path, kind: str, rows: int) -> None:
     """The data set in every format."""
-    pictures = [str(HERE / "peers" / "pictures.py"), str(directory), kind, str(rows)]
+    pictures = [str(data_common.HERE / "peers" / "pictures.py"), str(directory), kind, str(rows)]
     subprocess.run([Entrant("", "", "data").python, *pictures], check=True)
     write_tables(directory, kind)
 
@@ -76,30 +61,28 @@ def write_tables(directory: Path, kind: str) -> None:
         images = pa.array([file.read_bytes() for file in some], pa.binary())
         labels = pa.array([int(file.parent.name) for file in some], pa.int32())
         write_deltalake(directory / "delta", pa.table({"image": images, "label": labels}), mode="append")
-    peers_formats(directory, FORMATS)
+    data_common.peers_formats(directory, FORMATS)
     (directory / "complete").touch()
 
 
 def main() -> None:
-    options = parse(__doc__ or "", list(ROWS))
+    options = data_common.parse(__doc__ or "", list(ROWS))
     machine = common.machine()
-    found = earlier(options.json, options.add)
-    with data_directory(options.data) as root:
+    found = data_common.earlier(options.json, options.add)
+    with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
             directory = root / kind
-            if not complete(directory):
+            if not data_common.complete(directory):
                 make(directory, kind, options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind]))
-            once(CACHED, directory, BATCH)  # fills the cache
-            before = found.get(kind, {})
-            entrants = chosen([LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM], options.only)
-            more = measure(entrants, directory, BATCH, options.rounds, options.seconds, next_round(before))
-            found[kind] = merged(before, more)
+            data_common.once(CACHED, directory, BATCH)  # fills the cache
+            entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
+            found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
     ratios, peers = {}, {}
     for kind, rounds in found.items():
         prefix = "" if kind == "small" else f"{kind}_"
         ours = FOOTPLATE.name
-        ratios[f"{prefix}footplate_vs_limit"] = paired(rounds, ours, LIMIT.name, "steady")
-        ratios[f"{prefix}footplate_vs_petastorm"] = paired(rounds, ours, AS_WRITTEN.name, "whole")
+        ratios[f"{prefix}footplate_vs_limit"] = data_common.paired(rounds, ours, LIMIT.name, "steady")
+        ratios[f"{prefix}footplate_vs_petastorm"] = data_common.paired(rounds, ours, AS_WRITTEN.name, "whole")
         for name, one, figure, least in (
             ("footplate_vs_best_peer", ours, "steady", False),
             ("whole_epoch_vs_best_peer", ours, "whole", False),
@@ -107,9 +90,9 @@ def main() -> None:
             ("first_batch_vs_best_peer", ours, "first_batch_s", True),
             ("memory_vs_best_peer", ours, "peak_mb", True),
         ):
-            peers[prefix + name] = best(rounds, PEERS, figure, least)
-            ratios[prefix + name] = paired(rounds, one, peers[prefix + name], figure)
-    report("data_images", "images to batches", found, ratios, peers, machine, options.json)
+            peers[prefix + name] = data_common.best(rounds, PEERS, figure, least)
+            ratios[prefix + name] = data_common.paired(rounds, one, peers[prefix + name], figure)
+    data_common.report("data_images", "images to batches", found, ratios, peers, machine, options.json)
 
 
 if __name__ == "__main__":

@@ -14,24 +14,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import common
+import data_common
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_common import (
-    Entrant,
-    best,
-    chosen,
-    complete,
-    data_directory,
-    earlier,
-    measure,
-    merged,
-    next_round,
-    paired,
-    parse,
-    peers_formats,
-    report,
-)
+from data_common import Entrant
 
 BATCH = 8192
 COLUMNS = 40
@@ -64,7 +51,7 @@ def make(directory: Path, kind: str, rows: int) -> None:
             pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="none", use_dictionary=False)
         else:
             pq.write_table(table, path, row_group_size=ROWS_PER_GROUP, compression="snappy")
-    peers_formats(directory, {"lance": "lake"})
+    data_common.peers_formats(directory, {"lance": "lake"})
     (directory / "complete").touch()
 
 
@@ -75,23 +62,21 @@ def _values(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
 
 
 def main() -> None:
-    options = parse(__doc__ or "", KINDS)
+    options = data_common.parse(__doc__ or "", KINDS)
     machine = common.machine()
-    found = earlier(options.json, options.add)
-    with data_directory(options.data) as root:
+    found = data_common.earlier(options.json, options.add)
+    with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
             directory = root / kind
-            if not complete(directory):
+            if not data_common.complete(directory):
                 make(directory, kind, options.rows or (400_000 if options.quick else 5_000_000))
-            before = found.get(kind, {})
-            entrants = chosen([LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM], options.only)
-            more = measure(entrants, directory, BATCH, options.rounds, options.seconds, next_round(before))
-            found[kind] = merged(before, more)
+            entrants = [LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM]
+            found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
     ratios, peers = {}, {}
     for kind, rounds in found.items():
         prefix = "" if kind == "plain" else f"{kind}_"
-        fastest = peers[f"{prefix}footplate_vs_best_peer"] = best(rounds, PEERS, "whole")
-        peers[f"{prefix}first_batch_vs_best_peer"] = best(rounds, PEERS, "first_batch_s", least=True)
+        fastest = peers[f"{prefix}footplate_vs_best_peer"] = data_common.best(rounds, PEERS, "whole")
+        peers[f"{prefix}first_batch_vs_best_peer"] = data_common.best(rounds, PEERS, "first_batch_s", least=True)
         for name, other, figure in (
             ("footplate_vs_limit", LIMIT.name, "steady"),
             ("footplate_vs_floor", FLOOR.name, "steady"),
@@ -99,8 +84,8 @@ def main() -> None:
             ("footplate_vs_petastorm", PETASTORM.name, "whole"),
             ("first_batch_vs_best_peer", peers[f"{prefix}first_batch_vs_best_peer"], "first_batch_s"),
         ):
-            ratios[prefix + name] = paired(rounds, FOOTPLATE.name, other, figure)
-    report("data_tabular", "columns to batches", found, ratios, peers, machine, options.json)
+            ratios[prefix + name] = data_common.paired(rounds, FOOTPLATE.name, other, figure)
+    data_common.report("data_tabular", "columns to batches", found, ratios, peers, machine, options.json)
 
 
 if __name__ == "__main__":

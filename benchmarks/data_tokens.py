@@ -12,24 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import common
+import data_common
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data_common import (
-    Entrant,
-    best,
-    chosen,
-    complete,
-    data_directory,
-    earlier,
-    measure,
-    merged,
-    next_round,
-    paired,
-    parse,
-    peers_formats,
-    report,
-)
+from data_common import Entrant
 
 BATCH = 32
 FILES = 10
@@ -55,31 +42,31 @@ def make(directory: Path, rows: int) -> None:
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         table = pa.table({"tokens": pa.ListArray.from_arrays(offsets, tokens)})
         pq.write_table(table, directory / "parquet" / f"{number:03}.parquet", row_group_size=ROWS_PER_GROUP)
-    peers_formats(directory, {"hf": "data", "lance": "lake"})
+    data_common.peers_formats(directory, {"hf": "data", "lance": "lake"})
     (directory / "complete").touch()
 
 
 def main() -> None:
-    options = parse(__doc__ or "", [KIND])
+    options = data_common.parse(__doc__ or "", [KIND])
     machine = common.machine()
-    found = earlier(options.json, options.add)
-    before = found.get(KIND, {})
-    with data_directory(options.data) as root:
+    found = data_common.earlier(options.json, options.add)
+    with data_common.data_directory(options.data) as root:
         directory = root / KIND
-        if not complete(directory):
+        if not data_common.complete(directory):
             make(directory, options.rows or (20_000 if options.quick else 200_000))
-        entrants = chosen([LIMIT, FOOTPLATE, *PEERS], options.only)
-        more = measure(entrants, directory, BATCH, options.rounds, options.seconds, next_round(before))
-    rounds = merged(before, more)
-    fastest = best(rounds, PEERS, "whole")
-    first = best(rounds, PEERS, "first_batch_s", least=True)
+        entrants = [LIMIT, FOOTPLATE, *PEERS]
+        rounds = data_common.continued(found.get(KIND, {}), entrants, directory, BATCH, options)
+    fastest = data_common.best(rounds, PEERS, "whole")
+    first = data_common.best(rounds, PEERS, "first_batch_s", least=True)
     ratios = {
-        "footplate_vs_limit": paired(rounds, FOOTPLATE.name, LIMIT.name, "steady"),
-        "footplate_vs_best_peer": paired(rounds, FOOTPLATE.name, fastest, "whole"),
-        "first_batch_vs_best_peer": paired(rounds, FOOTPLATE.name, first, "first_batch_s"),
+        "footplate_vs_limit": data_common.paired(rounds, FOOTPLATE.name, LIMIT.name, "steady"),
+        "footplate_vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, fastest, "whole"),
+        "first_batch_vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, first, "first_batch_s"),
     }
     peers = {"footplate_vs_best_peer": fastest, "first_batch_vs_best_peer": first}
-    report("data_tokens", "lists of tokens to batches", {KIND: rounds}, ratios, peers, machine, options.json)
+    data_common.report(
+        "data_tokens", "lists of tokens to batches", {KIND: rounds}, ratios, peers, machine, options.json
+    )
 
 
 if __name__ == "__main__":

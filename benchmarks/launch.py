@@ -2,12 +2,14 @@
 
     python benchmarks/launch.py --only local --worlds 2 --json benchmarks/results/launch.json
     python benchmarks/launch.py --only local --worlds 4 --json benchmarks/results/launch.json
+    python benchmarks/launch.py --only ray --json benchmarks/results/launch.json
+    python benchmarks/launch.py --only spark --json benchmarks/results/launch.json
     python benchmarks/launch.py --only payload --json benchmarks/results/launch.json
 
 Parts of it may be run one after another: each adds its figures to the file. Without `--only` and `--worlds`, all are run.
 
-In each round every contender is a fresh driver process that lets N workers meet (gloo) and do one all-reduce, twice in
-a row. Measured is the time until rank 0 has its first all-reduce behind it:
+On this machine, in each round every contender is a fresh driver process that lets N workers meet (gloo) and do one
+all-reduce, twice in a row. Measured is the time until rank 0 has its first all-reduce behind it:
 
     cold    from the start of the driver process
     warm    from the second call, in the same process
@@ -17,6 +19,10 @@ a row. Measured is the time until rank 0 has its first all-reduce behind it:
     torchrun           the command, for the same script; there is no second call in a process
     elastic_launch     torchrun's own function, called from Python
     TorchDistributor   Spark's, local_mode=True; from the call, as its session is there by then
+
+On Ray (`launch_ray.py`) and on Spark (`launch_spark.py`) the engine is there, and only calls are timed:
+
+    from a call    until rank 0 has its first all-reduce behind it; and until the call has returned
 
 The last part sends an argument of 1 GiB there and back: by `Runner`, and by the bare function, which makes a new tensor of
 it. The driver's memory is the peak of its own, beyond what it was before.
@@ -31,17 +37,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import Figures, interleave, machine, median, ratio, report
+import launch_ray
+import launch_spark
+from common import Figures, interleave, machine, ratio, report, row
 
 ROUNDS = 7
 PATIENCE_S = 180
 PACKAGES = ("footplate", "torch")
+COLUMNS = {
+    "cold_s": "cold, s", "warm_s": "warm, s", "first_s": "from a call, s", "returned_s": "until it returned, s",
+    "not_rank_0": "values not of rank 0", "bare_s": "bare, s", "runner_s": "Runner, s", "driver_gib": "driver, GiB",
+}  # fmt: skip
 
 _MEET = """
 import os, sys, time
@@ -83,6 +95,8 @@ if __name__ == "__main__":
     SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
 {_TWICE}"""
 
+Found = tuple[list[dict[str, Any]], dict[str, Figures]]  # rows and ratios
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -112,29 +126,25 @@ class Contender:
 
 @dataclass(frozen=True)
 class Part:
-    """Contenders that take turns, and the quotients to be shown: name: (over, its figure, under, its figure)."""
+    """What is run together: by the numbers of workers, the rounds, whether it is to be quick; left out without `needs`."""
 
-    contenders: Mapping[str, Contender]
-    ratios: Mapping[str, tuple[str, str, str, str]]
+    measure: Callable[[Sequence[int], int, bool], Found]
+    needs: str | None = None
 
 
-PARTS = {
-    "local": Part(
-        {
-            "footplate": Contender(_FOOTPLATE),
-            "footplate run": Contender(_SCRIPT, ("-m", "footplate", "run", "--np", "{world}"), calls=1),
-            "torchrun": Contender(_SCRIPT, ("-m", "torch.distributed.run", "--nproc-per-node", "{world}"), calls=1),
-            "elastic_launch": Contender(_ELASTIC),
-            "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark", slow=True),
-        },
-        {
-            "local_cold_vs_torchrun": ("footplate", "cold_s", "torchrun", "cold_s"),
-            "local_warm_vs_torchrun": ("footplate", "warm_s", "torchrun", "cold_s"),
-            "local_run_vs_torchrun": ("footplate run", "cold_s", "torchrun", "cold_s"),
-            "local_warm_vs_elastic_launch": ("footplate", "warm_s", "elastic_launch", "warm_s"),
-            "local_warm_vs_torch_distributor": ("footplate", "warm_s", "TorchDistributor", "warm_s"),
-        },
-    ),
+CONTENDERS = {
+    "footplate": Contender(_FOOTPLATE),
+    "footplate run": Contender(_SCRIPT, ("-m", "footplate", "run", "--np", "{world}"), calls=1),
+    "torchrun": Contender(_SCRIPT, ("-m", "torch.distributed.run", "--nproc-per-node", "{world}"), calls=1),
+    "elastic_launch": Contender(_ELASTIC),
+    "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark", slow=True),
+}
+RATIOS = {  # name: (over, its figure, under, its figure)
+    "local_cold_vs_torchrun": ("footplate", "cold_s", "torchrun", "cold_s"),
+    "local_warm_vs_torchrun": ("footplate", "warm_s", "torchrun", "cold_s"),
+    "local_run_vs_torchrun": ("footplate run", "cold_s", "torchrun", "cold_s"),
+    "local_warm_vs_elastic_launch": ("footplate", "warm_s", "elastic_launch", "warm_s"),
+    "local_warm_vs_torch_distributor": ("footplate", "warm_s", "TorchDistributor", "warm_s"),
 }
 
 
@@ -158,16 +168,13 @@ def start(contender: Contender, world: int) -> Figures:
     return {"cold_s": cold} | ({"warm_s": at[1] - called[1]} if contender.calls > 1 else {})
 
 
-def measure(part: Part, world: int, rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
-    """Rows and ratios of a part."""
-    there = {name: one for name, one in part.contenders.items() if find_spec(one.needs) and not (quick and one.slow)}
+def measure(world: int, rounds: int, quick: bool) -> Found:
+    """Rows and ratios of this machine, with so many workers."""
+    there = {name: one for name, one in CONTENDERS.items() if find_spec(one.needs) and not (quick and one.slow)}
     found = interleave(list(there), lambda name: start(there[name], world), rounds)
-    rows = [
-        {"name": f"{name}, {world} workers", **{figure: median(runs, figure) for figure in runs[0]}, "rounds": runs}
-        for name, runs in found.items()
-    ]
+    rows = [row(f"{name}, {world} workers", runs) for name, runs in found.items()]
     ratios = {}
-    for name, (over, figure, under, its) in part.ratios.items():
+    for name, (over, figure, under, its) in RATIOS.items():
         if over in found and under in found:
             pairs = {
                 "over": [{"s": run[figure]} for run in found[over]],
@@ -201,55 +208,59 @@ print(json.dumps({"bare_s": bare, "runner_s": time.monotonic() - began, "driver_
 """
 
 
-def payload(gib: float, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
-    """Rows of what an argument of so many GiB, and a result as large, cost."""
+def payload(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
+    """A row of what an argument of a GiB, and a result as large, cost."""
+    gib = 0.1 if quick else 1.0
     runs: list[Figures] = []
     for _ in range(rounds):
         command = [sys.executable, "-c", _PAYLOAD, str(gib)]
         runs.append(json.loads(subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout))
-    row = {
-        "name": f"{gib:g} GiB there and back",
-        **{figure: median(runs, figure) for figure in runs[0]},
-        "rounds": runs,
-    }
-    return [row], {}
+    return [row(f"{gib:g} GiB there and back", runs)], {}
+
+
+def local(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
+    """Every contender of this machine, with so many workers each."""
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, Figures] = {}
+    for world in worlds:
+        more_rows, more_ratios = measure(world, rounds, quick)
+        rows, ratios = rows + more_rows, ratios | more_ratios
+    return rows, ratios
+
+
+PARTS: dict[str, Part] = {
+    "local": Part(local),
+    "ray": Part(launch_ray.measure, "ray"),
+    "spark": Part(launch_spark.measure, "pyspark"),
+    "payload": Part(payload),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file, beside those that it has")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
-    parser.add_argument("--only", choices=[*PARTS, "payload"], action="append", help="this part; may be repeated")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
     parser.add_argument("--worlds", type=int, action="append", help="so many workers; may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()
     rounds = 2 if given.quick else given.rounds
+    worlds = [2] if given.quick else given.worlds or [2, 4]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Figures] = {}
-    for name in given.only or [*PARTS, "payload"]:
-        for world in ([2] if given.quick else given.worlds or [2, 4]) if name in PARTS else [0]:
-            more = (
-                measure(PARTS[name], world, rounds, given.quick)
-                if name in PARTS
-                else payload(0.1 if given.quick else 1.0, rounds)
-            )
-            rows += more[0]
-            ratios |= more[1]
-    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else None
-    columns = {
-        "cold_s": "cold, s", "warm_s": "warm, s", "bare_s": "bare, s", "runner_s": "Runner, s", "driver_gib": "driver, GiB",
-    }  # fmt: skip
-    report("launch", "Start to first all-reduce", columns, rows, ratios, {}, here, PACKAGES, given.json)
-    if before is not None and given.json is not None:
-        given.json.write_text(json.dumps(joined(before, json.loads(given.json.read_text())), indent=1) + "\n")
-
-
-def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """A file's content with what was found now in place of what it had of the same name."""
-    names = {row["name"] for row in now["rows"]}
-    rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
-    return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures")}}
+    packages = [*PACKAGES]
+    for name in given.only or PARTS:
+        part = PARTS[name]
+        if part.needs is not None and find_spec(part.needs) is None:
+            print(f"{name}: {part.needs} is not installed, left out")
+            continue
+        more_rows, more_ratios = part.measure(worlds, rounds, given.quick)
+        rows, ratios = rows + more_rows, ratios | more_ratios
+        packages += [part.needs] if part.needs is not None else []
+    shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in one for one in rows)}
+    report("launch", "Start to first all-reduce", shown, rows, ratios, {}, here, packages, given.json, add=True)
 
 
 if __name__ == "__main__":

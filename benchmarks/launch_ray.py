@@ -1,27 +1,22 @@
-"""How long until workers in a Ray cluster have met: Footplate beside Ray Train.
-
-    python benchmarks/launch_ray.py --json benchmarks/results/launch_ray.json
+"""The part of `launch.py` on Ray: how long until workers in a cluster have met, Footplate beside Ray Train.
 
 One cluster of two nodes, both on this machine, to which the driver is connected before anything is timed. In every round
-each entrant runs the same thing with 2 workers, and with 4: a gloo process group, one all-reduce, home. The time is from
+each entrant runs the same thing: a gloo process group, one all-reduce, home. The time is from
 the call to the end of rank 0's all-reduce, read from the machine's clock, as all processes are here.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import Figures, interleave, ratio, row
 
-WORLDS = (2, 4)
-ROUNDS = 5
 OURS, THEIRS = "footplate on Ray", "Ray Train"
 
 
@@ -42,9 +37,18 @@ def ray_cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def entrants() -> dict[str, Callable[[int], Figures]]:
-    """Who lets so many workers meet, by name; call them while the cluster of `ray_cluster` is there."""
-    return {OURS: _footplate, THEIRS: _ray_train}
+def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows and ratios, for `launch.py`."""
+    runs = {OURS: _footplate, THEIRS: _ray_train}
+    rows: list[dict[str, Any]] = []
+    ratios: dict[str, Figures] = {}
+    with ray_cluster():
+        for world in worlds:
+            found = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
+            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s")
+            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s")
+            rows += [row(f"{name}, {world} workers", figures) for name, figures in found.items()]
+    return rows, ratios
 
 
 def _footplate(world: int) -> Figures:
@@ -101,36 +105,3 @@ def _timed(run: Callable[[str], Any]) -> Figures:
         begun = time.time()
         run(str(file))
         return {"first_s": float(file.read_text()) - begun, "returned_s": time.time() - begun}
-
-
-def main() -> None:
-    options = arguments("How long until workers in a Ray cluster have met")
-    os.environ.update(OMP_NUM_THREADS="1")
-    here = machine()
-    rounds = 2 if options.quick else ROUNDS
-    worlds = WORLDS[:1] if options.quick else WORLDS
-    rows, ratios = [], {}
-    with ray_cluster():
-        runs = entrants()
-        for world in worlds:
-            found = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
-            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s")
-            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s")
-            rows += [
-                {
-                    "name": f"{name}, {world} workers",
-                    "first_s": median(figures, "first_s"),
-                    "returned_s": median(figures, "returned_s"),
-                    "rounds": figures,
-                }
-                for name, figures in found.items()
-            ]
-    columns = {"first_s": "s to the first all-reduce", "returned_s": "s in all"}
-    report(
-        "launch_ray", f"workers on Ray, medians of {rounds} rounds", columns, rows, ratios,
-        {"worlds": list(worlds)}, here, ("torch", "footplate", "ray"), options.json,
-    )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,21 @@
-"""How long until two workers on Spark executors have met: Footplate beside TorchDistributor.
-
-    python benchmarks/launch_spark.py --json benchmarks/results/launch_spark.json
+"""The part of `launch.py` on Spark: how long until two workers on executors have met, Footplate beside TorchDistributor.
 
 One Spark session with two executors of one core (`local-cluster[2,1,1024]`), which has run a job before, so that its own
 start is in nobody's time. In every round each entrant runs the same function with two workers: `init_process_group`, one
 all-reduce, home. The time is from the call to the end of rank 0's all-reduce, read from the machine's clock, as all
 processes are here. Beside it stands how often the value that came home was not rank 0's.
-
-`launch.py` takes `measure` for its part on Spark.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import Figures, interleave, ratio, row
 
 WORKERS = 2
-ROUNDS = 5
 OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode"
 
 
@@ -48,25 +42,19 @@ def spark_session() -> Iterator[Any]:
         session.stop()
 
 
-def measure(rounds: int, local_mode: bool = True) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
-    """Rows and ratios, as `launch.py` has them; with TorchDistributor's local mode or without."""
+def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+    """Rows and ratios, for `launch.py`: with as many workers as the session has executors, whatever `worlds` says."""
     runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
-    if local_mode:
+    if not quick:
         runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
     with spark_session():
         found = interleave(list(runs), lambda name: runs[name](), rounds)
     rows = [
-        {
-            "name": f"{name}, {WORKERS} workers",
-            "warm_s": median(figures, "warm_s"),
-            "returned_s": median(figures, "returned_s"),
-            "not_rank_0": sum(one["rank"] != 0 for one in figures),
-            "rounds": figures,
-        }
+        row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(one["rank"] != 0 for one in figures)}
         for name, figures in found.items()
     ]
     return rows, {
-        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "warm_s"),
+        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s"),
         "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s"),
     }
 
@@ -103,21 +91,4 @@ def _timed(run: Callable[[Callable[[], Any]], Any]) -> Figures:
 
     begun = time.time()
     value = run(meet)
-    return {"warm_s": value["first"] - begun, "returned_s": time.time() - begun, "rank": value["rank"]}
-
-
-def main() -> None:
-    options = arguments("How long until two workers on Spark executors have met")
-    os.environ.update(OMP_NUM_THREADS="1")
-    here = machine()
-    rounds = 2 if options.quick else ROUNDS
-    rows, ratios = measure(rounds, local_mode=not options.quick)
-    columns = {"warm_s": "s to the first all-reduce", "returned_s": "s in all", "not_rank_0": "values not of rank 0"}
-    report(
-        "launch_spark", f"{WORKERS} workers on Spark, medians of {rounds} rounds", columns, rows, ratios,
-        {"workers": WORKERS}, here, ("torch", "footplate", "pyspark"), options.json,
-    )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+    return {"first_s": value["first"] - begun, "returned_s": time.time() - begun, "rank": value["rank"]}

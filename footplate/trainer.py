@@ -136,6 +136,7 @@ class Trainer(View):
         sync_batchnorm: let batch norm see the batches of all processes.
         max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
             checkpoint.
+        max_host_restarts: likewise, when a machine was lost, or what starts processes on it.
         min_devices: with several devices: go on with fewer, but no fewer than this, when one fails for good; None to
             keep all. Global batches stay what they were.
         heartbeat_timeout: with several devices: seconds of silence after which a process counts as frozen.
@@ -191,6 +192,7 @@ class Trainer(View):
         benchmark: bool | None = None,
         sync_batchnorm: bool = False,
         max_restarts: int = 3,
+        max_host_restarts: int = 10,
         min_devices: int | None = None,
         heartbeat_timeout: float = 30.0,
         inference_mode: bool = True,
@@ -243,6 +245,7 @@ class Trainer(View):
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = check_clipping(gradient_clip_val, gradient_clip_algorithm)
         self.max_restarts = check_count("max_restarts", max_restarts, 0)
+        self.max_host_restarts = check_count("max_host_restarts", max_host_restarts, 0)
         self.min_devices = check_fewest(min_devices, self.ranks_asked)
         self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
         self.failed_in_step = False

@@ -106,6 +106,33 @@ def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("part", "package", "ratios", "entrants"),
+    [
+        (
+            "ray", "ray", {"ray_vs_ray_train_2", "ray_returned_vs_ray_train_2"},
+            ["footplate on Ray, 2 workers", "Ray Train, 2 workers"],
+        ),
+        (
+            "spark", "pyspark", {"spark_vs_torch_distributor", "spark_returned_vs_torch_distributor"},
+            ["footplate on Spark, 2 workers", "TorchDistributor on Spark, 2 workers"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, entrants, tmp_path: Path):
+    file = tmp_path / "launch.json"
+    command = [sys.executable, str(BENCHMARKS / "launch.py"), "--quick", "--only", part, "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    assert set(found["ratios"]) == ratios
+    assert [row["name"] for row in found["rows"]] == entrants
+    assert all(0 < run["first_s"] <= run["returned_s"] for row in found["rows"] for run in row["rounds"])
+    assert package in found["versions"]
+
+
+@pytest.mark.slow
 def test_a_step_is_dearer_in_lightning_than_in_footplate():
     found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)

@@ -27,6 +27,7 @@ from models.small import Classifier, dataset, loader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.errors import LaunchError
 
 SCRIPT = """
 import hashlib, json, os, sys, time
@@ -269,6 +270,19 @@ def test_an_exception_comes_home_as_itself_with_its_traceback(several):
 def test_a_mistake_is_said_once_and_not_tried_again(several):
     with pytest.raises(fp.ConfigError, match="monitors"):
         several(max_restarts=3, callbacks=fp.EarlyStopping("val_los")).fit(Classifier(), loader(), loader())
+
+
+class LosesItsMachine(fp.Callback):
+    """Kills what starts processes here."""
+
+    def on_train_start(self, *_: Any) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+
+def test_losses_of_a_machine_have_a_budget_of_their_own(several):
+    with pytest.raises(LaunchError, match=r"all ranks were lost.*max_host_restarts=0"):
+        several(max_restarts=3, max_host_restarts=0, callbacks=LosesItsMachine()).fit(Classifier(), loader())
 
 
 def test_what_callbacks_remember_and_the_weights_come_home_and_can_be_evaluated(several):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -19,6 +19,13 @@ from footplate.errors import ConfigError, FootplateError
 def make_parser(name: str, description: str) -> ArgumentParser:
     """The parser of the command `name`: no abbreviations, and no exit on a mistake."""
     return ArgumentParser(prog=f"footplate {name}", description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def add_backend(parser: ArgumentParser) -> None:
+    """`--backend`, of the commands that start processes."""
+    parser.add_argument(
+        "--backend", type=Literal["local", "ray", "spark"], default="local", help="where: this machine, or a cluster"
+    )
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str], classes: Mapping[str, Sequence[str]] | None = None) -> Namespace:

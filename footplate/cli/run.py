@@ -11,6 +11,7 @@ On several machines without a cluster's engine, the same command is given on eac
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from footplate.launch.backends import Backend
+    from footplate.launch.policy import Restarts
     from footplate.launch.script import Script
 
 
 def parser(name: str) -> ArgumentParser:
     """The parser of `run`."""
-    from footplate.cli.parsing import make_parser
+    from footplate.cli.parsing import add_backend, make_parser
 
     made = make_parser(
         name,
@@ -39,9 +41,7 @@ def parser(name: str) -> ArgumentParser:
     made.add_argument(
         "--np", type=int, default=1, help="how many processes; 0: one for each device, or slot of the cluster"
     )
-    made.add_argument(
-        "--backend", type=Literal["local", "ray", "spark"], default="local", help="where: this machine, or a cluster"
-    )
+    add_backend(made)
     made.add_argument(
         "--nnodes",
         type=int,
@@ -52,7 +52,15 @@ def parser(name: str) -> ArgumentParser:
     made.add_argument("--master-addr", type=str | None, default=None, help="the address of machine 0, for the others")
     made.add_argument("--master-port", type=int, default=29500, help="its port where they meet")
     made.add_argument("--max-restarts", type=int, default=3, help="failures after which all are started again")
-    made.add_argument("--log-dir", type=str | None, default=None, help="where the whole output of each process is kept")
+    made.add_argument(
+        "--max-host-restarts", type=int, default=10, help="likewise, losses of a machine, which don't count as those"
+    )
+    made.add_argument(
+        "--log-dir",
+        type=str | None,
+        default=None,
+        help="where the whole output of each process is kept; by default a temporary one, kept if it fails",
+    )
     made.add_argument(
         "--show",
         type=Literal["all", "rank_0"],
@@ -99,6 +107,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         KeyboardInterrupt: after Ctrl-C.
     """
     from footplate.cli.parsing import parse
+    from footplate.launch.policy import Restarts
     from footplate.launch.runner import check, choose, refuse_inside
     from footplate.launch.script import Script
 
@@ -109,14 +118,15 @@ def run(name: str, argv: Sequence[str]) -> int:
         raise ConfigError("expected a script, or -m and the name of a module: footplate run --np 2 train.py")
     script = Script(target, tuple(args), module=given.module is not None)
     script.check()
-    check(given.np, given.backend, None, given.max_restarts, given.heartbeat_timeout)
+    restarts = Restarts(given.max_restarts, given.max_host_restarts)
+    check(given.np, given.backend, None, restarts, given.heartbeat_timeout)
     refuse_inside(f"footplate run {target}")
     if given.nnodes != 1:
-        return _on_machines(script, given)
-    return _launch(script, given, *choose(given.np, given.backend))
+        return _on_machines(script, given, restarts)
+    return _launch(script, given, restarts, *choose(given.np, given.backend))
 
 
-def _on_machines(script: Script, given: Namespace) -> int:
+def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
     """Be one of several machines."""
     from footplate.launch.backends import Cluster
     from footplate.launch.cluster.machines import Lobby
@@ -131,7 +141,7 @@ def _on_machines(script: Script, given: Namespace) -> int:
     here.start()
     code = 1
     try:
-        code = _launch(script, given, Cluster(lobby), given.np)
+        code = _launch(script, given, restarts, Cluster(lobby), given.np)
     except KeyboardInterrupt:
         code = 130
         raise
@@ -163,8 +173,7 @@ def _check_machines(given: Namespace, token: str) -> None:
         )
 
 
-def _launch(script: Script, given: Namespace, backend: Backend, world_size: int) -> int:
-    from footplate.launch.policy import Restarts
+def _launch(script: Script, given: Namespace, restarts: Restarts, backend: Backend, world_size: int) -> int:
     from footplate.launch.runner import new_log_dir
     from footplate.launch.supervisor import failure_of, launch
 
@@ -174,7 +183,7 @@ def _launch(script: Script, given: Namespace, backend: Backend, world_size: int)
             script,
             world_size=world_size,
             backend=backend,
-            restarts=Restarts(max_restarts=given.max_restarts),
+            restarts=restarts,
             name=script.name,
             log_dir=log_dir,
             show=given.show,
@@ -187,6 +196,8 @@ def _launch(script: Script, given: Namespace, backend: Backend, world_size: int)
         print(_last_words(error), file=sys.stderr)
         print(f"Whole logs of all attempts: {log_dir}", file=sys.stderr)
         return failure.code
+    if given.log_dir is None:
+        shutil.rmtree(log_dir, ignore_errors=True)
     return 0
 
 

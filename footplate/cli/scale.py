@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def parser(name: str) -> ArgumentParser:
     """The parser of `scale`."""
-    from footplate.cli.parsing import make_parser
+    from footplate.cli.parsing import add_backend, make_parser
 
     made = make_parser(
         name,
@@ -28,9 +28,7 @@ def parser(name: str) -> ArgumentParser:
     )
     made.add_argument("train", type=str, nargs="?", help="a function, as module:function, or a script")
     made.add_argument("--np", type=str, default="1,2,4", help="the sizes: numbers of processes, such as 1,2,4")
-    made.add_argument(
-        "--backend", type=Literal["local", "ray", "spark"], default="local", help="where: this machine, or a cluster"
-    )
+    add_backend(made)
     made.add_argument("--repeat", type=int, default=3, help="how often each size is trained")
     made.add_argument(
         "--lr-rule",

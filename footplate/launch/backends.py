@@ -135,12 +135,21 @@ def named(name: str, resources: Mapping[str, Any] | None = None) -> Backend:
 def found(environ: Mapping[str, str] = os.environ) -> str | None:
     """The name of the cluster that this process is connected to, or is told to use; None without one.
 
-    Ray counts if it is initialised or `RAY_ADDRESS` is set, Spark if this process has an active session. What the process
-    has itself made comes before what its environment says.
+    Ray counts if it is initialised or `RAY_ADDRESS` is set, Spark if this process has a session, whichever thread has made
+    it. What the process has itself made comes before what its environment says.
     """
-    ray, sql = sys.modules.get("ray"), sys.modules.get("pyspark.sql")
+    ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         return "ray"
-    if sql is not None and sql.SparkSession.getActiveSession() is not None:
+    if _has_spark_session():
         return "spark"
     return "ray" if environ.get("RAY_ADDRESS") else None
+
+
+def _has_spark_session() -> bool:
+    """Whether this process has one. Those of Spark Connect, which will be refused, belong to a thread."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    if context is not None and context._active_spark_context is not None:
+        return True
+    sql = sys.modules.get("pyspark.sql")
+    return sql is not None and sql.SparkSession.getActiveSession() is not None

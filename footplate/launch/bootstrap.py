@@ -152,8 +152,8 @@ def _raised(error: BaseException) -> Report:
     while frames is not None and frames.tb_frame.f_code.co_filename in OURS:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames or own)).rstrip()
-    mistake = isinstance(error, FootplateError)
-    return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake)
+    mistake, passing = isinstance(error, FootplateError), failure.may_pass(error)
+    return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake, passing)
 
 
 def _send_home(home: int, report: Report, value: Any) -> Report:

@@ -48,6 +48,7 @@ class Report:
         text: of an exception, to be read after "rank 1 ".
         traceback: of an exception, whole.
         mistake: whether the exception is a `FootplateError`.
+        passing: whether it is about what may have changed the next time (`failure.may_pass`).
     """
 
     kind: Literal["returned", "left", "stopped", "exit", "raised"]
@@ -56,6 +57,7 @@ class Report:
     text: str = ""
     traceback: str = ""
     mistake: bool = False
+    passing: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ whoever notices it, which is a little later. So a death counts as `NOTICED_AFTER
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 NOTICED_AFTER_S = 0.2
 HEAD = 500  # characters of an exception's text that a line of the log shows
+
+LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 Kind = Literal["exception", "exit", "signal", "frozen", "host"]
 
@@ -31,6 +34,7 @@ class Failure:
         slot: its place in the original world; None when it was no single one.
         traceback: the worker's, whole; empty when there is none.
         mistake: whether the exception is a `FootplateError`, which trying again doesn't mend.
+        passing: whether the exception is about what may have changed by itself the next time; see `may_pass`.
         code: the exit code of a program that ends like this: 1 unless the rank had one; a signal's number + 128.
     """
 
@@ -41,6 +45,7 @@ class Failure:
     slot: int | None = None
     traceback: str = ""
     mistake: bool = False
+    passing: bool = False
     code: int = 1
 
     def __str__(self) -> str:
@@ -83,3 +88,15 @@ def of_exception(error: BaseException) -> str:
     words = " ".join(str(error).split())
     shown = words if len(words) <= HEAD else words[:HEAD] + " …"
     return f"raised {type(error).__name__}: {shown}" if shown else f"raised {type(error).__name__}"
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an exception is about what is outside of the program, such as a connection, a disk or the other ranks.
+
+    A file that isn't there isn't: that is mostly a wrong name.
+
+    >>> may_pass(ConnectionRefusedError()), may_pass(FileNotFoundError()), may_pass(TypeError())
+    (True, False, False)
+    """
+    between_ranks = getattr(sys.modules.get("torch.distributed"), "DistError", OSError)
+    return isinstance(error, (OSError, between_ranks)) and not isinstance(error, LASTING)

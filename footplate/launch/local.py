@@ -33,6 +33,7 @@ from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream
 from footplate.launch.failure import of_exit
 from footplate.launch.nurseries import Kind, Nursery
 from footplate.launch.rendezvous import Share
+from footplate.launch.waiting import Bell, heed
 
 KILL_S = 5.0
 PIECE = 1 << 16  # bytes read at once
@@ -95,10 +96,7 @@ class LocalCrew:
         self._caller = caller or Caller.here()
         self._keep = keep
         self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._take_wake)
+        self._bell = Bell(self._selector)
         self._nursery: Nursery | None = None
         self._workers: dict[int, _Worker] = {}  # by number
         self._events: list[Event] = []
@@ -128,17 +126,13 @@ class LocalCrew:
         return self._selector.fileno()
 
     def wait(self, timeout_s: float) -> list[Event]:
-        ready = self._selector.select(0 if self._events else timeout_s)
-        for key, _ in ready:
-            if key.fileobj in self._selector.get_map():  # may have gone with one before it
-                key.data()
+        heed(self._selector, 0 if self._events else timeout_s)
         self._press()
         events, self._events = self._events, []
         return events
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"!")
+        self._bell.ring()
 
     def send(self, rank: int, signum: int) -> None:
         self._ask(rank, {"do": "signal", "signum": signum})
@@ -165,8 +159,7 @@ class LocalCrew:
             self._end_nursery(self._nursery)
         self._forget_workers()
         self._selector.close()
-        self._woken.close()
-        self._wake.close()
+        self._bell.close()
 
     def _take_nursery(self) -> Nursery:
         environment = self._environment_of_all()
@@ -213,10 +206,6 @@ class LocalCrew:
         for number, worker in self._workers.items():
             if worker.rank == rank and not worker.ended:
                 self._order(number, message)
-
-    def _take_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
 
     def _hear_nursery(self, nursery: Nursery) -> None:
         received = wire.receive(nursery.connection)

@@ -8,8 +8,11 @@ The rules, in this order:
 2. With `min_world_size`, a slot (a place in the original world, hence a device) that can't be started, or that caused
    `drop_after` failures in a row without the work having advanced, is given up: the next attempt has one rank fewer.
    That costs no restart, as it can happen only so often.
-3. Failures of the host have a budget of their own, `max_host_restarts`; all others share `max_restarts`.
-4. The first restart comes at once, the next after 1, 2, 4 … seconds up to `max_delay_s`. When the work advances, the row
+3. An exception that the attempt before had ended with, too, of the same type and with the same message, is not tried again
+   when the work has not advanced in between: it is the code's fault. Unless it is about what is outside of the code (a
+   connection, a disk: `failure.may_pass`), or raised on one slot again and again that rule 2 may still give up.
+4. Failures of the host have a budget of their own, `max_host_restarts`; all others share `max_restarts`.
+5. The first restart comes at once, the next after 1, 2, 4 … seconds up to `max_delay_s`. When the work advances, the row
    begins anew.
 """
 
@@ -18,6 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from footplate.launch.failure import Failure
+
+AS_BEFORE = (
+    "as in the attempt before it, with no progress in between: this is taken for the code's fault, and not tried again"
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class State:
         barren: attempts in a row in which the work did not advance.
         suspect: the slot that caused the latest of them.
         suspected: how many of them in a row it caused.
+        raised: the exception that ended the latest attempt, in a line; empty if something else did.
     """
 
     slots: tuple[int, ...]
@@ -60,6 +68,7 @@ class State:
     barren: int = 0
     suspect: int | None = None
     suspected: int = 0
+    raised: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,12 +99,16 @@ def decide(restarts: Restarts, state: State, failure: Failure, progressed: bool)
     """What follows `failure` of an attempt that began with `state`, in which the work advanced or did not."""
     if failure.mistake:
         return GiveUp("")
-    state = _count(state, failure, progressed)
+    raised = failure.text if failure.kind == "exception" and not failure.passing else ""
+    as_before = bool(raised) and raised == state.raised and not progressed
+    state = replace(_count(state, failure, progressed), raised=raised)
     delay_s = min(restarts.max_delay_s, 2.0 ** min(state.barren - 2, 60)) if state.barren > 1 else 0.0
     if failure.slot is not None and _is_lost(restarts, state, failure):
         slots = tuple(slot for slot in state.slots if slot != failure.slot)
         fewer = replace(state, slots=slots, suspect=None, suspected=0)
         return Again(fewer, delay_s, failure.slot, f"with {len(slots)} of {len(state.slots)} ranks")
+    if as_before and not (_has_one_to_spare(restarts, state) and state.suspected > 1):
+        return GiveUp(AS_BEFORE)
     if failure.kind == "host":
         used, limit, name = state.host_restarts, restarts.max_host_restarts, "max_host_restarts"
         state = replace(state, host_restarts=used + 1)
@@ -117,7 +130,12 @@ def _count(state: State, failure: Failure, progressed: bool) -> State:
 
 def _is_lost(restarts: Restarts, state: State, failure: Failure) -> bool:
     """Whether the slot that failed is to be given up."""
-    if restarts.min_world_size is None or len(state.slots) <= restarts.min_world_size:
+    if not _has_one_to_spare(restarts, state):
         return False
     never_started = failure.kind == "host"  # with a slot of its own: this one could not be started
     return never_started or (state.suspect == failure.slot and state.suspected >= restarts.drop_after)
+
+
+def _has_one_to_spare(restarts: Restarts, state: State) -> bool:
+    """Whether a slot may be given up."""
+    return restarts.min_world_size is not None and len(state.slots) > restarts.min_world_size

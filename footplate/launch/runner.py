@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
@@ -39,15 +41,16 @@ class Runner:
             a positive `np` means processes of this machine, too.
         resources: what each worker needs, in the words of the backend.
         max_restarts: failures after which all processes are started again; losses of a machine don't count.
+        max_host_restarts: losses of a machine after which they are.
         env: variables for the processes, over those that they have anyway.
         log_dir: where each run gets a directory of its own for the whole output, `attempt-0/rank-0.log` and so on; None for
-            the system's temporary directory.
+            the system's temporary directory, in which only those of runs that failed outlast this object.
         driver_log_verbosity: what is shown here while it runs: `"all"` ranks' lines, each with its rank; `"rank_0"`'s;
             `"log_callback_only"`, what is given to `footplate.launch.worker.log_to_driver`.
         heartbeat_timeout: seconds of silence after which a process counts as frozen.
 
     Attributes:
-        log_dir: the directory of the latest run's output.
+        log_dir: the directory of the latest run's output; in the temporary directory, until the next run if it succeeded.
 
     Raises:
         ConfigError: a number or a name that can't be, or two that don't go together.
@@ -60,12 +63,14 @@ class Runner:
         backend: str | Backend | None = None,
         resources: Mapping[str, Any] | None = None,
         max_restarts: int = 3,
+        max_host_restarts: int = 10,
         env: Mapping[str, str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         driver_log_verbosity: Show = "all",
         heartbeat_timeout: float = 30.0,
     ) -> None:
-        check(np, backend, resources, max_restarts, heartbeat_timeout)
+        restarts = Restarts(max_restarts, max_host_restarts)
+        check(np, backend, resources, restarts, heartbeat_timeout)
         if driver_log_verbosity not in get_args(Show):
             raise ConfigError(
                 f"driver_log_verbosity={driver_log_verbosity!r}: {did_you_mean(driver_log_verbosity, get_args(Show))}"
@@ -74,11 +79,13 @@ class Runner:
         self.log_dir: Path | None = None
         self._backend = backend
         self._resources = resources
-        self._max_restarts = max_restarts
+        self._restarts = restarts
         self._env = {name: str(value) for name, value in (env or {}).items()}
         self._logs = log_dir
         self._show: Show = driver_log_verbosity
         self._heartbeat_timeout = heartbeat_timeout
+        self._passing_logs: list[Path] = []
+        weakref.finalize(self, _forget, self._passing_logs, os.getpid())
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `fn(*args, **kwargs)` in each process, again after failures; return what rank 0 returned.
@@ -96,14 +103,15 @@ class Runner:
         refuse_inside(f"Runner(np={self.np})")
         backend, world_size = choose(self.np, self._backend, self._resources)
         name = name_of(fn)
+        _forget(self._passing_logs, os.getpid())
         self.log_dir = new_log_dir(self._logs, name)
         log.info("%s: %d process(es), %s; whole logs: %s", name, world_size, backend.name, self.log_dir)
         try:
-            return launch(
+            result = launch(
                 functools.partial(fn, **kwargs) if kwargs else fn, *args,
                 world_size=world_size,
                 backend=backend,
-                restarts=Restarts(max_restarts=self._max_restarts),
+                restarts=self._restarts,
                 env=self._env,
                 name=name,
                 log_dir=self.log_dir,
@@ -114,15 +122,18 @@ class Runner:
             if any(self.log_dir.glob("*/*")):
                 error.add_note(f"Whole logs of all attempts: {self.log_dir}")
             raise
+        if self._logs is None:
+            self._passing_logs.append(self.log_dir)
+        return result
 
 
-def check(np: Any, backend: Any, resources: Any, max_restarts: Any, heartbeat_timeout: Any) -> None:
+def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_timeout: Any) -> None:
     """See whether these arguments of a `Runner` can be, and go together.
 
     Raises:
         ConfigError: they can't.
     """
-    _check_numbers(np, max_restarts, heartbeat_timeout)
+    _check_numbers(np, restarts, heartbeat_timeout)
     _check_words(np, backend, resources)
 
 
@@ -191,13 +202,21 @@ def new_log_dir(parent: str | os.PathLike[str] | None, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def _check_numbers(np: Any, max_restarts: Any, heartbeat_timeout: Any) -> None:
+def _forget(logs: list[Path], owner: int) -> None:
+    """Remove directories of logs, unless this process was forked from the one that owns them."""
+    while logs and os.getpid() == owner:
+        shutil.rmtree(logs.pop(), ignore_errors=True)
+
+
+def _check_numbers(np: Any, restarts: Restarts, heartbeat_timeout: Any) -> None:
     if not isinstance(np, int) or isinstance(np, bool):
         raise ConfigError(
             f"np={np!r}: expected a whole number: -4 for four processes of this machine, 8 for eight workers of a cluster."
         )
-    if not isinstance(max_restarts, int) or isinstance(max_restarts, bool) or max_restarts < 0:
-        raise ConfigError(f"max_restarts={max_restarts!r}: expected a whole number, 0 or more.")
+    for name in ("max_restarts", "max_host_restarts"):
+        times: Any = getattr(restarts, name)
+        if not isinstance(times, int) or isinstance(times, bool) or times < 0:
+            raise ConfigError(f"{name}={times!r}: expected a whole number, 0 or more.")
     if not isinstance(heartbeat_timeout, (int, float)) or not heartbeat_timeout > 0:
         raise ConfigError(f"heartbeat_timeout={heartbeat_timeout!r}: expected seconds, more than 0.")
 

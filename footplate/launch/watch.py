@@ -156,6 +156,7 @@ class Watch:
         if report.kind == "raised":
             self._fail(rank, Failure(
                 "exception", report.text, report.at, rank.rank, rank.slot, report.traceback, report.mistake,
+                report.passing,
             ))  # fmt: skip
         elif report.kind == "exit":
             text = of_exit(report.code)[1]

@@ -53,7 +53,8 @@ def slot() -> int:
 def kept() -> Path | None:
     """A directory of this machine which lasts from attempt to attempt of this launch; None outside a launch.
 
-    It is this user's alone. The launch removes it at its end, where that is on the same machine.
+    It is this user's alone. At the launch's end it is removed, on all machines that have workers then; one that had some
+    before keeps it until its temporary directory is cleared.
     """
     launch = os.environ.get(LAUNCH)
     if launch is None:

@@ -97,7 +97,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
         _make, call,
         world_size=trainer.ranks_asked,
         backend=_backend(trainer),
-        restarts=Restarts(max_restarts=trainer.max_restarts, min_world_size=trainer.min_devices),
+        restarts=Restarts(trainer.max_restarts, trainer.max_host_restarts, min_world_size=trainer.min_devices),
         name=f"trainer.{method}",
         preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
         heartbeat_timeout_s=trainer.heartbeat_timeout,

@@ -223,6 +223,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed(footplate, script, end, c
     assert found.code == code
     assert said in found.err
     assert ("Whole logs of all attempts: " in found.err) == (code != 0)
+    assert any(Path(tempfile.gettempdir()).glob("footplate-train-*")) == (code != 0)
 
 
 def test_a_traceback_is_that_of_the_script_alone(footplate, script):
@@ -230,6 +231,15 @@ def test_a_traceback_is_that_of_the_script_alone(footplate, script):
     found = footplate("run", "--max-restarts=0", path)
     frames = [line for line in found.err.splitlines() if line.startswith("  File ")]
     assert frames == [f'  File "{path}", line 3, in <module>', f'  File "{path}", line 2, in inner']
+
+
+def test_a_mistake_of_the_script_is_tried_again_once(footplate, script, tmp_path):
+    attempts = tmp_path / "attempts"
+    found = footplate("run", script(f"print(1, file=open({str(attempts)!r}, 'a'))\nprint(len(3))\n"))
+    assert found.code == 1
+    assert "TypeError: object of type 'int' has no len()" in found.err
+    assert "in attempt 1 (as in the attempt before it, with no progress in between" in found.err
+    assert attempts.read_text() == "1\n1\n"
 
 
 def test_a_mistake_that_footplate_finds_in_a_script_is_not_tried_again(footplate, script):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import select
+import selectors
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,12 +22,13 @@ from places import Places, agent, rank
 from torch import distributed as dist
 
 from footplate.errors import LaunchError
-from footplate.launch import Restarts, launch
+from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
 from footplate.launch.cluster import crew as cluster
 from footplate.launch.cluster import door, greeting
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import Channel, Gone
+from footplate.launch.waiting import heed
 from footplate.launch.worker import attempt
 
 MB = 1 << 20
@@ -62,20 +65,6 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
         ["1", "1", "2", "0", "1", "4,6", "hello"],
         ["2", "0", "1", "1", "0", "5", "hello"],
     ]
-
-
-def test_a_worker_has_the_callers_directory_arguments_and_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "of_the_driver.py").write_text("answer = 42\n")
-
-    def work():
-        import of_the_driver
-
-        return os.getcwd(), sys.argv, of_the_driver.answer  # noqa: PTH109
-
-    assert run(Places(["a"]), work) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
 
 
 def test_output_and_logs_come_home(tmp_path, capsys):
@@ -181,6 +170,30 @@ def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
     assert len(places.started) == 1
     assert "rank 1 was lost on" in said.text
     assert "which was killed by SIGKILL" in said.text
+
+
+def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, quick):
+    for node in "ab":
+        (tmp_path / node).mkdir()
+    places = Places(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
+
+    def work():
+        mark = worker.kept() / "mark"
+        found = mark.read_text() if mark.exists() else "nothing"
+        mark.write_text(f"of attempt {attempt()}")
+        if attempt() == 0 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt() == 1:
+            dist.init_process_group("gloo")
+            dist.barrier()
+            if rank() == 1:
+                os.kill(agent(), signal.SIGKILL)
+            time.sleep(30)
+        return found, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
+
+    assert run(places, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
+    assert len(places.started) == 2
+    assert [path for node in "ab" for path in (tmp_path / node).glob("footplate-*")] == []
 
 
 def test_a_place_that_cannot_be_started_is_said_so():
@@ -322,6 +335,21 @@ def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(monkeypat
     while_running(Places(["a"]), lambda call: [socket.create_connection((call.host, call.port)) for _ in range(20)])
 
 
+def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(monkeypatch):
+    monkeypatch.setattr(door, "STRANGERS", 1)
+    with selectors.DefaultSelector() as selector:
+        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        with socket.create_connection(opened.address) as one:
+            heed(selector, 5)
+            with socket.create_connection(opened.address) as two:  # for whom the first must go
+                one.sendall(b"something")
+                time.sleep(0.1)  # both have come
+                heed(selector, 5)
+                assert until_closed(one)
+                assert two.recv(1)
+                opened.close()
+
+
 def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
@@ -360,8 +388,9 @@ sys.path.insert(0, {os.path.dirname(__file__)!r})
 from places import Places
 from footplate.launch import launch
 from footplate.launch.backends import Cluster
+from footplate.launch import worker
 def work():
-    print("works", flush=True)
+    print("works", "and keeps", worker.kept(), flush=True)
     time.sleep(60)
 launch(work, world_size=2, backend=Cluster(Places(["a", "b"])), preload=())
 """  # noqa: PTH120
@@ -380,11 +409,14 @@ def test_a_driver_that_is_told_to_end_ends_the_workers(signum, code, program):
 
 def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
     driver = program(DRIVER)
-    driver.read_until("[rank 0] works", "[rank 1] works")
+    said = driver.read_until("[rank 0] works", "[rank 1] works")
+    kept = Path(said.split()[-1])
+    assert kept.is_dir()
     family = driver.family()
     assert len(family) == 6
     driver.process.kill()
     assert gone_within(5, family)
+    assert not kept.exists()
 
 
 def test_a_hello_survives_json():

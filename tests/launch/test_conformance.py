@@ -98,6 +98,20 @@ def test_a_runner_takes_it(backend):
     assert runner.run(lambda scale: scale * int(os.environ["WORLD_SIZE"]), scale=21) == 42
 
 
+def test_a_worker_has_the_callers_directory_arguments_and_path(backend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_the_user.py").write_text("answer = 42\n")
+
+    def work():
+        import of_the_user
+
+        return str(Path.cwd()), sys.argv, of_the_user.answer
+
+    assert launch(work, world_size=1, backend=backend) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
+
+
 def test_the_ranks_meet_and_each_knows_its_place(backend):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FOOTPLATE_ATTEMPT", "GREETING")
 

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,20 +42,6 @@ def test_a_worker_finds_its_place_in_the_environment():
     assert seen == [["0", "2", "0", "2", "127.0.0.1", "0", "hello"], ["1", "2", "1", "2", "127.0.0.1", "0", "hello"]]
     assert has_port
     assert "GREETING" not in os.environ
-
-
-def test_a_worker_has_the_callers_directory_arguments_and_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "of_the_user.py").write_text("answer = 42\n")
-
-    def work():
-        import of_the_user
-
-        return str(Path.cwd()), sys.argv, of_the_user.answer
-
-    assert launch(work, world_size=1) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
 
 
 def test_a_large_result_and_much_output_come_home(capsys):

@@ -117,6 +117,39 @@ def test_exceptions_are_tried_again_until_no_restart_is_left(quick, said):
     ]
 
 
+def test_the_same_exception_again_is_the_codes_fault_and_ends_it(quick, said, tmp_path):
+    def work():
+        (tmp_path / f"{attempt()}-{rank()}").touch()
+        raise TypeError("unsupported operand")
+
+    with pytest.raises(TypeError, match="unsupported operand") as raised:
+        launch(work, world_size=2, restarts=quick)
+    (note,) = raised.value.__notes__
+    assert (
+        "in attempt 1 (as in the attempt before it, with no progress in between: this is taken for the code's" in note
+    )
+    assert "in work" in note
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
+    (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
+    assert line.endswith("attempt 1 starts now (restart 1 of 3)")
+
+
+def test_the_same_exception_after_progress_or_of_what_is_outside_is_tried_again(quick):
+    def advances():
+        progressed()
+        if attempt() < 3:
+            raise TypeError("at some step")
+        return attempt()
+
+    def waits():
+        if attempt() < 3:
+            raise ConnectionRefusedError("the table's server")
+        return attempt()
+
+    assert launch(advances, world_size=1, restarts=quick) == 3
+    assert launch(waits, world_size=1, restarts=quick) == 3
+
+
 def test_the_cause_is_reported_not_the_connections_that_it_broke(quick):
     def work():
         dist.init_process_group("gloo")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from itertools import pairwise
+
+import pytest
+import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.launch.failure import Failure, cause_of, of_exception, of_exit
-from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
+from footplate.launch.failure import Failure, cause_of, may_pass, of_exception, of_exit
+from footplate.launch.policy import AS_BEFORE, Again, GiveUp, Restarts, State, decide
 from footplate.launch.watch import TICK_S, AwakeClock
 
 SIZE = 4
@@ -19,18 +24,24 @@ policies = st.builds(
     drop_after=st.integers(1, 3),
 )
 kinds = st.sampled_from(["exception", "exit", "signal", "frozen"])
-happenings = st.lists(st.tuples(kinds | st.just("host"), st.integers(0, SIZE - 1), st.booleans()), max_size=60)
+texts = st.sampled_from(["raised KeyError: 'a'", "raised KeyError: 'b'"])
+happenings = st.lists(
+    st.tuples(kinds | st.just("host"), st.integers(0, SIZE - 1), st.booleans(), texts, st.booleans()), max_size=60
+)
 
 
-def failure(kind="exception", slot: int | None = 0, at=0.0, mistake=False) -> Failure:
-    return Failure(kind, "failed", at, slot, slot, mistake=mistake)
+def failure(
+    kind="exception", slot: int | None = 0, at=0.0, mistake=False, text="failed", passing: bool = False
+) -> Failure:
+    return Failure(kind, text, at, slot, slot, mistake=mistake, passing=passing)
 
 
 def follow(restarts: Restarts, happened) -> list[tuple[State, Failure, bool, Again | GiveUp]]:
     """Decide about one failure after another, each of a rank that is there."""
     state, decisions = State(slots=tuple(range(SIZE))), []
-    for kind, which, progressed in happened:
-        one = failure(kind, state.slots[which % len(state.slots)])
+    for kind, which, progressed, *what in happened:
+        text, passing = what or ("failed", False)
+        one = failure(kind, state.slots[which % len(state.slots)], text=text, passing=passing)
         decision = decide(restarts, state, one, progressed)
         decisions.append((state, one, progressed, decision))
         if isinstance(decision, GiveUp):
@@ -75,6 +86,70 @@ def test_the_first_restart_after_progress_comes_at_once_and_none_later_than_allo
         if isinstance(decision, Again):
             assert 0 <= decision.delay_s <= restarts.max_delay_s
             assert decision.delay_s == 0 or not progressed
+
+
+def same_exception(before: Failure, now: Failure) -> bool:
+    """Whether both are exceptions of the code, and alike."""
+    own = all(one.kind == "exception" and not one.passing for one in (before, now))
+    return own and before.text == now.text
+
+
+@given(policies, happenings)
+def test_an_exception_that_comes_again_without_progress_is_the_codes_fault_or_that_of_a_slot_to_spare(
+    restarts, happened
+):
+    for (_, before, _, _), (state, now, progressed, decision) in pairwise(follow(restarts, happened)):
+        if same_exception(before, now) and not progressed:
+            to_spare = restarts.min_world_size is not None and len(state.slots) > restarts.min_world_size
+            assert decision == GiveUp(AS_BEFORE) or (to_spare and now.slot == before.slot)
+
+
+@given(policies, happenings)
+def test_nothing_but_the_same_exception_again_and_a_budget_that_is_used_up_ends_it(restarts, happened):
+    decisions = follow(restarts, happened)
+    for (_, before, _, _), (state, now, progressed, decision) in pairwise(decisions):
+        if isinstance(decision, GiveUp):
+            again = same_exception(before, now) and not progressed
+            host = now.kind == "host"
+            used = state.host_restarts if host else state.restarts
+            assert again or used == (restarts.max_host_restarts if host else restarts.max_restarts)
+
+
+def test_an_exception_of_the_code_is_tried_again_once_unless_the_work_has_advanced():
+    wrong = ("exception", 0, False)
+    assert len(follow(Restarts(), [wrong] * 9)) == 2
+    assert follow(Restarts(), [wrong] * 9)[-1][-1] == GiveUp(AS_BEFORE)
+    advanced = ("exception", 0, True)
+    assert len(follow(Restarts(), [advanced] * 9)) == 4
+    assert follow(Restarts(), [advanced, wrong])[-1][-1] == GiveUp(AS_BEFORE)
+    assert len(follow(Restarts(), [wrong, ("signal", 0, False)] * 9)) == 4
+    assert len(follow(Restarts(), [("exception", 0, False, "raised OSError", True)] * 9)) == 4
+
+
+def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another_raises_the_same():
+    restarts = Restarts(min_world_size=1, drop_after=2)
+    decisions = follow(restarts, [("exception", 1, False)] * 9)  # of whoever is then rank 1
+    assert [one.slot for _, one, _, _ in decisions] == [1, 1, 2]
+    assert decisions[1][-1].dropped == 1
+    assert decisions[2][-1] == GiveUp(AS_BEFORE)
+    assert len(follow(restarts, [("exception", 0, False), ("exception", 1, False)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (OSError(errno.ENOSPC, "no space left on device"), True),
+        (torch.distributed.DistStoreError("timed out"), True),
+        (FileNotFoundError(), False),
+        (PermissionError(), False),
+        (ValueError(), False),
+        (RuntimeError("size mismatch"), False),
+    ],
+)
+def test_what_is_outside_of_the_code_may_have_changed_the_next_time(error, passes):
+    assert may_pass(error) is passes
 
 
 def test_pauses_double():

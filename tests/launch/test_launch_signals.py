@@ -139,9 +139,10 @@ except KeyboardInterrupt:
 
 def test_a_signal_in_the_pause_before_an_attempt_ends_it(program):
     script = program("""
+import os
 from footplate.launch import launch, Restarts
 def work():
-    raise ValueError
+    os._exit(1)
 launch(work, world_size=1, restarts=Restarts(max_restarts=9))
 """)
     script.read_until("attempt 2 starts in 1 s", "attempt 3 starts in 2 s")

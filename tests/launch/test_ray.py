@@ -12,14 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+from cut_off import STEPS, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
-from models.small import Classifier, loader
 from places import rank
 from ray_nodes import PROGRAM, SMALL, ray_nodes
 from torch import distributed as dist
 
-import footplate as fp
 from footplate.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster, named
@@ -152,28 +151,11 @@ def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
 
 
 def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(cluster, tmp_path, said):
-    def train(directory, pause_s):
-        class Steps(fp.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                with Path(f"{directory}.{trainer.world.rank}.steps").open("a") as file:
-                    file.write(f"{worker.attempt()} {trainer.global_step} {float(outputs).hex()}\n")
-                time.sleep(pause_s)
-
+    def train_and_tell_where(directory, pause_s):
         if worker.attempt() == 0:
             above = [str(process.pid) for process in psutil.Process().parents()]
             Path(f"{directory}.{os.environ['RANK']}.above").write_text(" ".join(above))
-        fp.seed_everything(3)
-        trainer = fp.Trainer(
-            accelerator="cpu", seed=1, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=directory, callbacks=[Steps(), fp.ModelCheckpoint(every_n_train_steps=3)],
-        )  # fmt: skip
-        trainer.fit(Classifier(), loader(batch_size=5), ckpt_path="last")
-        return trainer.global_step
-
-    def steps(directory, rank):
-        file = Path(f"{directory}.{rank}.steps")
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [line.split() for line in lines if line.endswith("\n")]
+        return train(directory, pause_s)
 
     rooms = [cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL) for _ in range(3)]  # one to spare
     cluster.wait_for_nodes()
@@ -186,24 +168,19 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         rooms.remove(node)
         cluster.remove_node(node, allow_graceful=False)
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == 36
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == STEPS
     remover = threading.Thread(target=remove_its_node)
     remover.start()
     backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
-    assert launch(train, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=Restarts(peers_grace_s=1)) == 36
+    quick = Restarts(peers_grace_s=1)
+    assert launch(train_and_tell_where, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=quick) == STEPS
     remover.join()
     for node in rooms:
         cluster.remove_node(node)
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert "was lost with its node" in line
     assert "attempt 1 starts now (restart 1 of 10)" in line
-    for one in (0, 1):
-        expected = {step: loss for _, step, loss in steps(tmp_path / "whole", one)}
-        seen = steps(tmp_path / "cut", one)
-        assert len(expected) == 36
-        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
-        assert {step: loss for _, step, loss in seen} == expected
-        assert all(loss == expected[step] for _, step, loss in seen)
+    assert_no_trace(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, tmp_path):

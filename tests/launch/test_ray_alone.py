@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import tempfile
+import threading
+import time
 
 import psutil
 import pytest
@@ -14,6 +16,40 @@ from ray_nodes import PROGRAM
 import footplate as fp
 from footplate.launch.cluster.ray import RayPlacement
 
+CONNECT = """
+from footplate.launch.cluster.ray import RayPlacement
+RayPlacement(address="{address}")
+"""
+DIES = """
+import os, psutil, ray, time
+from footplate.errors import LaunchError
+from footplate.launch.cluster.ray import RayPlacement
+
+took = []
+def refused(address=None):
+    began = time.monotonic()
+    try:
+        RayPlacement(address)
+    except LaunchError as error:
+        print(error)
+    took.append(time.monotonic() - began)
+
+RayPlacement()
+address = ray.get_runtime_context().gcs_address
+(head,) = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
+head.suspend()
+refused()
+head.kill()
+head.wait()
+refused()
+ray.is_initialized = lambda: False  # as in another process of this machine
+refused()  # what has been its own is still found by what is left of it
+refused(address)
+print(max(took), flush=True)
+for one in psutil.Process().children(recursive=True):
+    one.kill()
+os._exit(0)
+"""
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
@@ -31,11 +67,50 @@ def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program
 def test_an_address_without_a_cluster_is_said_so(program):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    code, said = program(
-        f"from footplate.launch.cluster.ray import RayPlacement\nRayPlacement(address='127.0.0.1:{port}')"
-    ).end(within_s=120)
+    code, said = program(CONNECT.format(address=f"127.0.0.1:{port}")).end(within_s=120)
     assert code == 1
     assert f'LaunchError: No Ray cluster can be used at "127.0.0.1:{port}"' in said
+
+
+def test_an_address_where_nobody_answers_is_said_so_in_time(program):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the system accepts connections, nobody reads them
+        port = server.getsockname()[1]
+        began = time.monotonic()
+        code, said = program(CONNECT.format(address=f"127.0.0.1:{port}")).end(within_s=120)
+    assert code == 1
+    assert f'No Ray cluster can be used at "127.0.0.1:{port}": what listens there has said nothing for 5 s' in said
+    assert time.monotonic() - began < 30
+
+
+def test_an_address_of_something_else_is_said_so(program):
+    def answer() -> None:
+        with server, server.accept()[0] as connection:
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    answering = threading.Thread(target=answer)
+    answering.start()
+    code, said = program(CONNECT.format(address=f"127.0.0.1:{port}")).end(within_s=120)
+    answering.join()
+    assert code == 1
+    assert f'No Ray cluster can be used at "127.0.0.1:{port}": what listens there is not Ray' in said
+
+
+def test_a_ray_that_has_died_is_said_so_in_time(program, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        code, said = program(DIES).end(within_s=180)
+    assert code == 0, said
+    *refusals, slowest = said.splitlines()
+    of_the_connected = "to which this process is connected, doesn't answer any more: "
+    assert [of_the_connected in line for line in refusals] == [True, True, False, False]
+    assert "has said nothing for 5 s" in refusals[0]
+    assert all("Connection refused" in line for line in refusals[1:])
+    assert all('No Ray cluster can be used at "' in line for line in refusals[2:])
+    assert float(slowest) < 20
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import textwrap
 import threading
+import time
 
 import nbformat
 import pytest
@@ -97,6 +98,7 @@ def test_a_ray_that_the_environment_names_is_found():
         ({"np": -2, "backend": "ray"}, "np=-2 with backend='ray': negative means processes of this machine. Use np=2"),
         ({"np": -2, "resources": {"num_gpus": 1}}, "local processes share the machine. Leave resources out"),
         ({"np": -2, "max_restarts": -1}, "max_restarts=-1"),
+        ({"np": -2, "max_host_restarts": 1.5}, "max_host_restarts=1.5"),
         ({"np": -2, "heartbeat_timeout": 0}, "heartbeat_timeout=0"),
         ({"np": -2, "driver_log_verbosity": "al"}, r'driver_log_verbosity=\'al\': Did you mean "all"'),
     ],
@@ -153,6 +155,39 @@ def test_each_run_has_logs_of_its_own(tmp_path):
         assert (tmp_path / f"speak-{number}/attempt-0/rank-0.log").read_text() == "from 0\ntold by 0\n"
 
 
+def test_temporary_logs_outlast_a_failure_but_not_the_next_run_or_the_runner_after_a_success():
+    runner = fp.Runner(np=-1)
+    runner.run(speak)
+    first = runner.log_dir
+    assert (first / "attempt-0/rank-0.log").read_text() == "from 0\ntold by 0\n"
+    with pytest.raises(ZeroDivisionError):
+        runner.run(lambda: print("wrong") or 1 / 0)
+    failed = runner.log_dir
+    assert not first.exists()
+    runner.run(speak)
+    last = runner.log_dir
+    assert last.exists()
+    del runner
+    assert not last.exists()
+    assert (failed / "attempt-0/rank-0.log").read_text().startswith("wrong\n")
+
+
+def test_temporary_logs_of_a_success_end_with_the_process_but_not_with_one_forked_from_it(program):
+    code, said = program("""
+import footplate as fp, os
+runner = fp.Runner(np=-1)
+runner.run(print)
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+print(runner.log_dir.is_dir(), runner.log_dir)
+""").end()
+    assert code == 0, said
+    there, place = said.split()[-2:]
+    assert there == "True"
+    assert not os.path.exists(place)  # noqa: PTH110
+
+
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", "/proc/logs"):
@@ -180,6 +215,17 @@ def test_what_is_shown_is_chosen(verbosity, shown, capsys):
 def test_outside_a_run_a_message_to_the_driver_is_printed(capsys):
     worker.log_to_driver("one\ntwo")
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_losses_of_a_machine_have_a_budget_of_their_own(tmp_path):
+    def work():
+        (tmp_path / str(worker.attempt())).touch()
+        os.kill(os.getppid(), signal.SIGKILL)  # what starts processes here
+        time.sleep(60)
+
+    with pytest.raises(LaunchError, match=r"all ranks were lost.*\(max_host_restarts=1 is used up\)"):
+        fp.Runner(np=-1, max_restarts=0, max_host_restarts=1).run(work)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_a_run_inside_a_run_is_refused():

@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from models.small import Classifier, loader
+from cut_off import STEPS, assert_no_trace, steps, train
+from launched import gone_within
 from sessions import two_executors
 from torch import distributed as dist
 
-import footplate as fp
 from footplate.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
-from footplate.launch.backends import Cluster
+from footplate.launch.backends import Cluster, found
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.spark import SparkPlacement
@@ -261,6 +261,14 @@ def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
         until(placement.lost)
 
 
+def test_the_session_is_found_from_any_thread(session):
+    seen: list[str | None] = []
+    thread = threading.Thread(target=lambda: seen.append(found({})))
+    thread.start()
+    thread.join()
+    assert seen == [found({})] == ["spark"]
+
+
 def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
     def work(factor):
         dist.init_process_group("gloo")
@@ -277,44 +285,18 @@ def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
 
 
 def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_losses(session, tmp_path, said):
-    def train(directory, pause_s):
-        class Steps(fp.Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-                with Path(f"{directory}.{trainer.world.rank}.steps").open("a") as file:
-                    file.write(f"{worker.attempt()} {trainer.global_step} {float(outputs).hex()}\n")
-                time.sleep(pause_s)
-
-        torch.manual_seed(3)
-        trainer = fp.Trainer(
-            accelerator="cpu", seed=1, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=directory, callbacks=[Steps(), fp.ModelCheckpoint(every_n_train_steps=3)],
-        )  # fmt: skip
-        trainer.fit(Classifier(), loader(batch_size=5), ckpt_path="last")
-        return trainer.global_step
-
-    def steps(directory, rank):
-        file = Path(f"{directory}.{rank}.steps")
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [line.split() for line in lines if line.endswith("\n")]
-
     def kill_an_executor():
         until(lambda: len(steps(tmp_path / "killed", 0)) > 8, 120)
         executors()[1].kill()
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == 36
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == STEPS
     killer = threading.Thread(target=kill_an_executor)
     killer.start()
-    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=Cluster(SparkPlacement())) == 36
+    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=Cluster(SparkPlacement())) == STEPS
     killer.join()
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text
-    for rank in (0, 1):
-        expected = {step: loss for _, step, loss in steps(tmp_path / "whole", rank)}
-        seen = steps(tmp_path / "killed", rank)
-        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
-        assert len(expected) == 36
-        assert {step: loss for _, step, loss in seen} == expected
-        assert all(loss == expected[step] for _, step, loss in seen)
+    assert_no_trace(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
@@ -331,6 +313,26 @@ def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
         launch(work, world_size=2, backend=Cluster(SparkPlacement()))
     assert not any(psutil.pid_exists(int((tmp_path / rank).read_text())) for rank in "01")
     assert session.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+def test_when_the_driver_is_killed_nothing_of_the_launch_or_the_session_is_left(program):
+    running = program(f"""
+import os, sys, time
+sys.path.append({str(Path(__file__).parent)!r})
+from sessions import two_executors
+from footplate.launch import launch
+from footplate.launch.backends import named
+def work():
+    print("rank", os.environ["RANK"], "works")
+    time.sleep(600)
+with two_executors():
+    launch(work, world_size=2, backend=named("spark"))
+""")
+    running.read_until("rank 0 works", "rank 1 works")
+    family = [one for one in running.family() if one.status() != psutil.STATUS_ZOMBIE]  # one, of Java's start, is
+    assert sum("footplate.launch.nursery" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
+    running.process.kill()
+    assert gone_within(30, family)
 
 
 def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, quick):

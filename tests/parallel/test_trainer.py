@@ -451,6 +451,7 @@ def test_every_spelling_of_devices_trains_together(tmp_path):
         ({"devices": 2, "min_devices": 3}, "min_devices=3"),
         ({"devices": 2, "heartbeat_timeout": 0}, "heartbeat_timeout=0"),
         ({"devices": 2, "max_restarts": -1}, "max_restarts=-1"),
+        ({"devices": 2, "max_host_restarts": -1}, "max_host_restarts=-1"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(settings, said, tmp_path):

@@ -5,5 +5,6 @@ agent.py         the far end: a `LocalCrew` served over a connection
 door.py          where agents come in; greeting.py: who they are, and how both sides prove it
 channel.py       messages and parcels on a connection
 seating.py       which rank lives with which agent
-placement.py     the contract of what starts agents: ray.py, spark.py, and machines.py, for people
+placement.py     the contract of what starts agents: ray.py and spark.py, which ask their engines by ray_session.py and
+                 spark_session.py, and machines.py, for people
 """

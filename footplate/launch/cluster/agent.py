@@ -11,9 +11,11 @@ its ranks, so that a machine imports torch once; the others hold their places, a
     carry                 ────────►     starts its share of the attempt's workers
                           ◄────────     alive, wrote, reported, ended: the crew's events
     signal, kill, release ────────►     passes them on
-    close                 ────────►     ends its workers and itself
+    close                 ────────►     ends its workers and itself, and what the machine has kept for the launch
+                                        (`worker.kept`), unless another gang is to follow
 
-When the connection breaks, the agent kills its workers and ends: whoever has lost it begins anew with other agents.
+When the connection breaks, the agent kills its workers and ends, as at the end of the launch: the driver is gone, or has
+lost it and begins anew with other agents.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import socket
 from dataclasses import dataclass, replace
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.launch import rendezvous
+from footplate.launch import rendezvous, worker
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.channel import Channel, Gone, Message
 from footplate.launch.crew import Alive, Attempt, Event, Reported, Wrote
@@ -105,7 +108,9 @@ class _Agent:
         self._crew: LocalCrew | None = None
         self._store: socket.socket | None = None
         self._payload: int | None = None
+        self._launch: str | None = None  # for which this agent looks after workers
         self._open = True
+        self._another_follows = False
 
     def serve(self) -> None:
         """Until the driver says so or is gone."""
@@ -130,6 +135,8 @@ class _Agent:
                 self._store.close()
             if self._payload is not None:
                 os.close(self._payload)
+            if self._launch is not None and not self._another_follows:
+                shutil.rmtree(worker.kept_of(self._launch), ignore_errors=True)
 
     def _wait(self) -> None:
         """Until there is something to do. Output of workers that the driver doesn't take stays in their pipes."""
@@ -154,6 +161,7 @@ class _Agent:
         do = order["do"]
         if do == "prepare":
             payload = self._channel.parcel(PAYLOAD)
+            self._launch = order["environment"].get(worker.LAUNCH)
             self._crew = LocalCrew(payload, order["environment"], order["preload"], _caller(order["caller"]))
             self._crew.prepare()
         elif do == "payload":
@@ -164,7 +172,7 @@ class _Agent:
             self._store = rendezvous.listen(self._address, order["world_size"])
             self._channel.send({"event": "store", "at": self._store.getsockname()[:2]})
         elif do == "close":
-            self._open = False
+            self._open, self._another_follows = False, order["another_follows"]
         elif self._crew is not None:
             self._command(self._crew, do, order)
 

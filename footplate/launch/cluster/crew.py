@@ -14,13 +14,11 @@ attempt begins, which places a new one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
 import selectors
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,6 +35,7 @@ from footplate.launch.cluster.placement import Lost as Lost
 from footplate.launch.cluster.placement import Placement as Placement
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Wrote
 from footplate.launch.local import KILL_S, Caller
+from footplate.launch.waiting import Bell, heed
 
 LOOK_S = 0.2  # how often the placement is asked
 
@@ -101,10 +100,7 @@ class ClusterCrew:
         caller = asdict(Caller.here())
         self._prepare = {"environment": dict(environment), "preload": list(preload), "caller": caller}
         self._selector = selectors.DefaultSelector()
-        self._woken, self._wake = socket.socketpair()
-        for end in (self._woken, self._wake):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._take_wake)
+        self._bell = Bell(self._selector)
         self._door = Door(placement.host, self._selector, self._admit)
         self._attempt = Attempt(0, ())
         self._ranks: list[_Rank] = []
@@ -120,7 +116,7 @@ class ClusterCrew:
             self._ranks = [_Rank(self._gang.settled[slot]) for slot in attempt.slots]
             self._open_rendezvous()
             return
-        self._dismiss()
+        self._dismiss(another_follows=True)
         self._gang = _Gang(attempt.slots)
         self._ranks = [_Rank(index) for index in range(len(attempt.slots))]
         self._door.token = secrets.token_bytes(32)
@@ -128,9 +124,7 @@ class ClusterCrew:
 
     def wait(self, timeout_s: float) -> list[Event]:
         self._flush()
-        for key, _ in self._selector.select(0 if self._events else min(timeout_s, LOOK_S)):
-            if key.fileobj in self._selector.get_map():  # may have gone with one before it
-                key.data()
+        heed(self._selector, 0 if self._events else min(timeout_s, LOOK_S))
         self._flush()
         if time.monotonic() >= self._looked_at + LOOK_S:
             self._look()
@@ -139,8 +133,7 @@ class ClusterCrew:
         return events
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"!")
+        self._bell.ring()
 
     def send(self, rank: int, signum: int) -> None:
         if self._ranks[rank].carried:
@@ -161,13 +154,12 @@ class ClusterCrew:
                 place.order("release")
 
     def close(self) -> None:
-        self._dismiss()
+        self._dismiss(another_follows=False)
         self._placement.close()
         self._forget_reports()
         self._door.close()
         self._selector.close()
-        self._woken.close()
-        self._wake.close()
+        self._bell.close()
 
     def _admit(self, channel: Channel, hello: Hello, ahead_s: float) -> None:
         """An agent of ours has come in."""
@@ -286,14 +278,17 @@ class ClusterCrew:
         self._selector.unregister(place.channel)
         place.channel.close()
 
-    def _dismiss(self) -> None:
-        """Send the gang home: agents end their workers and hang up; what doesn't is ended by the placement."""
+    def _dismiss(self, another_follows: bool) -> None:
+        """Send the gang home: agents end their workers and hang up; what doesn't is ended by the placement.
+
+        Where another gang follows, machines keep what they have for the launch.
+        """
         gang, self._gang = self._gang, _Gang((), broken=True)
         self._door.token = None
         channels = [place.channel for place in gang.places.values()]
         for channel in channels:
             self._selector.unregister(channel)
-            channel.send({"do": "close"})
+            channel.send({"do": "close", "another_follows": another_follows})
         until, left = time.monotonic() + KILL_S, channels
         while (left := [channel for channel in left if not _hung_up(channel)]) and time.monotonic() < until:
             select.select(left, [channel for channel in left if channel.pending], [], LOOK_S)
@@ -324,10 +319,6 @@ class ClusterCrew:
             key = self._selector.get_key(place.channel)
             if key.events != wanted:
                 self._selector.modify(place.channel, wanted, key.data)
-
-    def _take_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
 
     def _forget_reports(self) -> None:
         for fd in self._homes:

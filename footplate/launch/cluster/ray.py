@@ -8,25 +8,20 @@ group is reserved whole or not at all. Actors are asked for at once, and come to
 A group that the nodes can't hold is refused at the start, with what is there. One that is only waiting, for a busy cluster
 or, after a node was lost, for another node, has `wait_s`; then it is a failure of the host.
 
-The cluster is the one that the process is connected to; else the one at `address`, `RAY_ADDRESS`, or running on this
-machine; else one that is started here. A connection is kept for the next launch, and a Ray that is started here ends with
-the process; nobody else's Ray is ever shut down.
+Which cluster that is, `ray_session.py` finds out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-import os
 import pickle
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from footplate.errors import ConfigError, LaunchError
-from footplate.extras import require
+from footplate.launch.cluster import ray_session
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import Lost
 from footplate.launch.local import Caller
@@ -35,15 +30,13 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 WAIT_S = 60.0
 KILL_S = 5.0
-PROBE_S = 5.0
-LOOPBACK = "127.0.0.1"
 
 
 class RayPlacement:
     """A `Placement` in a Ray cluster, to which this connects.
 
     Args:
-        address: of the cluster's head, such as "10.0.0.1:6379"; None to find it (see the module's docstring).
+        address: of the cluster's head, such as "10.0.0.1:6379"; None to find it (`ray_session.py`).
         num_cpus: processor cores that Ray reserves for a worker.
         num_gpus: whole GPUs for a worker.
         accelerator_type: the kind of accelerator that its node must have, in Ray's words, such as "V100".
@@ -79,7 +72,7 @@ class RayPlacement:
         self._strategy = strategy
         self._wait_s = wait_s
         self._runtime_env = dict(runtime_env or {})
-        self._ray, self.host = _connect(address)
+        self._ray, self.host = ray_session.connect(address)
         self._group: Any = None
         self._actors: list[Any] = []
         self._held: dict[Any, int] = {}  # what each actor's call will have returned: its index
@@ -199,56 +192,6 @@ def _needs(num_cpus: float, num_gpus: int, accelerator_type: str | None, own: Ma
 
 def _words(amounts: Mapping[str, float], names: Mapping[str, float] | None = None) -> str:
     return ", ".join(f"{name} {amounts.get(name, 0):g}" for name in names or amounts)
-
-
-def _connect(address: str | None) -> tuple[Any, str]:
-    """Ray, connected to a cluster, and the address by which that can reach this process."""
-    ray = require("ray", "ray", 'backend="ray"')
-    given = address or os.environ.get("RAY_ADDRESS")
-    if (given or "").startswith("ray://"):
-        raise LaunchError(
-            f"address={given!r} is one for Ray Client, whose program isn't in the cluster, so workers can't reach it. Run "
-            'the program on a node of the cluster, with address="auto", or submit it with `ray job submit`.'
-        )
-    if ray.is_initialized():
-        _check_same(ray, address)
-        return ray, ray.util.get_node_ip_address()
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    try:
-        _probe(given)
-        ray.init(address=given or "auto", **quiet)
-    except Exception as error:
-        if given is None and isinstance(error, ConnectionError):
-            ray.init(address="local", include_dashboard=False, **quiet)
-            return ray, LOOPBACK
-        if isinstance(error, (OSError, RuntimeError, ValueError)):
-            raise LaunchError(
-                f'No Ray cluster can be used at "{given or "auto"}": {" ".join(str(error).split())}. Start one with '
-                "`ray start --head`, or correct address= or RAY_ADDRESS."
-            ) from error
-        raise
-    return ray, ray.util.get_node_ip_address()
-
-
-def _probe(address: str | None) -> None:
-    """See that something listens at an address: Ray would try for minutes, and not be interrupted.
-
-    Raises:
-        OSError: nothing does.
-    """
-    host, colon, port = (address or "").rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=PROBE_S).close()
-
-
-def _check_same(ray: Any, address: str | None) -> None:
-    """A process has one connection: refuse another cluster than that of the one it has."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", "local", here):
-        raise LaunchError(
-            f'address="{address}": this process is connected to the Ray at {here} already. Leave address out, or call '
-            "ray.shutdown() before."
-        )
 
 
 def _place_class() -> type:

@@ -1,0 +1,49 @@
+"""A training that notes its steps, so that one that was cut off can be compared with one that wasn't."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from models.small import Classifier, loader
+
+import footplate as fp
+from footplate.launch import worker
+
+STEPS = 36
+
+
+def train(directory: Path, pause_s: float) -> int:
+    """In each worker: train in this directory, slowed down by so much a step; returns the number of the last step."""
+
+    class Steps(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            with Path(f"{directory}.{trainer.world.rank}.steps").open("a") as file:
+                file.write(f"{worker.attempt()} {trainer.global_step} {float(outputs).hex()}\n")
+            time.sleep(pause_s)
+
+    fp.seed_everything(3)
+    trainer = fp.Trainer(
+        accelerator="cpu", seed=1, max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=directory, callbacks=[Steps(), fp.ModelCheckpoint(every_n_train_steps=3)],
+    )  # fmt: skip
+    trainer.fit(Classifier(), loader(batch_size=5), ckpt_path="last")
+    return trainer.global_step
+
+
+def steps(directory: Path, rank: int) -> list[list[str]]:
+    """What a rank has noted so far: of each step the attempt, the number and the loss."""
+    file = Path(f"{directory}.{rank}.steps")
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [line.split() for line in lines if line.endswith("\n")]
+
+
+def assert_no_trace(whole: Path, cut: Path) -> None:
+    """Of two ranks, the losses of a training of two attempts are those of one that nothing happened to."""
+    for rank in (0, 1):
+        expected = {step: loss for _, step, loss in steps(whole, rank)}
+        seen = steps(cut, rank)
+        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
+        assert len(expected) == STEPS
+        assert {step: loss for _, step, loss in seen} == expected
+        assert all(loss == expected[step] for _, step, loss in seen)
