@@ -198,7 +198,7 @@ def bump(numbers):
 
 def seconds(call):
     began = time.monotonic()
-    assert call().sum() == 2 * len(numbers)
+    assert call().min() == 2
     return time.monotonic() - began
 
 runner = fp.Runner(np=-1)
