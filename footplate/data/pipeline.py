@@ -66,8 +66,7 @@ class Pipeline:
         self._stopped = False
         self._room = threading.Semaphore(prefetch)
         self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
-        one_at_a_time = content.images and not table.is_remote  # decoding is what takes time, and reading takes memory
-        self._readers = ThreadPoolExecutor(1 if one_at_a_time else _READERS, "footplate-read")
+        self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
         self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers, workers)

@@ -35,8 +35,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.random import Generator, default_rng
 
 from footplate.errors import DataError
 
@@ -157,9 +159,9 @@ class Epoch:
 
     def _cut_windows(self, groups: np.ndarray, ends: np.ndarray) -> None:
         """Cut the line into windows, and these, at the ends of groups, into parts."""
-        edges = np.unique(np.concatenate([[0], ends, self._stream_start]))
+        edges = _distinct([[0], ends, self._stream_start])
         self._window_start = self._window_edges(edges)  # (windows + 1,) places on the line
-        edges = np.union1d(edges, self._window_start)
+        edges = _distinct([edges, self._window_start])
         starts, stops = edges[:-1], edges[1:]
         place = np.searchsorted(ends, starts, side="right")  # which group of the line each part belongs to
         group_start = np.concatenate([[0], ends])[place]
@@ -185,7 +187,7 @@ class Epoch:
         for start, stop, share in zip(self._stream_start[:-1], self._stream_start[1:], self._share, strict=True):
             of_stream = start + _doubling(_FIRST_WINDOW_BATCHES * int(share), largest)
             cuts.append(of_stream[of_stream < stop])
-        return _evenly(np.unique(np.concatenate(cuts)), most)
+        return _evenly(_distinct(cuts), most)
 
     def _streams_of(self, places: np.ndarray) -> np.ndarray:
         """The streams that places on the line belong to."""
@@ -334,10 +336,16 @@ def _evenly(edges: np.ndarray, most: int) -> np.ndarray:
     return np.append(edges[span] + lengths[span] * number // counts[span], edges[-1])
 
 
+def _distinct(places: Sequence[Any]) -> np.ndarray:
+    """All places, ascending, each once; `np.unique`, without what that imports when it is first called."""
+    found = np.sort(np.concatenate(places))
+    return found[np.concatenate([[True], found[1:] != found[:-1]])]
+
+
 def _with_group(part: Part) -> np.ndarray:
     rows = np.arange(part.start, part.stop)
     return np.stack([np.full(len(rows), part.group), rows], axis=1)
 
 
-def _generator(seed: int, epoch: int, purpose: int, number: int) -> np.random.Generator:
-    return np.random.default_rng([seed, epoch, purpose, number])
+def _generator(seed: int, epoch: int, purpose: int, number: int) -> Generator:
+    return default_rng([seed, epoch, purpose, number])
