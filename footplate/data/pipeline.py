@@ -79,8 +79,9 @@ class Pipeline:
             made = self._made.get()
             if isinstance(made, BaseException):
                 raise made
+            finished = self._maker.finish(made)
             self._room.release()
-            yield self._maker.finish(made)
+            yield finished
 
     def close(self) -> None:
         """Stop all threads and wait for them."""

@@ -4,7 +4,8 @@ A rank has one window of each of its streams open, and loads a few ahead in read
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
 Images are let go of one by one, as they are handed out: there, the next windows are loaded one after the other as room
 becomes free, so that what is held is little more than the open windows when full; over a network, which takes longer, a
-quarter more.
+quarter more. At first, each batch looks twice as far ahead as the one before it, so that the first have the cores to
+themselves while they are decoded.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ class Schedule:
         self._windows: dict[int, Future[Window]] = {}
         self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
         self._buffers = buffers
+        gently = content.images and not table.is_remote
+        self._reach = 0 if gently else _LOOK_AHEAD_BATCHES  # how many batches are looked at ahead
         self._open: dict[int, tuple[GroupReader, Future[Window]]] = {}  # of a stream that goes on within a row group
 
     def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
@@ -183,11 +186,12 @@ class Schedule:
         for piece in pieces:
             self._left[piece.window] -= piece.stop - piece.start
         going_on = {number for number in needed if self._left[number]} or needed
-        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES:
+        while self._seen < self._batches and self._seen - batch < self._reach:
             following = self._next_pieces()
             if not self._load_ahead(following, going_on):
                 break
             self._look_at(following)
+        self._reach = min(max(1, 2 * self._reach), _LOOK_AHEAD_BATCHES)
         return pieces, {number: self._windows[number].result() for number in needed}
 
     def _next_pieces(self) -> list[Piece]:
@@ -234,11 +238,19 @@ class Schedule:
             self._open[stream] = reader, loading
 
 
-def _load_after(last: Future[Window] | None, *arguments: Any) -> Window:
-    """Load a window after the one that its reader reads before it, which the pool has begun with before."""
+def _load_after(
+    last: Future[Window] | None, rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers
+) -> Window:
+    """Load a window after the one that its reader reads before it, which the pool has begun with before.
+
+    What Arrow keeps for itself of the memory that it read with is given back to the system: it would be as much again.
+    """
     if last is not None:
         last.result()
-    return load_window(*arguments)
+    loaded = load_window(rows, content, epoch, number, buffers)
+    if content.images:
+        pa.default_memory_pool().release_unused()
+    return loaded
 
 
 def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:
