@@ -218,7 +218,10 @@ class Loader:
         here = self.state_dict()
         missing = here.keys() - state_dict.keys()
         if missing:
-            raise CheckpointError(f"This is no state of a Loader: it has no {', '.join(sorted(missing))}.")
+            raise CheckpointError(
+                f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is of an earlier version of "
+                "Footplate, resume with that: the order of rows was another."
+            )
         if state_dict["table"] != here["table"]:
             raise CheckpointError(
                 f"The checkpoint was made on other rows: its table is {state_dict['table']}, this one is "

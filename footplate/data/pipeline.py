@@ -1,6 +1,6 @@
 """The threads between a table and the one who asks for batches.
 
-    readers (1, 2) windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
+    readers (2) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
 
 The feeder keeps up to `prefetch` batches in the making: it waits for the windows of the next batch, puts its columns
 together, and hands its images to the decoders in small tasks that write straight into the batch's memory. The consumer

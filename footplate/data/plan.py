@@ -27,8 +27,8 @@ and rows that are handed out first are mixed with fewer of their own row group.
 
 A table that is small (or in memory) is one window: a true permutation of all rows. For a large one, the shuffle is as
 good as the streams are many: two rows of a batch come from the same row group with a probability of about 1 / streams
-(1 / 64 at best), against 1 / row groups in a true permutation. A large table of few, large row groups has few streams;
-if it is sorted by label, say, write it anew in random order or in smaller row groups.
+(1 / 64 at best), against 1 / row groups in a true permutation; those two lie at most a window apart. A large table of few,
+large row groups has few streams; if it is sorted by label, say, write it anew in random order or in smaller row groups.
 """
 
 from __future__ import annotations

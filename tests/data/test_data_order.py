@@ -165,16 +165,17 @@ def test_windows_of_a_table_in_small_row_groups_are_not_cut_but_for_the_first() 
 
 
 def test_windows_are_cut_to_bound_what_a_rank_holds_as_long_as_there_are_few_of_them() -> None:
-    mib = 2**20
-    assert choose_window_rows([128 * mib] * 20, 20_000, streams=2) * 128 * mib == pytest.approx(
-        32 * mib * 1000, rel=0.01
-    )
+    mib, rows = 2**20, 20_000
+    assert choose_window_rows([128 * mib] * 20, rows, streams=2) * 128 * 20 / rows == pytest.approx(24, rel=0.01)  # MiB
     assert choose_window_rows([4 * mib] * 700, 700_000, streams=64) >= 1000, "a row group of 4 MiB stays whole"
 
 
+@pytest.mark.parametrize("window_rows", [0, 60])
 @pytest.mark.parametrize(("streams", "at_most"), [(64, 1 / 55), (8, 1 / 7)])
-def test_two_rows_of_a_batch_seldom_come_from_the_same_row_group(streams: int, at_most: float) -> None:
-    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=1), 0)
+def test_two_rows_of_a_batch_seldom_come_from_the_same_row_group(
+    streams: int, at_most: float, window_rows: int
+) -> None:
+    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=1, window_rows=window_rows), 0)
     chances = []
     for batch in range(0, epoch.full_batches, 10):
         counts = np.bincount(epoch.rows(batch)[:, 0])

@@ -63,6 +63,14 @@ def test_of_images_little_more_is_held_than_the_open_windows(
     assert np.mean(held[:40]) > 0.8 * STREAMS * rows, "the next windows are loaded late"
 
 
+def test_nothing_is_read_ahead_beside_the_first_batches_of_images(table: Table, pool: ThreadPoolExecutor) -> None:
+    found, _ = schedule(table, ("image",), pool)
+    loaded = [found.take(batch) and len(found._windows) for batch in range(3)]
+    assert loaded == [STREAMS] * 3
+    found.take(3)
+    assert len(found._windows) > STREAMS
+
+
 def test_of_columns_half_as_many_windows_as_are_open_are_loaded_ahead(table: Table, pool: ThreadPoolExecutor) -> None:
     found, epoch = schedule(table, (), pool)
     loaded = []
