@@ -6,8 +6,8 @@
         batch["label"]          # int64 (64,)
 
 The parts, from the file to the batch: `source` (what row groups there are and how one is read), `table` (which rows of
-them are meant), `plan` (in which order, a pure function), `window` (the row groups in memory), `columns` and `images`
-(Arrow to tensors), `pipeline` (the threads), `loader` (the position that a checkpoint keeps).
+them are meant), `plan` (in which order, a pure function), `reading` and `window` (the rows in memory), `columns` and
+`images` (Arrow to tensors), `pipeline` (the threads), `loader` (the position that a checkpoint keeps).
 
 Importing this package imports none of them; a name is loaded when it is first used.
 """

@@ -1,8 +1,8 @@
 """Encoded images in memory, in the order in which they are handed out, given up as they are.
 
-The images of each row group are copied out of Arrow's memory, those that are handed out together into one piece of memory
-of their own. A piece comes from a pool and goes back to it when the last of its images has been taken and decoded. So a
-window takes less and less memory while it is handed out, and Arrow's memory is free before the next row group is read.
+What has been read is copied out of Arrow's memory, the images that are handed out together into one piece of memory of
+their own. A piece comes from a pool and goes back to it when the last of its images has been taken and decoded. So a
+window takes less and less memory while it is handed out, and Arrow's memory is free before more is read.
 """
 
 from __future__ import annotations

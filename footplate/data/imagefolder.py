@@ -21,6 +21,7 @@ from footplate.errors import DataError
 
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 _ROWS_PER_GROUP = 32
+_ROWS_PER_PIECE = 8
 
 
 class ImageFolderSource:
@@ -83,7 +84,16 @@ class ImageFolderSource:
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """The bytes and classes of some files."""
-        part = self._found[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP]
+        return self._read(self._found[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP], columns)
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A few files at a time."""
+        start = group * _ROWS_PER_GROUP
+        stop = min(start + _ROWS_PER_GROUP, len(self._found))
+        for first in range(start, stop, _ROWS_PER_PIECE):
+            yield self._read(self._found[first : min(first + _ROWS_PER_PIECE, stop)], columns)
+
+    def _read(self, part: Sequence[FoundFile], columns: Sequence[str]) -> pa.Table:
         names = [file.relative.rpartition("/")[0] for file in part]
         values = {
             "image": lambda: [self._bytes(file) for file in part],
@@ -95,10 +105,6 @@ class ImageFolderSource:
         return pa.Table.from_arrays(
             [pa.array(values[field.name](), field.type) for field in fields], schema=pa.schema(fields)
         )
-
-    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """In one piece."""
-        yield self.read(group, columns)
 
     def _bytes(self, file: FoundFile) -> bytes:
         try:

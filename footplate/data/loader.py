@@ -24,7 +24,7 @@ from footplate.data import rows
 from footplate.data.cache import CachedImages, DecodedCache
 from footplate.data.images import ImageMode, parse_size
 from footplate.data.pipeline import Pipeline
-from footplate.data.plan import Epoch, Order, choose_streams
+from footplate.data.plan import Epoch, Order, choose_streams, choose_window_rows
 from footplate.data.recipe import make_recipe
 from footplate.data.table import Table
 from footplate.data.workers import Workers
@@ -118,6 +118,8 @@ class Loader:
         self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
+        bit_by_bit = bool(self._recipe.content.images) and not table.in_memory
+        self._window_rows = choose_window_rows(group_bytes, table.num_rows, self._streams) if bit_by_bit else 0
         self._cache = DecodedCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
         if cache is not None and image_size is None:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
@@ -201,6 +203,7 @@ class Loader:
             "global_batch_size": self.global_batch_size,
             "streams": self._streams,
             "window": self._window,
+            "window_rows": self._window_rows,
             "table": self.table.fingerprint,
         }
 
@@ -215,7 +218,10 @@ class Loader:
         here = self.state_dict()
         missing = here.keys() - state_dict.keys()
         if missing:
-            raise CheckpointError(f"This is no state of a Loader: it has no {', '.join(sorted(missing))}.")
+            raise CheckpointError(
+                f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is of an earlier version of "
+                "Footplate, resume with that: the order of rows was another."
+            )
         if state_dict["table"] != here["table"]:
             raise CheckpointError(
                 f"The checkpoint was made on other rows: its table is {state_dict['table']}, this one is "
@@ -236,6 +242,7 @@ class Loader:
             )
         self._global_batch_size = state_dict["global_batch_size"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
+        self._window_rows = state_dict["window_rows"]
         self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
         self._restored = True
 
@@ -262,7 +269,8 @@ class Loader:
         return self._workers
 
     def _plan(self, epoch: int) -> Epoch:
-        order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, self._streams, self._window)
+        windows = self._streams, self._window, self._window_rows
+        order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, *windows)
         return Epoch(self._rows, order, epoch)
 
     def _batches_ahead(self, threads: int) -> int:

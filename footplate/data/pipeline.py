@@ -1,6 +1,6 @@
 """The threads between a table and the one who asks for batches.
 
-    readers (1, 2) windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
+    readers (2) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
 
 The feeder keeps up to `prefetch` batches in the making: it waits for the windows of the next batch, puts its columns
 together, and hands its images to the decoders in small tasks that write straight into the batch's memory. The consumer
@@ -66,8 +66,7 @@ class Pipeline:
         self._stopped = False
         self._room = threading.Semaphore(prefetch)
         self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
-        one_at_a_time = content.images and not table.is_remote  # decoding is what takes time, and reading takes memory
-        self._readers = ThreadPoolExecutor(1 if one_at_a_time else _READERS, "footplate-read")
+        self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
         self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers, workers)
@@ -80,8 +79,9 @@ class Pipeline:
             made = self._made.get()
             if isinstance(made, BaseException):
                 raise made
+            finished = self._maker.finish(made)
             self._room.release()
-            yield self._maker.finish(made)
+            yield finished
 
     def close(self) -> None:
         """Stop all threads and wait for them."""

@@ -19,26 +19,38 @@ Sizes. Every full batch has `batch_size` rows. The tail (the rows left over) is 
 batch before it, so that no rank is left without: the only place where the number of ranks shows. (Should a run have
 handed out all but such a tail and go on with more ranks than the tail has rows, these few rows are passed over.)
 
+Windows. What is permuted together must be in memory together, but not at once: the windows of a stream follow each other
+along the line, and one that ends inside of a row group leaves the rest of it to the next, which reads on where that one
+stopped. So, where a row group can be read bit by bit, a window need not be as large as one (`window_rows`), and a stream
+begins with windows of a few batches that double until they are as large as the others: the first batch waits for little,
+and rows that are handed out first are mixed with fewer of their own row group.
+
 A table that is small (or in memory) is one window: a true permutation of all rows. For a large one, the shuffle is as
 good as the streams are many: two rows of a batch come from the same row group with a probability of about 1 / streams
-(1 / 64 at best), against 1 / row groups in a true permutation. A large table of few, large row groups has few streams;
-if it is sorted by label, say, write it anew in random order or in smaller row groups.
+(1 / 64 at best), against 1 / row groups in a true permutation; those two lie at most a window apart. A large table of few,
+large row groups has few streams; if it is sorted by label, say, write it anew in random order or in smaller row groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.random import Generator, default_rng
 
 from footplate.errors import DataError
 
 WHOLE_TABLE_BYTES = 64 * 2**20
 STREAMS_BYTES = 256 * 2**20
 WINDOW_BYTES = 128 * 2**20
+CUT_WINDOW_BYTES = 48 * 2**20
+LEAST_CUT_BYTES = 8 * 2**20
 MAX_STREAMS = 64
 GROUPS_PER_STREAM = 10
+
+_FIRST_WINDOW_BATCHES = 4
 
 _GROUP_ORDER, _ROW_ORDER = 0, 1
 
@@ -55,6 +67,8 @@ class Order:
         streams: into how many streams the line is cut.
         window: how many neighbouring row groups of a stream are permuted together; fewer at its beginning (1, 2, 4, …),
             so that the first batch needs no more than one. As many as there are: one window, a true permutation.
+        window_rows: cut what `window` gathers evenly into windows of at most so many rows, and the first of a stream
+            into windows of a few batches that double; 0 leaves row groups whole.
     """
 
     batch_size: int
@@ -63,6 +77,7 @@ class Order:
     drop_last: bool = False
     streams: int = 1
     window: int = 1
+    window_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,16 @@ def choose_streams(group_bytes: Sequence[int], in_memory: bool = False) -> tuple
     return streams, max(1, WINDOW_BYTES // (streams * mean))
 
 
+def choose_window_rows(group_bytes: Sequence[int], rows: int, streams: int) -> int:
+    """`Order.window_rows` for row groups of these sizes that are read bit by bit, with so many rows in all.
+
+    The windows that a single rank has open then take `CUT_WINDOW_BYTES`, as long as there are few streams: an open row
+    group takes some memory too, so windows of less than `LEAST_CUT_BYTES` would gain nothing.
+    """
+    row_bytes = max(1, sum(group_bytes) // max(1, rows))
+    return max(1, max(CUT_WINDOW_BYTES // streams, LEAST_CUT_BYTES) // row_bytes)
+
+
 class Epoch:
     """The order of one epoch.
 
@@ -133,20 +158,40 @@ class Epoch:
         self._cut_windows(groups, ends)
 
     def _cut_windows(self, groups: np.ndarray, ends: np.ndarray) -> None:
-        """Cut the line at the ends of groups and streams, and gather the parts of a stream into windows."""
-        edges = np.unique(np.concatenate([[0], ends, self._stream_start]))
+        """Cut the line into windows, and these, at the ends of groups, into parts."""
+        edges = _distinct([[0], ends, self._stream_start])
+        self._window_start = self._window_edges(edges)  # (windows + 1,) places on the line
+        edges = _distinct([edges, self._window_start])
         starts, stops = edges[:-1], edges[1:]
         place = np.searchsorted(ends, starts, side="right")  # which group of the line each part belongs to
         group_start = np.concatenate([[0], ends])[place]
-        stream = np.searchsorted(self._stream_start, starts, side="right") - 1
-        within = np.arange(len(starts)) - np.searchsorted(stream, stream)  # number of the part within its stream
-        key = stream * (len(starts) + 1) + np.searchsorted(_ramp(self.order.window, len(starts)), within, side="right")
-        first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
-
         self._part_group, self._part_start, self._part_stop = groups[place], starts - group_start, stops - group_start
-        self._first_part = np.concatenate([first, [len(starts)]])
-        self._window_start = np.concatenate([starts[first], [self.num_rows]])  # places on the line
-        self._window_stream = stream[first]
+        self._first_part = np.searchsorted(edges, self._window_start)
+        self._window_stream = self._streams_of(self._window_start[:-1])
+        self._largest = np.zeros(len(self._share), np.int64)  # rows of a stream's largest window
+        np.maximum.at(self._largest, self._window_stream, np.diff(self._window_start))
+
+    def _window_edges(self, edges: np.ndarray) -> np.ndarray:
+        """Where windows begin and end on the line, of which `edges` are the ends of groups and streams."""
+        starts, most = edges[:-1], self.order.window_rows
+        stream = self._streams_of(starts)
+        within = np.arange(len(starts)) - np.searchsorted(stream, stream)  # number of the part within its stream
+        ends = _ramp(self.order.window, len(starts), gently=not most)
+        gathered = np.searchsorted(ends, within, side="right")
+        first = np.concatenate([[True], (np.diff(stream) > 0) | (np.diff(gathered) > 0)])[: len(starts)]
+        found = np.append(starts[first], self.num_rows)
+        if not most or self.order.window >= len(starts):
+            return found
+        largest = min(most, int(np.diff(found).max()))
+        cuts = [found]
+        for start, stop, share in zip(self._stream_start[:-1], self._stream_start[1:], self._share, strict=True):
+            of_stream = start + _doubling(_FIRST_WINDOW_BATCHES * int(share), largest)
+            cuts.append(of_stream[of_stream < stop])
+        return _evenly(_distinct(cuts), most)
+
+    def _streams_of(self, places: np.ndarray) -> np.ndarray:
+        """The streams that places on the line belong to."""
+        return np.searchsorted(self._stream_start, places, side="right") - 1
 
     @property
     def num_windows(self) -> int:
@@ -209,6 +254,20 @@ class Epoch:
         """How many rows a window has."""
         return int(self._window_start[window + 1] - self._window_start[window])
 
+    def window_stream(self, window: int) -> int:
+        """The stream that a window belongs to."""
+        return int(self._window_stream[window])
+
+    def largest_window(self, stream: int) -> int:
+        """Rows of the largest window of a stream."""
+        return int(self._largest[stream])
+
+    def goes_on(self, window: int) -> bool:
+        """Whether a window begins inside of the row group that the one before it, in the same stream, ends in."""
+        if not 0 < window < self.num_windows or self._window_stream[window] != self._window_stream[window - 1]:
+            return False
+        return bool(self._part_start[self._first_part[window]] > 0)
+
     def window_order(self, window: int) -> np.ndarray | None:
         """The permutation of a window's rows, (rows,) int64; None when they stay in the order of the table."""
         if not self.order.shuffle:
@@ -254,13 +313,33 @@ class Epoch:
             start, window = upto, window + 1
 
 
-def _ramp(window: int, parts: int) -> np.ndarray:
-    """After how many parts of a stream each window ends: windows of 1, 2, 4, … parts, up to `window`; or one of all."""
+def _ramp(window: int, parts: int, gently: bool) -> np.ndarray:
+    """After how many parts of a stream each window of `window` parts ends, gently: windows of 1, 2, 4, … parts first."""
     if window >= parts:
         return np.array([parts])
-    sizes = [1 << power for power in range(max(0, window - 1).bit_length())]
+    sizes = [1 << power for power in range(max(0, window - 1).bit_length())] if gently else []
     sizes += [max(1, window)] * (1 + parts // max(1, window))
     return np.cumsum(sizes)
+
+
+def _doubling(first: int, largest: int) -> np.ndarray:
+    """Where windows of `first` rows, twice as many, … end, up to half of `largest`."""
+    return np.cumsum(first << np.arange((largest // 2 // first).bit_length()))
+
+
+def _evenly(edges: np.ndarray, most: int) -> np.ndarray:
+    """Cut each span between edges into as few equal ones as have `most` rows at most."""
+    lengths = np.diff(edges)
+    counts = -(-lengths // most)
+    span = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(span)) - np.repeat(np.cumsum(counts) - counts, counts)  # of each cut within its span
+    return np.append(edges[span] + lengths[span] * number // counts[span], edges[-1])
+
+
+def _distinct(places: Sequence[Any]) -> np.ndarray:
+    """All places, ascending, each once; `np.unique`, without what that imports when it is first called."""
+    found = np.sort(np.concatenate(places))
+    return found[np.concatenate([[True], found[1:] != found[:-1]])]
 
 
 def _with_group(part: Part) -> np.ndarray:
@@ -268,5 +347,5 @@ def _with_group(part: Part) -> np.ndarray:
     return np.stack([np.full(len(rows), part.group), rows], axis=1)
 
 
-def _generator(seed: int, epoch: int, purpose: int, number: int) -> np.random.Generator:
-    return np.random.default_rng([seed, epoch, purpose, number])
+def _generator(seed: int, epoch: int, purpose: int, number: int) -> Generator:
+    return default_rng([seed, epoch, purpose, number])

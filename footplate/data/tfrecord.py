@@ -26,6 +26,7 @@ from footplate.errors import DataError
 
 _GROUP_BYTES = 4 * 2**20
 _ROWS_TO_LOOK_AT = 16
+_ROWS_PER_PIECE = 32
 _CHUNK = 2**20
 
 
@@ -67,7 +68,7 @@ class TFRecordSource:
     @functools.cached_property
     def schema(self) -> pa.Schema:
         """The features of the first records, in the order of their names."""
-        records = self._records(0)[:_ROWS_TO_LOOK_AT] if self._groups else []
+        records = self._records(0, 0, _ROWS_TO_LOOK_AT) if self._groups else []
         examples = [_parse_or_none(record) for record in records]
         if not examples or None in examples:
             return pa.schema([("record", pa.binary())])
@@ -107,13 +108,22 @@ class TFRecordSource:
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Some records, parsed."""
-        records = self._records(group)
+        return self._read(group, 0, len(self._groups[group][1]) - 1, columns)
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """A few records at a time."""
+        rows = len(self._groups[group][1]) - 1
+        for start in range(0, rows, _ROWS_PER_PIECE):
+            yield self._read(group, start, min(start + _ROWS_PER_PIECE, rows), columns)
+
+    def _read(self, group: int, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+        records = self._records(group, start, stop)
         fields = [self.schema.field(name) for name in columns]
         if self.schema.names == ["record"]:
             return pa.Table.from_arrays([pa.array(records, field.type) for field in fields], schema=pa.schema(fields))
         path = self._found[self._groups[group][0]].path
         rows: list[list[Any]] = [[] for _ in fields]
-        for number, record in enumerate(records):
+        for number, record in enumerate(records, start):
             example = _parse_or_none(record)
             if example is None:
                 raise DataError(f"{path}, record {number} of part {group}: it is no tf.train.Example, but others are.")
@@ -121,10 +131,6 @@ class TFRecordSource:
                 values.append(_value(example.get(field.name), field, path))
         arrays = [pa.array(values, field.type) for values, field in zip(rows, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """In one piece."""
-        yield self.read(group, columns)
 
     def _walk(self, file: FoundFile) -> np.ndarray:
         """Where each record's data starts, and at the end where one more would, int64."""
@@ -145,8 +151,9 @@ class TFRecordSource:
             raise DataError(f"{file.path}: truncated: its last record ends at byte {at}, the file at {file.nbytes}.")
         return np.array([*starts, at + 12], dtype=np.int64)
 
-    def _records(self, group: int) -> list[bytes]:
+    def _records(self, group: int, start: int, stop: int) -> list[bytes]:
         number, offsets = self._groups[group]
+        offsets = offsets[start : stop + 1]
         path = self._found[number].path
         try:
             with self._filesystem.open_input_file(path) as handle:

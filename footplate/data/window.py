@@ -4,13 +4,14 @@ A rank has one window of each of its streams open, and loads a few ahead in read
 window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
 Images are let go of one by one, as they are handed out: there, the next windows are loaded one after the other as room
 becomes free, so that what is held is little more than the open windows when full; over a network, which takes longer, a
-quarter more.
+quarter more. At first, each batch looks twice as far ahead as the one before it, so that the first have the cores to
+themselves while they are decoded.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from footplate.data.buffers import Buffers
 from footplate.data.columns import Columns, Slice, is_float, plain_type
 from footplate.data.encoded import EncodedImages
 from footplate.data.plan import Epoch, Part, Piece
+from footplate.data.reading import GroupReader
 from footplate.data.table import Table
 from footplate.errors import DataError
 from footplate.parallel.world import World
@@ -71,8 +73,8 @@ class Window:
         return _places(self.parts, np.arange(start, stop) if self.order is None else self.order[start:stop])
 
 
-def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffers: Buffers) -> Window:
-    """Read a window's row groups and put their rows into order.
+def load_window(rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers) -> Window:
+    """Read a window's rows and put them into order.
 
     Raises:
         DataError: a row group can't be read, or a null that means nothing (unless `content.skip`).
@@ -82,8 +84,8 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffe
     images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in content.images}
     places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
     others, first = [], 0
-    for part in parts:
-        for read in _read(table, part, content):
+    for part in parts if content.names else ():
+        for read in rows.read(part):
             for name, encoded in images.items():
                 _add(encoded, _bytes_of(read.column(name)), places[first : first + read.num_rows])
             others.append(read.drop_columns(list(images)))
@@ -98,7 +100,7 @@ def load_window(table: Table, content: Content, epoch: Epoch, number: int, buffe
                 if column.null_count:
                     null = column.is_null().to_numpy()
                     if not content.skip:
-                        raise null_error(name, table.where(*_places(parts, np.flatnonzero(null)[:1])[0].tolist()))
+                        raise null_error(name, rows.table.where(*_places(parts, np.flatnonzero(null)[:1])[0].tolist()))
                     bad = null if bad is None else bad | null
         blocks[columns.names[0]] = columns.load([_plain(column) for column in values], order, buffers)
     if bad is not None and order is not None:
@@ -127,25 +129,6 @@ def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
     which = np.searchsorted(ends, rows, side="right")
     first = np.array([part.stop - end for part, end in zip(parts, ends.tolist(), strict=True)])
     return np.stack([np.array([part.group for part in parts])[which], rows + first[which]], axis=1)
-
-
-def _read(table: Table, part: Part, content: Content) -> Iterator[pa.Table]:
-    """The rows of a part; images bit by bit, as they are copied anyway."""
-    if not content.names:
-        return
-    if not content.images:
-        read = table.read_group(part.group, content.names)
-        whole = part.stop - part.start == read.num_rows
-        yield read if whole else read.slice(part.start, part.stop - part.start)
-        return
-    first = 0
-    for read in table.stream_group(part.group, content.names):
-        low, high = max(part.start - first, 0), min(part.stop - first, read.num_rows)
-        if low < high:
-            yield read.slice(low, high - low)
-        first += read.num_rows
-        if first >= part.stop:
-            break
 
 
 def null_error(column: str, where: str) -> DataError:
@@ -188,6 +171,9 @@ class Schedule:
         self._windows: dict[int, Future[Window]] = {}
         self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
         self._buffers = buffers
+        gently = content.images and not table.is_remote
+        self._reach = 0 if gently else _LOOK_AHEAD_BATCHES  # how many batches are looked at ahead
+        self._open: dict[int, tuple[GroupReader, Future[Window]]] = {}  # of a stream that goes on within a row group
 
     def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
         """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
@@ -200,11 +186,12 @@ class Schedule:
         for piece in pieces:
             self._left[piece.window] -= piece.stop - piece.start
         going_on = {number for number in needed if self._left[number]} or needed
-        while self._seen < self._batches and self._seen - batch < _LOOK_AHEAD_BATCHES:
+        while self._seen < self._batches and self._seen - batch < self._reach:
             following = self._next_pieces()
             if not self._load_ahead(following, going_on):
                 break
             self._look_at(following)
+        self._reach = min(max(1, 2 * self._reach), _LOOK_AHEAD_BATCHES)
         return pieces, {number: self._windows[number].result() for number in needed}
 
     def _next_pieces(self) -> list[Piece]:
@@ -225,7 +212,8 @@ class Schedule:
         if not self._content.images:
             return len(self._windows) < len(going_on) + max(1, len(going_on) // 2)
         held, new = sum(self._left.values()), self._epoch.window_rows(window)
-        opened = sum(map(self._epoch.window_rows, going_on))
+        streams = {self._epoch.window_stream(number) for number in going_on}
+        opened = sum(map(self._epoch.largest_window, streams))
         return held + new <= max(opened, new) + _EARLY * (opened if self._table.is_remote else new)
 
     def _look_at(self, pieces: list[Piece]) -> None:
@@ -236,11 +224,33 @@ class Schedule:
 
     def _load(self, window: int) -> None:
         """Begin to load a window, unless that was done."""
-        if window not in self._windows:
-            self._left[window] = self._epoch.window_rows(window)
-            self._windows[window] = self._pool.submit(
-                load_window, self._table, self._content, self._epoch, window, self._buffers
-            )
+        if window in self._windows:
+            return
+        self._left[window] = self._epoch.window_rows(window)
+        stream = self._epoch.window_stream(window)
+        before = self._open.pop(stream, None)
+        if before is None or not self._epoch.goes_on(window):
+            before = GroupReader(self._table, self._content.names, bool(self._content.images)), None
+        reader, last = before
+        loading = self._pool.submit(_load_after, last, reader, self._content, self._epoch, window, self._buffers)
+        self._windows[window] = loading
+        if self._epoch.goes_on(window + 1):
+            self._open[stream] = reader, loading
+
+
+def _load_after(
+    last: Future[Window] | None, rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers
+) -> Window:
+    """Load a window after the one that its reader reads before it, which the pool has begun with before.
+
+    What Arrow keeps for itself of the memory that it read with is given back to the system: it would be as much again.
+    """
+    if last is not None:
+        last.result()
+    loaded = load_window(rows, content, epoch, number, buffers)
+    if content.images:
+        pa.default_memory_pool().release_unused()
+    return loaded
 
 
 def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.data.plan import Epoch, Order, choose_streams
+from footplate.data.plan import Epoch, Order, choose_streams, choose_window_rows
 from footplate.errors import DataError
 
 
@@ -21,6 +21,7 @@ def epochs(draw: st.DrawFn) -> tuple[Epoch, int]:
         shuffle=draw(st.booleans()),
         streams=draw(st.sampled_from([1, 2, 4, 8, 64])),
         window=draw(st.integers(1, 4)),
+        window_rows=draw(st.sampled_from([0, 1, 7, 30])),
     )
     return Epoch(np.array(rows), order, draw(st.integers(0, 5))), world
 
@@ -117,23 +118,64 @@ def test_a_tail_of_fewer_rows_than_ranks_joins_the_batch_before_it() -> None:
     assert [epoch.batch_rows(b, 4) for b in range(epoch.num_batches(4))] == [10]
 
 
+def opened(epoch: Epoch, rank: int, world: int) -> int:
+    """How many row groups a rank opens: one that a window ends in is read on by the next."""
+    batches = range(epoch.num_batches(world))
+    windows = {piece.window for batch in batches for piece in epoch.pieces(batch, rank, world)}
+    return sum(
+        len(epoch.window_parts(window)) - (epoch.goes_on(window) and window - 1 in windows) for window in windows
+    )
+
+
 @pytest.mark.parametrize("world", [1, 2, 8, 64])
-def test_reading_costs_at_most_a_tenth_more_than_the_table(world: int) -> None:
+@pytest.mark.parametrize("bit_by_bit", [False, True])
+def test_reading_costs_at_most_a_tenth_more_than_the_table(world: int, bit_by_bit: bool) -> None:
     group_bytes = [4 * 2**20] * 700
     streams, window = choose_streams(group_bytes)
-    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=window), 0)
-    read = 0
-    for rank in range(world):
-        batches = range(epoch.num_batches(world))
-        windows = {piece.window for batch in batches for piece in epoch.pieces(batch, rank, world)}
-        read += sum(len(epoch.window_parts(window)) for window in windows)
+    most = choose_window_rows(group_bytes, 700 * 157, streams) if bit_by_bit else 0
+    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=window, window_rows=most), 0)
     assert streams == 64
-    assert read / 700 <= 1.1
+    assert sum(opened(epoch, rank, world) for rank in range(world)) / 700 <= 1.1
 
 
+@given(epochs())
+@settings(max_examples=100, deadline=None)
+def test_a_window_goes_on_exactly_where_the_one_before_it_left_a_row_group(drawn: tuple[Epoch, int]) -> None:
+    epoch, _ = drawn
+    for window in range(1, epoch.num_windows):
+        before, first = epoch.window_parts(window - 1)[-1], epoch.window_parts(window)[0]
+        inside = (first.group, first.start) == (before.group, before.stop)
+        same_stream = epoch.window_stream(window) == epoch.window_stream(window - 1)
+        assert epoch.goes_on(window) == (inside and same_stream)
+
+
+def test_large_row_groups_make_several_windows_and_the_first_batch_needs_only_small_ones() -> None:
+    epoch = Epoch(np.full(40, 1000), Order(64, 1, True, streams=4, window_rows=600), 0)
+    sizes = [[epoch.window_rows(w) for w in range(epoch.num_windows) if epoch.window_stream(w) == s] for s in range(4)]
+    assert all(of_stream[:3] == [64, 128, 256] for of_stream in sizes)
+    assert {size for of_stream in sizes for size in of_stream[3:]} == {500, 552}
+    assert [epoch.largest_window(stream) for stream in range(4)] == [552] * 4
+    assert sum(epoch.window_rows(piece.window) for piece in epoch.pieces(0)) == 4 * 64
+
+
+def test_windows_of_a_table_in_small_row_groups_are_not_cut_but_for_the_first() -> None:
+    epoch = Epoch(np.full(70, 10), Order(2, 1, True, streams=1, window=4, window_rows=1000), 0)
+    sizes = [epoch.window_rows(window) for window in range(epoch.num_windows)]
+    assert sizes == [8, 16, 16, *[40] * 16, 20]
+
+
+def test_windows_are_cut_to_bound_what_a_rank_holds_as_long_as_there_are_few_of_them() -> None:
+    mib, rows = 2**20, 20_000
+    assert choose_window_rows([128 * mib] * 20, rows, streams=2) * 128 * 20 / rows == pytest.approx(24, rel=0.01)  # MiB
+    assert choose_window_rows([4 * mib] * 700, 700_000, streams=64) >= 1000, "a row group of 4 MiB stays whole"
+
+
+@pytest.mark.parametrize("window_rows", [0, 60])
 @pytest.mark.parametrize(("streams", "at_most"), [(64, 1 / 55), (8, 1 / 7)])
-def test_two_rows_of_a_batch_seldom_come_from_the_same_row_group(streams: int, at_most: float) -> None:
-    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=1), 0)
+def test_two_rows_of_a_batch_seldom_come_from_the_same_row_group(
+    streams: int, at_most: float, window_rows: int
+) -> None:
+    epoch = Epoch(np.full(700, 157), Order(512, 3, True, streams=streams, window=1, window_rows=window_rows), 0)
     chances = []
     for batch in range(0, epoch.full_batches, 10):
         counts = np.bincount(epoch.rows(batch)[:, 0])

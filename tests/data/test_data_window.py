@@ -36,14 +36,20 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def schedule(table: Table, images: tuple[str, ...], pool: ThreadPoolExecutor) -> tuple[Schedule, Epoch]:
+def schedule(
+    table: Table, images: tuple[str, ...], pool: ThreadPoolExecutor, window_rows: int = 0
+) -> tuple[Schedule, Epoch]:
     columns = columns_for([pa.field("id", pa.int64())])
-    epoch = Epoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS), 0)
+    epoch = Epoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS, window_rows=window_rows), 0)
     return Schedule(table, Content(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
 
 
-def test_of_images_little_more_is_held_than_the_open_windows(table: Table, pool: ThreadPoolExecutor) -> None:
-    found, epoch = schedule(table, ("image",), pool)
+@pytest.mark.parametrize("window_rows", [0, 5])
+def test_of_images_little_more_is_held_than_the_open_windows(
+    table: Table, pool: ThreadPoolExecutor, window_rows: int
+) -> None:
+    found, epoch = schedule(table, ("image",), pool, window_rows)
+    rows = window_rows or ROWS_PER_GROUP
     taken, held = [], []
     for batch in range(epoch.num_batches()):
         pieces, windows = found.take(batch)
@@ -53,8 +59,16 @@ def test_of_images_little_more_is_held_than_the_open_windows(table: Table, pool:
             assert all(image is not None for image in images)
             taken += windows[piece.window].blocks["id"][0, piece.start : piece.stop].tolist()
     assert sorted(taken) == list(range(400))
-    assert max(held) <= (STREAMS + 0.25) * ROWS_PER_GROUP
-    assert np.mean(held[:40]) > 0.8 * STREAMS * ROWS_PER_GROUP, "the next windows are loaded late"
+    assert max(held) <= (STREAMS + 0.25) * rows
+    assert np.mean(held[:40]) > 0.8 * STREAMS * rows, "the next windows are loaded late"
+
+
+def test_nothing_is_read_ahead_beside_the_first_batches_of_images(table: Table, pool: ThreadPoolExecutor) -> None:
+    found, _ = schedule(table, ("image",), pool)
+    loaded = [found.take(batch) and len(found._windows) for batch in range(3)]
+    assert loaded == [STREAMS] * 3
+    found.take(3)
+    assert len(found._windows) > STREAMS
 
 
 def test_of_columns_half_as_many_windows_as_are_open_are_loaded_ahead(table: Table, pool: ThreadPoolExecutor) -> None:
