@@ -1,0 +1,25 @@
+"""A module's own step, captured once as one functional graph.
+
+    captured = capture_training(module, optimizer, batch)
+
+What the user wrote stays as it is: `training_step`, `loss.backward()`, clipping and `optimizer.step()` run once, with
+tensors that have a shape and no memory, and every operation that they reach is written down. The result is a graph with
+no side effects, of ATen's core operations:
+
+    (state, learning rates, key, batch) → (state, loss, logs)
+
+    program.py     the capture itself: in which order things run, and what comes back
+    state.py       what a step reads and changes, by the module's and the optimizer's own names
+    functional.py  all of torch's private interface that this needs, and nothing else
+    counters.py    numbers that change from step to step: whoever uses one in a step is told, for it would be frozen
+    frozen.py      plain attributes that a step reads or changes, and whether they are still what they were
+    refusals.py    what can't be captured, with the line of the user's code that asked for it
+
+`docs/xla.md` says what is supported. Nothing here imports JAX; `step/lowering/` makes a program of the graph.
+"""
+
+from footplate.step.capture.program import Captured, capture_evaluation, capture_training
+from footplate.step.capture.refusals import CaptureError
+from footplate.step.capture.state import load_state, state_of
+
+__all__ = ["CaptureError", "Captured", "capture_evaluation", "capture_training", "load_state", "state_of"]

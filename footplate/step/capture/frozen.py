@@ -1,0 +1,171 @@
+"""Plain attributes of a module that a step reads or changes.
+
+A captured step is run once by Python; what it does to Python's objects it does once. Three things follow:
+
+- An attribute that every run of the step changes (`self.seen += 1`, `self.outputs.append(loss)`) would stand still. It
+  is refused, with its line. One that only the first run sets, a cache of a plain value, is not: `program.py` captures a
+  second time when there was a change, to tell the two apart.
+- Draws from Python's and NumPy's generators would be the same in every step. They are refused.
+- An attribute that the step reads (`self.temperature`) is a constant of the program. It is remembered with its line, and
+  `Reads.changed` says later whether it still has that value, so that whoever runs the program can capture it anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from footplate.step.capture.functional import is_traced, pytree
+from footplate.step.capture.refusals import CaptureError, calling_place
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class Reads:
+    """What a program has been made from: plain attributes of the module, and settings of the optimizer.
+
+    Attributes:
+        attributes: (name as the user writes it) → (value, line that read it).
+        modes: whether each submodule was in training mode.
+    """
+
+    attributes: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    modes: dict[str, bool] = field(default_factory=dict)
+
+    def note(self, name: str, value: Any) -> None:
+        """The step has read an attribute."""
+        if isinstance(value, _PLAIN) and name not in self.attributes:
+            self.attributes[name] = (value, calling_place())
+
+    def changed(self, module: nn.Module) -> list[str]:
+        """A sentence for each attribute that is no longer what it was when the step was captured."""
+        found = []
+        for name, (value, where) in self.attributes.items():
+            now = vars(module).get(name, value)
+            if now is not value and now != value:
+                found.append(
+                    f"self.{name} was {value!r} when the step was captured and is {now!r} now; read at {where}"
+                )
+        for name, submodule in module.named_modules():
+            if self.modes.get(name, submodule.training) != submodule.training:
+                before, now = ("training", "evaluation")[:: 1 if self.modes[name] else -1]
+                found.append(
+                    f"{name or 'the module'} was in {before} mode when the step was captured and is in {now} mode"
+                )
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """An attribute that the step has changed: its owner's name, its own, and where."""
+
+    owner: str
+    name: str
+    where: str
+    traced: bool
+
+    def __str__(self) -> str:
+        return f"self.{self.owner + '.' if self.owner else ''}{self.name}"
+
+
+class Changes:
+    """Watches all attributes of a module's tree while a step runs; `found` is what changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._owners = list(module.named_modules())
+        self._places: dict[tuple[int, str], str] = {}
+        self.found: list[Change] = []
+        self._before: list[dict[str, Any]] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Collect the changes of this block; traced tensors that were left in attributes are taken out again."""
+        plain_set = nn.Module.__setattr__
+
+        def set_and_note(module: nn.Module, name: str, value: Any) -> None:
+            self._places[id(module), name] = calling_place()
+            plain_set(module, name, value)
+
+        before = [(dict(vars(owner)), _sizes(owner)) for _, owner in self._owners]
+        draws = (random.getstate(), np.random.get_state(legacy=False))
+        nn.Module.__setattr__ = set_and_note  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__setattr__ = plain_set  # type: ignore[method-assign]
+            for (name, owner), (values, sizes) in zip(self._owners, before, strict=True):
+                self._compare(name, owner, values, sizes)
+        _refuse_draws(*draws)
+
+    def _compare(self, owner_name: str, owner: nn.Module, values: dict[str, Any], sizes: dict[str, int]) -> None:
+        sizes_now = _sizes(owner)
+        for name, value in list(vars(owner).items()):
+            if name in ("_parameters", "_buffers", "_modules", "_trainer"):
+                continue
+            grown = name in sizes and sizes_now.get(name) != sizes[name] and values.get(name) is value
+            if not grown and name in values and (values[name] is value or _same(values[name], value)):
+                continue
+            leaves = pytree.tree_leaves(value)
+            where = self._places.get((id(owner), name), "a change in place")
+            traced = any(is_traced(leaf) for leaf in leaves)
+            if isinstance(value, (*_PLAIN, list, dict, set, tuple)) or traced:
+                self.found.append(Change(owner_name, name, where, traced))
+            if traced and not grown:
+                if name in values:
+                    vars(owner)[name] = values[name]
+                else:
+                    del vars(owner)[name]
+
+
+def _sizes(owner: nn.Module) -> dict[str, int]:
+    kept = (list, dict, set)
+    return {
+        name: len(value)
+        for name, value in vars(owner).items()
+        if isinstance(value, kept) and isinstance(value, Sized) and not name.startswith("_")
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, _PLAIN) and isinstance(other, _PLAIN) and type(one) is type(other) and one == other
+
+
+def _refuse_draws(python: Any, numpy: Any) -> None:
+    drawn = [
+        name
+        for name, same in (
+            ("random", random.getstate() == python),
+            ("numpy.random", _same_generator(np.random.get_state(legacy=False), numpy)),
+        )
+        if not same
+    ]
+    if drawn:
+        raise CaptureError(
+            f"the step draws from {' and '.join(drawn)}: captured once, it would use the same number in every step. "
+            "Draw with torch (torch.rand, F.dropout), whose draws become new in each step."
+        )
+
+
+def _same_generator(one: Any, other: Any) -> bool:
+    return one["state"]["pos"] == other["state"]["pos"] and bool(
+        np.array_equal(one["state"]["key"], other["state"]["key"])
+    )
+
+
+def refuse_changes(who: str, changes: list[Change]) -> None:
+    """Refuse a step that leaves tensors behind in attributes, or changes attributes each time it runs."""
+    if not changes:
+        return
+    lines = "\n".join(f"    {change}: {change.where}" for change in changes)
+    raise CaptureError(
+        f"{who} changes attributes, which a captured step, run by Python once, would do once and never again:\n{lines}\n"
+        "Keep numbers that the step advances in buffers (self.register_buffer), return or self.log what you want to "
+        "know, and collect it in a hook between steps (on_train_batch_end)."
+    )

@@ -1,0 +1,200 @@
+"""Convolution and pooling, in torch's layout (batch, channels, …); XLA chooses the one of the hardware.
+
+Backward passes are JAX's own derivatives of the forward ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from footplate.step.lowering.table import Context, aten, lowers
+
+
+def _each(value: Any, rank: int) -> tuple[int, ...]:
+    """One number for all spatial dimensions, or one for each."""
+    return tuple(value) * rank if len(value) == 1 else tuple(value)
+
+
+def _convolve(
+    x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int
+) -> Any:
+    rank = weight.ndim - 2
+    stride, padding, dilation, extra = (_each(one, rank) for one in (stride, padding, dilation, output_padding or (0,)))
+    spatial = "DHW"[-rank:]
+    layout = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+    options: dict[str, Any] = {
+        "dimension_numbers": layout,
+        "feature_group_count": groups,
+        "rhs_dilation": dilation,
+        "precision": lax.Precision.HIGHEST,
+    }
+    if not transposed:
+        return lax.conv_general_dilated(x, weight, stride, [(one, one) for one in padding], **options)
+    # Transposed: the gradient of a convolution. Weights come as (in, out / groups, …) and are mirrored.
+    inner, outer = weight.shape[0], weight.shape[1]
+    kernel = weight.reshape(groups, inner // groups, outer, *weight.shape[2:]).swapaxes(1, 2)
+    kernel = jnp.flip(kernel.reshape(groups * outer, inner // groups, *weight.shape[2:]), range(2, weight.ndim))
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    widths = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+    return lax.conv_general_dilated(x, kernel, (1,) * rank, widths, lhs_dilation=stride, **options)
+
+
+@lowers(aten.convolution.default)
+def convolution(context: Context, x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
+    y = _convolve(x, weight, *settings)
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (weight.ndim - 2))
+
+
+@lowers(aten.convolution_backward.default)
+def convolution_backward(context: Context, gradient: Any, x: Any, weight: Any, bias_sizes: Any, *settings: Any) -> Any:
+    *forward, wanted = settings
+    _, backward = jax.vjp(lambda x, weight: _convolve(x, weight, *forward), x, weight)
+    of_x, of_weight = backward(gradient)
+    of_bias = jnp.sum(gradient, (0, *range(2, gradient.ndim))) if wanted[2] else None
+    return of_x if wanted[0] else None, of_weight if wanted[1] else None, of_bias
+
+
+def _windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> dict[str, Any]:
+    """The arguments of `lax.reduce_window` for a pooling over the last dimensions.
+
+    With `ceil`, the padding behind grows until the last window, which must begin inside the input or the padding before
+    it, is whole.
+    """
+    rank, lead = len(kernel), x.ndim - len(kernel)
+    widths = []
+    for size, k, s, p, d in zip(x.shape[lead:], kernel, stride, padding, dilation, strict=True):
+        reach, behind = d * (k - 1) + 1, p
+        if ceil:
+            count = math.ceil((size + 2 * p - reach) / s) + 1
+            if (count - 1) * s >= size + p:
+                count -= 1
+            behind = max(p, (count - 1) * s + reach - size - p)
+        widths.append((p, behind))
+    ones = (1,) * lead
+    return {
+        "window_dimensions": ones + tuple(kernel),
+        "window_strides": ones + tuple(stride),
+        "padding": [(0, 0)] * lead + widths,
+        "window_dilation": (1,) * (lead + rank) if dilation is None else ones + tuple(dilation),
+    }
+
+
+def _lowest(dtype: Any) -> Any:
+    return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)[()]
+
+
+@lowers(aten.max_pool2d_with_indices.default)
+def max_pool(
+    context: Context,
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil: bool = False,
+) -> Any:
+    """The maxima, and where they are: the place of the first of them in the input's plane, counted row by row."""
+    kernel, padding, dilation = _each(kernel, 2), _each(padding, 2), _each(dilation, 2)
+    windows = _windows(x, kernel, _each(stride, 2) if stride else kernel, padding, dilation, ceil)
+    height, width = x.shape[-2:]
+    places = jnp.broadcast_to(jnp.arange(height * width, dtype=jnp.int32).reshape(height, width), x.shape)
+
+    def larger(one: Any, other: Any) -> Any:
+        (a, i), (b, j) = one, other
+        first = (a > b) | ((a == b) & (i < j)) | jnp.isnan(a)
+        return jnp.where(first, a, b), jnp.where(first, i, j)
+
+    nowhere = np.int32(height * width)
+    return lax.reduce_window((x, places), (_lowest(x.dtype), nowhere), larger, **windows)
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default)
+def max_pool_backward(
+    context: Context,
+    gradient: Any,
+    x: Any,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil: bool,
+    places: Any,
+) -> Any:
+    planes = x.shape[:-2]
+    flat = jnp.zeros((math.prod(planes), x.shape[-2] * x.shape[-1]), gradient.dtype)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    summed = flat.at[rows, places.reshape(flat.shape[0], -1)].add(gradient.reshape(flat.shape[0], -1))
+    return summed.reshape(x.shape)
+
+
+def _average(
+    x: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, count_padding: bool, divisor: int | None
+) -> Any:
+    kernel, padding = _each(kernel, 2), _each(padding, 2)
+    windows = _windows(x, kernel, _each(stride, 2) if stride else kernel, padding, (1, 1), ceil)
+    total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **windows)
+    if divisor:
+        return total / divisor
+    # How many elements each window counts: its part inside the input, or inside the input and the padding asked for.
+    inside = jnp.ones(x.shape[-2:], x.dtype)
+    if count_padding:
+        inside = jnp.pad(inside, [(p, p) for p in padding], constant_values=1)
+    (left, right) = windows["padding"][-2:], [(p, p) if count_padding else (0, 0) for p in padding]
+    rest = [(a - p, b - q) for (a, b), (p, q) in zip(left, right, strict=True)]
+    lead = x.ndim - 2
+    shape = {
+        "window_dimensions": windows["window_dimensions"][lead:],
+        "window_strides": windows["window_strides"][lead:],
+        "padding": rest,
+    }
+    return total / lax.reduce_window(inside, np.zeros((), x.dtype)[()], lax.add, **shape)
+
+
+@lowers(aten.avg_pool2d.default)
+def average_pool(
+    context: Context,
+    x: Any,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil: bool = False,
+    count_padding: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    return _average(x, kernel, stride, padding, ceil, count_padding, divisor)
+
+
+@lowers(aten.avg_pool2d_backward.default)
+def average_pool_backward(context: Context, gradient: Any, x: Any, *settings: Any) -> Any:
+    return jax.vjp(lambda x: _average(x, *settings), x)[1](gradient)[0]
+
+
+def _adaptive_average(x: Any, size: Any) -> Any:
+    """Windows whose ends are torch's: from floor(i·n/size) to ceil((i+1)·n/size), as products with a matrix of shares."""
+    for dim, wanted in zip((-2, -1), size, strict=True):
+        n = x.shape[dim]
+        if wanted == n:
+            continue
+        shares = np.zeros((n, wanted))
+        for i in range(wanted):
+            start, end = i * n // wanted, -(-(i + 1) * n // wanted)
+            shares[start:end, i] = 1 / (end - start)
+        moved = jnp.moveaxis(x, dim, -1)
+        x = jnp.moveaxis(jnp.matmul(moved, jnp.asarray(shares, x.dtype), precision=lax.Precision.HIGHEST), -1, dim)
+    return x
+
+
+@lowers(aten._adaptive_avg_pool2d.default)
+def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
+    return _adaptive_average(x, size)
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_average_pool_backward(context: Context, gradient: Any, x: Any) -> Any:
+    return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-2:]), x)[1](gradient)[0]

@@ -1,0 +1,77 @@
+"""Elements found by indices, and put where indices say.
+
+An index outside the tensor raises in torch. XLA has no exceptions: it reads the nearest element, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from footplate.step.lowering.table import Context, aten, lowers
+
+
+@lowers(aten.embedding.default)
+def embedding(context: Context, weight: Any, indices: Any, *_: Any) -> Any:
+    return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@lowers(aten.index_select.default)
+def index_select(context: Context, x: Any, dim: int, indices: Any) -> Any:
+    return jnp.take(x, indices, axis=dim, mode="clip")
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_backward(
+    context: Context, gradient: Any, indices: Any, rows: int, padding: int, by_frequency: bool
+) -> Any:
+    flat, gradient = indices.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+    if by_frequency:
+        gradient = gradient / jnp.zeros(rows, gradient.dtype).at[flat].add(1)[flat][:, None]
+    gradient = jnp.where((flat == padding)[:, None], 0, gradient)
+    return jnp.zeros((rows, gradient.shape[-1]), gradient.dtype).at[flat].add(gradient)
+
+
+@lowers(aten.gather.default)
+def gather(context: Context, x: Any, dim: int, indices: Any, **_: Any) -> Any:
+    return _at(x, dim, indices, lambda ref: ref.get(mode="clip"))
+
+
+@lowers(aten.scatter.value, aten.scatter.src)
+def scatter(context: Context, x: Any, dim: int, indices: Any, source: Any) -> Any:
+    return _at(x, dim, indices, lambda ref: ref.set(_fitting(x, indices, source)))
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(context: Context, x: Any, dim: int, indices: Any, source: Any) -> Any:
+    return _at(x, dim, indices, lambda ref: ref.add(_fitting(x, indices, source)))
+
+
+def _at(x: Any, dim: int, indices: Any, do: Any) -> Any:
+    """Torch's gather and scatter: in every dimension but `dim`, an element's index is its own place."""
+    if not x.ndim:
+        return do(x.reshape(1).at[indices.reshape(-1)]).reshape(x.shape)
+    grid = list(jnp.meshgrid(*(jnp.arange(size) for size in indices.shape), indexing="ij"))
+    grid[dim % x.ndim] = indices
+    return do(x.at[tuple(grid)])
+
+
+def _fitting(x: Any, indices: Any, source: Any) -> Any:
+    source = jnp.asarray(source, x.dtype)
+    return source[tuple(slice(size) for size in indices.shape)] if source.ndim else source
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(context: Context, x: Any, indices: Any) -> Any:
+    return x[_places(indices)]
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    ref, values = x.at[_places(indices)], values.astype(x.dtype)
+    return ref.add(values) if accumulate else ref.set(values)
+
+
+def _places(indices: Any) -> tuple[Any, ...]:
+    return tuple(slice(None) if one is None else one for one in indices)

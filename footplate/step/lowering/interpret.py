@@ -1,0 +1,137 @@
+"""A graph of ATen operations, run with JAX: node by node, each through the table.
+
+Run inside `jax.jit`, as it is meant to be, this happens once, and what is left of it is the program that XLA compiles.
+Values are let go after their last use, so that it also runs outside of `jit` without holding on to everything.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from footplate.errors import FootplateError
+from footplate.step.lowering.arrays import array_type, to_array
+from footplate.step.lowering.table import LOWERINGS, Context, is_array
+
+
+class MissingOperation(FootplateError, NotImplementedError):
+    """A step that needs operations which the table doesn't have."""
+
+
+@dataclass(frozen=True)
+class MissingOp:
+    """An operation that a graph needs and the table doesn't have.
+
+    Attributes:
+        name: ATen's, with its overload: `"aten.nonzero.default"`.
+        count: how often the graph needs it.
+        where: the lines of the forward pass that lead to the first of them; empty for the backward pass.
+    """
+
+    name: str
+    count: int
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.count} times)" + (f", first at\n{self.where.rstrip()}" if self.where else "")
+
+
+def missing_ops(graph: GraphModule) -> list[MissingOp]:
+    """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target not in LOWERINGS:
+            found.setdefault(str(node.target), []).append(node)
+    return [
+        MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(found.items())
+    ]
+
+
+def require_ops(name: str, graph: GraphModule) -> None:
+    """Raise a `MissingOperation` that lists what `missing_ops` finds."""
+    missing = missing_ops(graph)
+    if missing:
+        lines = "\n".join(f"  {one}" for one in missing)
+        raise MissingOperation(
+            f"{name} needs operations that XLA's table doesn't have yet (docs/xla.md lists those it has):\n{lines}"
+        )
+
+
+def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list[Any]:
+    """The graph's outputs for arrays.
+
+    Args:
+        graph: as `capture` makes it; every node has torch's result in `meta["val"]`.
+        inputs: an array for each placeholder.
+        key: what random operations derive their numbers from.
+    """
+    nodes = list(graph.graph.nodes)
+    last_use = {used: node for node in nodes for used in node.all_input_nodes}
+    given, values = iter(inputs), {}
+    for place, node in enumerate(nodes):
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: values[used])
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = to_array(functools.reduce(getattr, node.target.split("."), graph))
+        elif node.op == "output":
+            return list(args[0])
+        else:
+            values[node] = run_node(node, args, kwargs, functools.partial(jax.random.fold_in, key, place))
+        for used in node.all_input_nodes:
+            if last_use[used] is node:
+                del values[used]
+    raise AssertionError("a graph without an output")
+
+
+def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array]) -> Any:
+    """One operation, with a result in the type that torch recorded for it."""
+    lowering = LOWERINGS.get(node.target)
+    if lowering is None:
+        raise MissingOperation(f"no lowering for {node.target}")
+    expected = node.meta.get("val")
+    with jax.named_scope(str(node.target)):
+        return conformed(str(node.target), lowering(_context(node, expected, key), *args, **kwargs), expected)
+
+
+def _context(node: Node, expected: Any, key: Callable[[], jax.Array]) -> Context:
+    first = expected[0] if isinstance(expected, (tuple, list)) and expected else expected
+    if not isinstance(first, Tensor):
+        return Context(None, (), None, key)
+    operands = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in node.args]
+    return context_for(first, operands, key)
+
+
+def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.Array]) -> Context:
+    """The context of an operation, of torch's result (values don't matter) and torch's arguments."""
+    common = None
+    if result.dtype == torch.bool:  # a comparison: its operands meet in a type of their own
+        numbers: list[Any] = [one for one in operands if isinstance(one, (Tensor, bool, int, float))]
+        tensors = [one for one in numbers if isinstance(one, Tensor)]
+        if tensors:
+            dtype = torch.result_type(*numbers[:2]) if len(numbers) > 1 else tensors[0].dtype
+            common = array_type(dtype)
+    return Context(array_type(result.dtype), tuple(result.shape), common, key)
+
+
+def conformed(name: str, result: Any, expected: Any) -> Any:
+    """A result cast to torch's types.
+
+    Raises:
+        AssertionError: it is not of torch's shape: a defect of the table.
+    """
+    if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
+        return [conformed(name, one, wanted) for one, wanted in zip(result, expected, strict=False)]
+    if not isinstance(expected, Tensor) or not is_array(result):
+        return result
+    if tuple(result.shape) != tuple(expected.shape):
+        raise AssertionError(f"{name}: lowered to shape {tuple(result.shape)}, torch has {tuple(expected.shape)}")
+    return result.astype(array_type(expected.dtype))

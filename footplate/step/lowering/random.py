@@ -1,0 +1,62 @@
+"""Random numbers, from keys: no generator, no state.
+
+Each operation of a graph has a key of its own, made of the step's key and its place in the graph, so the same key gives
+the same numbers on any hardware and after any resume. They are other numbers than torch's own generator would draw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from footplate.step.lowering.table import Context, aten, lowers
+
+
+@lowers(aten.native_dropout.default)
+def dropout(context: Context, x: Any, p: float, train: bool | None = True) -> Any:
+    if train is False or p == 0:
+        return x, jnp.ones(x.shape, bool)
+    kept = jax.random.bernoulli(context.key(), 1 - p, x.shape)
+    return jnp.where(kept, x * (1 / (1 - p) if p < 1 else 0), 0).astype(x.dtype), kept
+
+
+@lowers(aten.bernoulli.p)
+def bernoulli(context: Context, x: Any, p: float = 0.5, **_: Any) -> Any:
+    return jax.random.bernoulli(context.key(), p, x.shape)
+
+
+@lowers(aten.bernoulli.default)
+def bernoulli_of(context: Context, x: Any, **_: Any) -> Any:
+    return jax.random.bernoulli(context.key(), x)
+
+
+@lowers(aten.rand.default, aten.rand_like.default)
+def uniform(context: Context, *_: Any, **__: Any) -> Any:
+    return jax.random.uniform(context.key(), context.shape, context.dtype)
+
+
+@lowers(aten.uniform.default)
+def uniform_between(context: Context, x: Any, low: float = 0.0, high: float = 1.0, **_: Any) -> Any:
+    return jax.random.uniform(context.key(), context.shape, context.dtype, low, high)
+
+
+@lowers(aten.randn.default, aten.randn_like.default)
+def normal(context: Context, *_: Any, **__: Any) -> Any:
+    return jax.random.normal(context.key(), context.shape, context.dtype)
+
+
+@lowers(aten.randint.low)
+def integers(context: Context, low: int, high: int, size: Any, **_: Any) -> Any:
+    return jax.random.randint(context.key(), context.shape, low, high, context.dtype)
+
+
+@lowers(aten.randint.default)
+def integers_below(context: Context, high: int, size: Any, **_: Any) -> Any:
+    return jax.random.randint(context.key(), context.shape, 0, high, context.dtype)
+
+
+@lowers(aten.randperm.default)
+def permutation(context: Context, n: int, **_: Any) -> Any:
+    return jax.random.permutation(context.key(), n)

@@ -1,0 +1,88 @@
+"""A captured step as a function of its state.
+
+The state is a dictionary of arrays under the captured names (`capture/state.py`), the batch a tuple of arrays in the
+order of its leaves: forms that JAX knows, whatever the batch's own classes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from footplate.step.capture.functional import pytree
+from footplate.step.capture.program import Captured
+from footplate.step.capture.refusals import CaptureError
+from footplate.step.capture.state import Path, State
+from footplate.step.lowering.arrays import array_type, to_array, to_tensor
+from footplate.step.lowering.interpret import interpret, require_ops
+
+Arrays = dict[Path, jax.Array]
+
+
+def lower(captured: Captured) -> Callable[..., Any]:
+    """A pure function, to be given to `jax.jit`.
+
+    Returns:
+        For training, `(state, rates, key, batch) → (state, loss, logs)`, and for an evaluation `(state, key, batch) →
+        (outputs, logs)`, with the outputs as a tuple of leaves (`captured.output` is their tree).
+
+    Raises:
+        MissingOperation: the graph has operations that the table lacks.
+    """
+    require_ops(captured.name, captured.graph)
+    names = tuple(captured.logs)
+
+    def run(state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]) -> list[Any]:
+        rates = [jnp.asarray(rate, array_type(torch.float64)) for rate in rates]
+        return interpret(captured.graph, [*(state[path] for path in captured.paths), *rates, *batch], key)
+
+    def train(
+        state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]
+    ) -> tuple[Arrays, Any, dict[str, Any]]:
+        outputs = run(state, rates, key, batch)
+        after, (loss, *logged) = outputs[: len(captured.paths)], outputs[len(captured.paths) :]
+        return dict(zip(captured.paths, after, strict=True)), loss, dict(zip(names, logged, strict=True))
+
+    def evaluate(state: Arrays, key: jax.Array, batch: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        outputs = run(state, (), key, batch)
+        count = len(outputs) - len(names)
+        return tuple(outputs[:count]), dict(zip(names, outputs[count:], strict=True))
+
+    return train if captured.trains else evaluate
+
+
+def arrays_of(state: State) -> Arrays:
+    """A state of tensors as arrays."""
+    return {path: to_array(tensor) for path, tensor in state.items()}
+
+
+def tensors_like(state: State, arrays: Mapping[Path, Any]) -> State:
+    """Arrays as tensors of the types that they have in `state`."""
+    return {path: to_tensor(arrays[path], tensor.dtype) for path, tensor in state.items()}
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """The learning rate of each group, as it is now: what a step is given anew each time."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def batch_arrays(captured: Captured, batch: Any) -> tuple[jax.Array, ...]:
+    """A batch's tensors as arrays, in the order in which the step takes them.
+
+    Raises:
+        CaptureError: the batch is not of the form, shapes and types that were captured.
+    """
+    leaves, tree = pytree.tree_flatten(batch)
+    form = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), None) for leaf in leaves)
+    if (tree, form) != captured.batch:
+        raise CaptureError(
+            f"{captured.name} was captured for batches of {captured.batch[1]} and is given one of {form}: "
+            "a program holds for one form; capture another one for this."
+        )
+    return tuple(to_array(leaf) for leaf in leaves)
