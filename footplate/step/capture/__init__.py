@@ -11,6 +11,7 @@ no side effects, of ATen's core operations:
     program.py     the capture itself: in which order things run, and what comes back
     state.py       what a step reads and changes, by the module's and the optimizer's own names
     functional.py  all of torch's private interface that this needs, and nothing else
+    averaging.py   the one point at which several devices meet
     counters.py    numbers that change from step to step: whoever uses one in a step is told, for it would be frozen
     frozen.py      plain attributes that a step reads or changes, and whether they are still what they were
     refusals.py    what can't be captured, with the line of the user's code that asked for it

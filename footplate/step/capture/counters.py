@@ -15,56 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from footplate.step.capture.refusals import CaptureError, calling_place
 
-_USES = (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "floordiv",
-    "rfloordiv",
-    "mod",
-    "rmod",
-    "divmod",
-    "rdivmod",
-    "pow",
-    "rpow",
-    "and",
-    "rand",
-    "or",
-    "ror",
-    "xor",
-    "rxor",
-    "lshift",
-    "rlshift",
-    "rshift",
-    "rrshift",
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "bool",
-    "int",
-    "float",
-    "index",
-    "hash",
-    "round",
-    "trunc",
-    "floor",
-    "ceil",
-    "str",
-    "repr",
-    "format",
-)
+_OBJECT = {
+    name for name in dir(object) if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__")
+}
+_TEXT = {"__str__", "__repr__", "__format__"}
+_USES = [name for name in dir(int) if name.startswith("__") and name not in _OBJECT - _TEXT | {"__getnewargs__"}]
 
 
 class Counter(int):
@@ -96,7 +51,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 for _use in _USES:
-    setattr(Counter, f"__{_use}__", _refusing(f"__{_use}__"))
+    setattr(Counter, _use, _refusing(_use))
 
 
 class CounterWatch(TorchFunctionMode):

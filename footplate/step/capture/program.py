@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.step.capture import functional
+from footplate.step.capture.averaging import average_gradients
 from footplate.step.capture.counters import Counter, CounterWatch
 from footplate.step.capture.frozen import Change, Changes, Reads, refuse_changes
 from footplate.step.capture.functional import pytree
@@ -81,7 +82,7 @@ def capture_training(
     *,
     gradient_clip_val: float | None = None,
     gradient_clip_algorithm: str = "norm",
-    after_backward: Callable[[list[Tensor]], None] | None = None,
+    averages: bool = False,
 ) -> Captured:
     """Capture `training_step`, the backward pass, clipping and `optimizer.step()`.
 
@@ -91,8 +92,7 @@ def capture_training(
         batch: an example; a tree of tensors. The graph holds for batches of the same shapes and types.
         gradient_clip_val: as the `Trainer`'s; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
-        after_backward: called with the gradients, when they are complete and before they are clipped; it may change them
-            in place. Where several devices average them.
+        averages: average the gradients over all devices that will run the step, before they are clipped.
 
     Raises:
         CaptureError: what the step does can't be captured; the text names the user's line.
@@ -112,11 +112,11 @@ def capture_training(
             if overrides(module, "on_before_backward"):
                 module.on_before_backward(loss)
             loss.backward()
+            learning = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if averages:
+                average_gradients(learning)
             if overrides(module, "on_after_backward"):
                 module.on_after_backward()
-            learning = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            if after_backward is not None:
-                after_backward([parameter.grad for parameter in learning if parameter.grad is not None])
             with functional.as_compiled():
                 if overrides(module, "on_before_optimizer_step"):
                     module.on_before_optimizer_step(optimizer)
@@ -257,7 +257,7 @@ class _Logs:
 @contextmanager
 def _attached(module: Any, logs: _Logs) -> Iterator[None]:
     """The module as a step sees it: its class is one whose `log` collects, and whose counters are refused when used."""
-    own = type(module)
+    own: Any = type(module)
 
     def read(self: Any, name: str) -> Any:
         value = own.__getattribute__(self, name)
@@ -286,8 +286,8 @@ def _subclass(own: type, attributes: dict[str, Any]) -> type:
 
 
 def _call(step: Callable[..., Any], name: str, batch: Any) -> Any:
-    takes = step_arguments(step, name)
-    return step(*(batch, Counter("batch_idx"), Counter("dataloader_idx"))[:takes])
+    arguments = (batch, Counter("batch_idx"), Counter("dataloader_idx"))
+    return step(*arguments[: step_arguments(step, name)])
 
 
 def _loss(who: str, output: Any) -> Tensor:

@@ -19,6 +19,7 @@
     interpret.py      a graph, node by node; which operations are missing
     arrays.py         tensors to arrays and back
     run.py            a captured step as a function of its state
+    parallel.py       the same on several devices
 
 This package needs the extra `xla`; importing it imports JAX.
 """
@@ -48,6 +49,7 @@ FAMILIES = (
     "indexing",
     "creation",
     "random",
+    "parallel",
 )
 
 

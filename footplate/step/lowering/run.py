@@ -72,17 +72,26 @@ def rates_of(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def batch_arrays(captured: Captured, batch: Any) -> tuple[jax.Array, ...]:
+def batch_arrays(captured: Captured, batch: Any, devices: int = 1) -> tuple[jax.Array, ...]:
     """A batch's tensors as arrays, in the order in which the step takes them.
+
+    Args:
+        captured: the step.
+        batch: a batch of the form that was captured, `devices` times as long in its tensors' first dimension.
+        devices: how many devices share it.
 
     Raises:
         CaptureError: the batch is not of the form, shapes and types that were captured.
     """
     leaves, tree = pytree.tree_flatten(batch)
     form = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), None) for leaf in leaves)
-    if (tree, form) != captured.batch:
+    tree_then, form_then = captured.batch
+    if (tree, form) != (
+        tree_then,
+        tuple(((shape[0] * devices, *shape[1:]) if devices > 1 else shape, dtype) for shape, dtype in form_then),
+    ):
         raise CaptureError(
-            f"{captured.name} was captured for batches of {captured.batch[1]} and is given one of {form}: "
+            f"{captured.name} was captured for batches of {form_then} and is given one of {form} for {devices} device(s): "
             "a program holds for one form; capture another one for this."
         )
     return tuple(to_array(leaf) for leaf in leaves)

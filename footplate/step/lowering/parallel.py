@@ -1,0 +1,60 @@
+"""The same step on several devices, each with its part of the batch, meeting once to average gradients.
+
+Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
+Gradients are averaged by one all-reduce; loss, logs and floating-point buffers (BatchNorm's statistics, which each device
+has computed of its own part) are averaged too, so all copies stay equal. That is what DDP does, but that DDP keeps the
+first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a mean of means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.capture.program import Captured
+from footplate.step.lowering.run import Arrays, lower
+from footplate.step.lowering.table import Context, lowers
+
+AXIS = "data"
+
+
+@lowers(torch.ops.footplate.average.default)
+def average(context: Context, gradients: Any) -> Any:
+    return lax.pmean(list(gradients), AXIS)
+
+
+def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+    """Some devices as one row, over which batches are split."""
+    return Mesh(np.array(devices), (AXIS,))
+
+
+def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
+    """`lower` for several devices.
+
+    Args:
+        captured: a training step, captured with `averages=True` and the batch of one device.
+        mesh: see `mesh_of`.
+
+    Returns:
+        `(state, rates, key, batch) → (state, loss, logs)`, to be given to `jax.jit`, with the batch of all devices.
+    """
+    step = lower(captured)
+
+    def on_each(state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]) -> tuple[Arrays, Any, Any]:
+        state, loss, logs = step(state, rates, jax.random.fold_in(key, lax.axis_index(AXIS)), batch)
+        floating = {
+            path: x for path, x in state.items() if path[0] == "buffers" and jnp.issubdtype(x.dtype, jnp.floating)
+        }
+        floating, loss, logs = lax.pmean((floating, loss, logs), AXIS)
+        return {**state, **floating}, loss, logs
+
+    whole, parts = PartitionSpec(), PartitionSpec(AXIS)
+    return jax.shard_map(on_each, mesh=mesh, in_specs=(whole, whole, whole, parts), out_specs=whole, check_vma=False)

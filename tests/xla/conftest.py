@@ -1,0 +1,6 @@
+"""JAX on the CPU, as eight devices, with 64-bit numbers where a test asks for them."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")

@@ -1,0 +1,313 @@
+"""What is captured, under which names; what is refused, with which line."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import footplate as fp
+from footplate.errors import ConfigError
+from footplate.step.capture import CaptureError, capture_evaluation, capture_training, state_of
+from footplate.step.capture.counters import Counter
+from xla.nets import Trained, made, mlp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
+
+
+class Tiny(fp.Module):
+    """A linear model, whose `training_step` a test replaces by one line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+        self.scale = 2.0
+        self.seen = 0
+        self.outputs: list[Any] = []
+
+    def loss(self, batch):
+        return F.cross_entropy(self.net(batch[0]), batch[1]) * self.scale
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+
+BATCH = (torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+
+
+def capture(module: fp.Module, batch: Any = BATCH):
+    return capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch)
+
+
+def test_the_state_has_the_modules_and_the_optimizers_own_names():
+    module = Trained(mlp())
+    captured = capture_training(
+        module, torch.optim.AdamW(module.parameters()), (torch.randn(4, 6), torch.zeros(4).long())
+    )
+    assert ("params", "net.0.weight") in captured.paths
+    assert ("buffers", "net.1.running_mean") in captured.paths
+    assert ("optimizer", "net.0.weight", "exp_avg_sq") in captured.paths
+    assert captured.rates == 1
+    assert captured.logs == {"train_loss": {"prog_bar": True}, "accuracy": {}}
+
+
+def test_a_capture_leaves_module_and_optimizer_as_they_were():
+    module, batches = made("mlp")
+    optimizer = torch.optim.AdamW(module.parameters())
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    kind, parameters = type(module), list(module.parameters())
+    capture_training(module, optimizer, batches[0])
+    assert type(module) is kind
+    assert all(one is other for one, other in zip(module.parameters(), parameters, strict=True))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_weights_need_no_memory_to_be_captured():
+    with torch.device("meta"):
+        module = Tiny()
+        module.net = nn.Linear(3, 10**12)  # four terabytes and more
+    captured = capture(module)
+    assert captured.graph.graph.find_nodes(op="placeholder")[0].meta["val"].shape == (10**12, 3)
+
+
+def test_a_shared_parameter_is_one():
+    module, batches = made("gpt")
+    captured = capture(module, batches[0])
+    assert ("params", "net.tokens.weight") in captured.paths
+    assert ("params", "net.head.weight") not in captured.paths
+
+
+def test_hooks_of_the_step_are_captured_with_it():
+    class Hooked(Tiny):
+        def on_after_backward(self):
+            self.net.weight.grad.zero_()
+
+    plain, hooked = ([str(node.target) for node in capture(kind()).graph.graph.nodes] for kind in (Tiny, Hooked))
+    assert plain != hooked
+
+
+def test_a_lightning_module_is_captured_as_it_stands():
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 2)
+
+        def training_step(self, batch, batch_idx):
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss, on_epoch=True)
+            self.log_dict({"twice": 2 * loss})
+            return {"loss": loss}
+
+    captured = capture(Model())
+    assert list(captured.logs) == ["loss", "twice"]
+    assert captured.logs["loss"]["on_epoch"] is True
+
+
+VALUES = {
+    "an item": lambda self, batch: self.loss(batch) * (2 if self.loss(batch).item() > 1 else 1),
+    "a branch": lambda self, batch: self.loss(batch) if self.loss(batch) > 1 else 2 * self.loss(batch),
+    "a float": lambda self, batch: self.loss(batch) * float(batch[0].sum()),
+    "a mask": lambda self, batch: self.net(batch[0])[batch[1] > 0].sum(),
+    "nonzero": lambda self, batch: self.net(batch[0][batch[1].nonzero()]).sum(),
+    "numpy": lambda self, batch: self.loss(batch) * batch[1].numpy().sum(),
+    "a list": lambda self, batch: self.loss(batch) * batch[1].tolist()[0],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_what_depends_on_values_is_refused_with_its_line(kind):
+    module = Tiny()
+    step = VALUES[kind]
+    type(module).training_step = lambda self, batch, batch_idx: step(self, batch)
+    try:
+        with pytest.raises(CaptureError) as refused:
+            capture(module)
+    finally:
+        type(module).training_step = _plain_step
+    assert f"test_capture.py:{step.__code__.co_firstlineno}:" in str(refused.value)
+
+
+_plain_step = Tiny.training_step
+
+
+FROZEN = {
+    "batch_idx": lambda self, batch, index: self.loss(batch) * (0.5 if index % 2 else 1),
+    "current_epoch": lambda self, batch, index: self.loss(batch) * self.current_epoch,
+    "global_step": lambda self, batch, index: self.loss(batch) * min(1.0, self.global_step / 100),
+    "self.log": lambda self, batch, index: (self.log("epoch", self.current_epoch), self.loss(batch))[1],
+}
+
+
+@pytest.mark.parametrize("kind", FROZEN)
+def test_a_counter_that_is_used_is_refused_with_its_line(kind):
+    step = FROZEN[kind]
+
+    class Counting(Tiny):
+        def training_step(self, batch, batch_idx):
+            return step(self, batch, batch_idx)
+
+    with pytest.raises(CaptureError, match="captured once") as refused:
+        capture(Counting())
+    assert f"test_capture.py:{step.__code__.co_firstlineno}:" in str(refused.value)
+
+
+def test_a_counter_may_be_handed_on():
+    class Handing(Tiny):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx)
+
+    assert capture(Handing()).name == "Handing.training_step"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda n: n + 1, lambda n: 1 - n, lambda n: n == 3, bool, float, str, hash, lambda n: [5][n], lambda n: f"{n}"],
+)
+def test_every_use_of_a_counter_counts(use):
+    with pytest.raises(CaptureError, match="batch_idx"):
+        use(Counter("batch_idx"))
+
+
+def test_a_counter_of_the_modules_own_is_refused_with_its_line():
+    class Counting(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.seen += 1
+            return self.loss(batch)
+
+    with pytest.raises(CaptureError, match=r"self\.seen: .*test_capture\.py:\d+: self\.seen \+= 1"):
+        capture(Counting())
+
+
+def test_tensors_left_in_attributes_are_refused():
+    class Keeping(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.last = self.loss(batch)
+            return self.last
+
+    class Collecting(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.outputs.append(self.loss(batch))
+            return self.outputs[-1]
+
+    module = Keeping()
+    with pytest.raises(CaptureError, match=r"self\.last: .*self\.last = self\.loss"):
+        capture(module)
+    assert not hasattr(module, "last")
+    with pytest.raises(CaptureError, match=r"self\.outputs"):
+        capture(Collecting())
+
+
+def test_a_plain_value_that_only_the_first_run_sets_is_no_counter():
+    class Caching(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.seen = self.seen or batch[0].shape[1]
+            return self.loss(batch) / self.seen
+
+    assert capture(Caching()).reads.attributes["seen"][0] == 3
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_pythons_and_numpys_draws_are_refused(draw):
+    class Drawing(Tiny):
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch) * draw()
+
+    with pytest.raises(CaptureError, match="random"):
+        capture(Drawing())
+
+
+def test_an_attribute_that_the_step_read_is_watched():
+    module = Tiny()
+    captured = capture(module)
+    captured.check_attributes(module)
+    module.scale = 3.0
+    with pytest.raises(CaptureError, match=r"self\.scale was 2\.0 .* is 3\.0 now; read at .*test_capture\.py"):
+        captured.check_attributes(module)
+
+
+def test_a_changed_mode_is_seen():
+    module = Tiny()
+    captured = capture(module)
+    module.net.eval()
+    with pytest.raises(CaptureError, match="net was in training mode"):
+        captured.check_attributes(module)
+
+
+def test_what_a_batch_has_beside_tensors_is_refused():
+    with pytest.raises(CaptureError, match=r"\['name'\].*'a\.png'"):
+        capture(Tiny(), {"x": BATCH[0], "name": "a.png"})
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening"),
+        (lambda p: torch.optim.LBFGS(p), "LBFGS can't be captured yet: there are SGD, Adam, AdamW"),
+        (lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(2))], lr=0.1), "no parameter of Tiny"),
+    ],
+)
+def test_optimizers_that_are_not_supported_say_so(make, says):
+    module = Tiny()
+    with pytest.raises(CaptureError, match=says):
+        capture_training(module, make(module.parameters()), BATCH)
+
+
+def test_a_step_without_a_loss_is_refused():
+    class Lossless(Tiny):
+        def training_step(self, batch, batch_idx):
+            return None
+
+    with pytest.raises(ConfigError, match="expected the loss"):
+        capture(Lossless())
+
+
+def test_manual_optimisation_is_refused():
+    class Manual(Tiny):
+        automatic_optimization = False
+
+    with pytest.raises(CaptureError, match="manual optimisation"):
+        capture(Manual())
+
+
+def test_an_evaluation_that_changes_a_buffer_is_refused():
+    class Counting(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def validation_step(self, batch, batch_idx):
+            self.count += 1
+
+    with pytest.raises(CaptureError, match=r"changes buffers\.count"):
+        capture_evaluation(Counting(), BATCH)
+
+
+def test_a_mistake_of_the_users_own_stays_what_it_is():
+    class Wrong(Tiny):
+        def training_step(self, batch, batch_idx):
+            return self.net(batch[0].T)
+
+    with pytest.raises(RuntimeError, match="shape|size"):
+        capture(Wrong())
+
+
+def test_the_state_shares_its_memory():
+    module = Tiny()
+    assert state_of(module)["params", "net.weight"].data_ptr() == module.net.weight.data_ptr()
+
+
+def test_capturing_does_not_import_jax():
+    code = "import sys, footplate, footplate.step.capture; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

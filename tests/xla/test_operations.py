@@ -1,0 +1,159 @@
+"""Every operation of the table against eager torch: shapes, types, values."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from footplate.step.capture import capture_training
+from footplate.step.lowering import LOWERINGS, MissingOperation, lower, missing_ops
+from footplate.step.lowering.__main__ import page
+from footplate.step.lowering.arrays import array_type, to_array, to_tensor
+from footplate.step.lowering.interpret import conformed, context_for
+from xla.nets import Trained
+from xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
+
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2}
+
+
+def lowered(operation: Any, samples: list[Sample], key: Any = None) -> list[tuple[Any, Any]]:
+    """For each sample, what torch gives and what the table does; all of them are one program, for the time it takes."""
+    expected = [_listed(operation(*args, **kwargs)) for args, kwargs in samples]
+    leaves, tree = pytree.tree_flatten(samples)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def run(*given: Any) -> Any:
+        filled = list(leaves)
+        for place, array in zip(places, given, strict=True):
+            filled[place] = array
+        results = []
+        for (args, kwargs), (operands, _), wanted in zip(
+            pytree.tree_unflatten(filled, tree), samples, expected, strict=True
+        ):
+            context = context_for(wanted[0] if isinstance(wanted, list) else wanted, operands, lambda: key)
+            results.append(conformed(str(operation), LOWERINGS[operation](context, *args, **kwargs), wanted))
+        return results
+
+    program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    return list(zip(expected, program(*[to_array(leaves[place]) for place in places]), strict=True))
+
+
+def _listed(result: Any) -> Any:
+    return list(result) if isinstance(result, (tuple, list)) else result
+
+
+def compare(operation: Any, expected: Any, found: Any) -> None:
+    for wanted, array in zip(*map(pytree.tree_leaves, (expected, found)), strict=True):
+        if wanted is None or array is None:
+            assert wanted is None or array is None
+            continue
+        assert tuple(array.shape) == tuple(wanted.shape)
+        assert array.dtype == array_type(wanted.dtype)
+        got = to_tensor(array, wanted.dtype)
+        if wanted.is_floating_point():
+            scale = TOLERANCE[wanted.dtype]
+            torch.testing.assert_close(got, wanted, rtol=scale, atol=scale, equal_nan=True)
+        else:
+            assert torch.equal(got, wanted), str(operation)
+
+
+def test_every_operation_has_samples():
+    elsewhere = {aten.native_dropout.default, operator.getitem, torch.ops.footplate.average.default}
+    tried = {*SAMPLES, *UNDEFINED, *RANDOM, *elsewhere}  # dropout is in test_random, the average in test_parity
+    assert {str(one) for one in LOWERINGS} == {str(one) for one in tried}
+
+
+@pytest.mark.parametrize("operation", SAMPLES, ids=str)
+def test_the_operation_gives_what_torch_gives(operation):
+    with jax.enable_x64(True):
+        samples = [
+            sample
+            for dtype in (torch.float32, torch.float64)
+            for make in SAMPLES[operation]
+            for sample in make(Draw(str(operation), dtype))
+        ]
+        for expected, found in lowered(operation, samples):
+            compare(operation, expected, found)
+
+
+@pytest.mark.parametrize("operation", UNDEFINED, ids=str)
+def test_an_uninitialised_tensor_has_torchs_shape_and_type(operation):
+    for expected, found in lowered(operation, UNDEFINED[operation](Draw(str(operation), torch.float32))):
+        assert tuple(found.shape) == tuple(expected.shape)
+        assert found.dtype == array_type(expected.dtype)
+
+
+HALF = [
+    aten.add.Tensor,
+    aten.mul.Tensor,
+    aten.exp.default,
+    aten.gelu.default,
+    aten._softmax.default,
+    aten.mm.default,
+    aten.native_layer_norm.default,
+    aten.sum.dim_IntList,
+]
+
+
+@pytest.mark.parametrize("operation", HALF, ids=str)
+def test_half_precision_comes_near_to_torchs(operation):
+    samples = [sample for make in SAMPLES[operation] for sample in make(Draw(str(operation), torch.bfloat16))]
+    for expected, found in lowered(operation, samples):
+        compare(operation, expected, found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
+def test_binary_operations_broadcast_and_promote_as_torchs(sizes, data):
+    dtypes = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16])
+    masks = [data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes))) for _ in range(2)]
+    draw = Draw(str(sizes), torch.float32)
+    one, other = (
+        draw.i(*(size if keep else 1 for size, keep in zip(sizes, mask, strict=True))).to(data.draw(dtypes))
+        for mask in masks
+    )
+    samples = [((one, other), {})]
+    for operation in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.lt.Tensor, aten.eq.Tensor):
+        for expected, found in lowered(operation, samples):
+            compare(operation, expected, found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_slices_of_any_bounds_are_torchs(data):
+    bounds = st.none() | st.integers(-7, 7)
+    sample = (
+        (torch.arange(30.0).reshape(5, 6), data.draw(st.integers(-2, 1)), data.draw(bounds), data.draw(bounds)),
+        {},
+    )
+    samples = [((*sample[0], step), {}) for step in (1, 2)]
+    for expected, found in lowered(aten.slice.Tensor, samples):
+        compare(aten.slice.Tensor, expected, found)
+
+
+def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything_is_compiled():
+    class Distances(Trained):
+        def training_step(self, batch, batch_idx):
+            return torch.cdist(self.net(batch[0]), batch[0]).mean()
+
+    module = Distances(nn.Linear(3, 3))
+    captured = capture_training(
+        module, torch.optim.SGD(module.parameters(), lr=0.1), (torch.randn(4, 3), torch.zeros(4))
+    )
+    missing = missing_ops(captured.graph)
+    assert "aten._cdist_forward.default" in [one.name for one in missing]
+    with pytest.raises(MissingOperation, match=r"Distances\.training_step needs[^$]*_cdist_forward"):
+        lower(captured)
+
+
+def test_the_page_lists_the_table():
+    assert page() in (Path(__file__).parents[2] / "docs" / "xla.md").read_text()

@@ -1,0 +1,68 @@
+"""Random operations draw from the step's key: right in their moments, equal for equal keys, new for a new one."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from footplate.step.capture import capture_training, state_of
+from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower
+from footplate.step.lowering.arrays import array_type, to_array
+from xla.nets import Trained
+from xla.samples import RANDOM, aten
+from xla.test_operations import context_for
+
+
+@pytest.mark.parametrize("operation", RANDOM, ids=str)
+def test_draws_have_the_right_moments(operation):
+    (args, kwargs), mean, deviation = RANDOM[operation]
+    expected = operation(*args, **kwargs)
+    context = context_for(expected, args, lambda: jax.random.key(3))
+    given = [to_array(one) if isinstance(one, torch.Tensor) else one for one in args]
+    drawn = np.asarray(LOWERINGS[operation](context, *given, **kwargs), float)
+    assert drawn.shape == tuple(expected.shape)
+    near = 5 * deviation / drawn.size**0.5  # five standard errors
+    assert drawn.mean() == pytest.approx(mean, abs=near)
+    assert drawn.std() == pytest.approx(deviation, rel=0.05)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_keeps_its_share_and_the_mean(p):
+    x = torch.ones(200, 200)
+    context = context_for(x, [x], lambda: jax.random.key(5))
+    y, kept = map(np.asarray, LOWERINGS[aten.native_dropout.default](context, to_array(x), p, True))
+    assert kept.mean() == pytest.approx(1 - p, abs=5 * (p * (1 - p)) ** 0.5 / 200)
+    assert np.allclose(y, kept / (1 - p))
+    assert context.dtype == array_type(torch.float32)
+
+
+def test_dropout_outside_of_training_or_with_p_1():
+    x = torch.ones(3, 3)
+    context = context_for(x, [x], lambda: jax.random.key(5))
+    dropout = LOWERINGS[aten.native_dropout.default]
+    assert np.all(np.asarray(dropout(context, to_array(x), 0.5, False)[0]) == 1)
+    assert np.all(np.asarray(dropout(context, to_array(x), 1.0, True)[0]) == 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
+def test_a_steps_dropout_is_a_function_of_its_key():
+    class Noise(Trained):
+        def training_step(self, batch, batch_idx):
+            one, other = (nn.functional.dropout(batch[0], 0.5) for _ in range(2))
+            self.log("same", (one == other).float().mean())
+            return (self.net(one) - 1).square().mean()
+
+    torch.manual_seed(0)
+    module = Noise(nn.Linear(6, 1))
+    batch = (torch.ones(64, 6),)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    captured = capture_training(module, optimizer, batch)
+    step = jax.jit(lower(captured))
+    state, given = arrays_of(state_of(module, optimizer)), batch_arrays(captured, batch)
+    losses = [step(state, [0.1], jax.random.key(key), given)[1].item() for key in (1, 2, 1)]
+    assert losses[0] == losses[2] != losses[1]
+    same = float(step(state, [0.1], jax.random.key(1), given)[2]["same"])
+    assert 0.35 < same < 0.65  # two dropouts of one step draw by themselves
