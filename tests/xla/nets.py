@@ -145,7 +145,13 @@ def _sequences(vocabulary: int, n: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def plain() -> nn.Module:
+    """Nothing that depends on how a batch is cut."""
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
+    "plain": (plain, _vectors),
     "mlp": (mlp, _vectors),
     "small_resnet": (SmallResNet, _images),
     "vit": (vit, _images),

@@ -60,8 +60,10 @@ def enter(operations: list[Any], make: Callable[[Draw], list[Sample]]) -> None:
 
 # Pointwise
 
-_ANYWHERE = "exp exp2 expm1 neg abs sign sgn floor ceil trunc round erf erfc sin cos sinh cosh tanh asinh sigmoid relu silu atan"
-enter([getattr(aten, name).default for name in _ANYWHERE.split()], lambda d: [call(d.n(3, 4)), call(d.n())])
+_ANYWHERE = (
+    "exp exp2 expm1 neg abs sign sgn floor ceil trunc round erf erfc sin cos sinh cosh tanh asinh sigmoid relu silu"
+)
+enter([getattr(aten, name).default for name in [*_ANYWHERE.split(), "atan"]], lambda d: [call(d.n(3, 4)), call(d.n())])
 enter(
     [aten.neg.default, aten.abs.default, aten.sign.default, aten.sgn.default, aten.relu.default],
     lambda d: [call(d.n(3)), call(d.i(4))],

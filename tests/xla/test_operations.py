@@ -111,7 +111,7 @@ def test_half_precision_comes_near_to_torchs(operation):
         compare(operation, expected, found)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), data=st.data())
 def test_binary_operations_broadcast_and_promote_as_torchs(sizes, data):
     dtypes = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16])
@@ -127,7 +127,7 @@ def test_binary_operations_broadcast_and_promote_as_torchs(sizes, data):
             compare(operation, expected, found)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_slices_of_any_bounds_are_torchs(data):
     bounds = st.none() | st.integers(-7, 7)

@@ -54,6 +54,20 @@ for _use in _USES:
     setattr(Counter, _use, _refusing(_use))
 
 
+class CountingTrainer:
+    """A trainer as a step sees it: whatever it has, but for its counters, which are `Counter`s."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return (
+            Counter(f"self.trainer.{name}")
+            if name in ("current_epoch", "global_step")
+            else getattr(self._trainer, name)
+        )
+
+
 class CounterWatch(TorchFunctionMode):
     """Refuses counters among the arguments of torch's functions, which read them without asking Python."""
 

@@ -34,8 +34,12 @@ __all__ = ["FakeTensorMode", "as_compiled", "fake_like", "fake_mode", "is_traced
 
 
 def fake_mode() -> FakeTensorMode:
-    """Tensors without memory, of fixed shapes; a real tensor that the step reaches by itself becomes a constant."""
-    return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    """Tensors without memory, of fixed shapes; a real tensor that the step reaches by itself becomes a constant.
+
+    What would need values raises: numbers out of tensors, and shapes that depend on them.
+    """
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
 
 
 def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

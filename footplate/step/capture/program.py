@@ -27,7 +27,7 @@ from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.step.capture import functional
 from footplate.step.capture.averaging import average_gradients
-from footplate.step.capture.counters import Counter, CounterWatch
+from footplate.step.capture.counters import Counter, CounterWatch, CountingTrainer
 from footplate.step.capture.frozen import Change, Changes, Reads, refuse_changes
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.refusals import CaptureError, calling_place, explained
@@ -271,6 +271,7 @@ def _attached(module: Any, logs: _Logs) -> Iterator[None]:
     seen = {
         "__getattribute__": read,
         "log": log,
+        "trainer": property(lambda self: CountingTrainer(own.trainer.fget(self))),
         "current_epoch": property(lambda self: Counter("self.current_epoch")),
         "global_step": property(lambda self: Counter("self.global_step")),
     }

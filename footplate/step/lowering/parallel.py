@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
 from footplate.step.capture.program import Captured
@@ -31,7 +31,7 @@ def average(context: Context, gradients: Any) -> Any:
     return lax.pmean(list(gradients), AXIS)
 
 
-def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(devices: Sequence[Any]) -> Mesh:
     """Some devices as one row, over which batches are split."""
     return Mesh(np.array(devices), (AXIS,))
 
@@ -44,7 +44,8 @@ def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
         mesh: see `mesh_of`.
 
     Returns:
-        `(state, rates, key, batch) → (state, loss, logs)`, to be given to `jax.jit`, with the batch of all devices.
+        `(state, rates, key, batch) → (state, loss, logs)` with the batch of all devices: compiled at its first call, it
+        spreads its arguments over the devices, and takes the state's memory for the new one's.
     """
     step = lower(captured)
 
@@ -57,4 +58,7 @@ def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
         return {**state, **floating}, loss, logs
 
     whole, parts = PartitionSpec(), PartitionSpec(AXIS)
-    return jax.shard_map(on_each, mesh=mesh, in_specs=(whole, whole, whole, parts), out_specs=whole, check_vma=False)
+    specs = (whole, whole, whole, parts)
+    several = jax.shard_map(on_each, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    everywhere = tuple(NamedSharding(mesh, spec) for spec in specs)
+    return jax.jit(several, in_shardings=everywhere, out_shardings=everywhere[0], donate_argnums=0)
