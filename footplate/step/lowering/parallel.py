@@ -2,9 +2,9 @@
 
 Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
 Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device has
-computed of its own part), by one all-reduce for each type of number; all copies stay equal. That is what DDP does, but that
-DDP keeps the first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a mean of
-means.
+computed of its own part), by one all-reduce for each type of number; all copies stay equal. That is what DDP does, except
+that DDP keeps the first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a
+mean of means.
 """
 
 from __future__ import annotations
