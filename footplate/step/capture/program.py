@@ -114,10 +114,9 @@ def capture_training(
                 module.on_before_backward(loss)
             loss.backward()
             learning = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            result = loss.detach()
+            result, averaged = loss.detach(), set(logs.values)
             if averages:
                 result = average_step(learning, loss, logs.values, list(module.buffers()))
-                known = set(logs.values)
             if overrides(module, "on_after_backward"):
                 module.on_after_backward()
             with functional.as_compiled():
@@ -125,7 +124,7 @@ def capture_training(
                     module.on_before_optimizer_step(optimizer)
                 _clip(learning, gradient_clip_val, gradient_clip_algorithm)
                 optimizer.step()
-            if averages and set(logs.values) != known:
+            if averages and set(logs.values) != averaged:
                 raise CaptureError(f"{who}: several devices can't average what hooks log after the backward pass.")
             return installed.read(), result
 

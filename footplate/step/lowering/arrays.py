@@ -40,7 +40,7 @@ def to_array(tensor: Tensor) -> jax.Array:
         values = tensor.contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
     else:
         values = tensor.numpy()
-    return jnp.array(values, dtype=array_type(tensor.dtype), copy=True)
+    return jax.device_put(np.array(values, dtype=array_type(tensor.dtype), copy=True))
 
 
 def to_tensor(array: Any, dtype: torch.dtype) -> Tensor:
