@@ -241,16 +241,10 @@ class Schedule:
 def _load_after(
     last: Future[Window] | None, rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers
 ) -> Window:
-    """Load a window after the one that its reader reads before it, which the pool has begun with before.
-
-    What Arrow keeps for itself of the memory that it read with is given back to the system: it would be as much again.
-    """
+    """Load a window after the one that its reader reads before it, which the pool has begun with before."""
     if last is not None:
         last.result()
-    loaded = load_window(rows, content, epoch, number, buffers)
-    if content.images:
-        pa.default_memory_pool().release_unused()
-    return loaded
+    return load_window(rows, content, epoch, number, buffers)
 
 
 def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:
