@@ -112,12 +112,19 @@ def work():
 def test_on_a_terminal_a_line_of_another_rank_stays_out_of_the_progress_bar(tmp_path):
     text, _ = on_a_terminal(tmp_path, """
 def work():
+    def when(there):
+        while not os.path.exists(there):
+            time.sleep(0.01)
+        time.sleep(0.3)  # until what was written has been read
+
     if os.environ["RANK"] == "0":
         print("50 %", end="", flush=True)
-        time.sleep(0.6)
+        open("shown", "w")
+        when("said")
     else:
-        time.sleep(0.3)
-        print("hello")
+        when("shown")
+        print("hello", flush=True)
+        open("said", "w")
 """)  # fmt: skip
     assert "50 %\r\x1b[K[rank 1] hello\r\n" in text
 
