@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/t
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it ignored from a suite in the background
 
 
 @pytest.fixture
