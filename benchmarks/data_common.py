@@ -152,8 +152,8 @@ def paired(found: Rounds, over: str, under: str | None, figure: str) -> Figures 
 
 
 def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
-    """The name of the peer with the best median of a figure."""
-    there = [peer.name for peer in peers if peer.name in found]
+    """The name of the peer with the best median of a figure, of those that had more than one turn."""
+    there = [peer.name for peer in peers if len(found.get(peer.name, ())) > 1]
     choose = min if least else max
     return choose(there, key=lambda name: median(found[name], figure)) if there else None
 
