@@ -57,6 +57,7 @@ def check(directory: Path, done: int, begun: int) -> None:
     for swept in (False, True):
         if swept:
             checkpoint.sweep(directory)
+        assert all(map(checkpoint.is_complete, checkpoint.find(directory)))
         found = checkpoint.newest([directory])
         if found is None:
             assert done == 0, "the only complete checkpoint is gone"

@@ -113,12 +113,15 @@ class LocalStore(Store):
             temporary.unlink(missing_ok=True)
 
     def delete(self, path: Path) -> None:
+        """Remove a checkpoint. It loses its name first, so that no half of it is left under that if this is cut off."""
+        going = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
+            path.rename(going)
             for name in (META, STATE):
-                (path / name).unlink(missing_ok=True)
-            path.rmdir()
-        except OSError:  # it holds more than is ours, or is gone
-            shutil.rmtree(path, ignore_errors=True)
+                (going / name).unlink(missing_ok=True)
+            going.rmdir()
+        except OSError:  # it is gone, or holds more than is ours, or the directory can't be written to
+            shutil.rmtree(going, ignore_errors=True)
 
     def point(self, link: Path, target: Path) -> None:
         temporary = link.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
