@@ -65,7 +65,8 @@ def _draw_time(axes: Axes, sizes: Sequence[Size], base: Size | None) -> None:
         start = [_start_up(size) for size in sizes]
         ideal = [begin + base.seconds.median * base.np / size.np for begin, size in zip(start, sizes, strict=True)]
         axes.plot(range(len(sizes)), ideal, color=INK, linestyle=":", marker="_", markersize=24, label="ideal")
-        axes.legend(facecolor="white", edgecolor="none", framealpha=0.9, labelcolor=INK, fontsize=9)
+        axes.set_ylim(top=1.35 * max(axes.get_ylim()[1], *ideal))  # room for the legend above the bars
+        axes.legend(loc="upper center", ncols=3, frameon=False, labelcolor=INK, fontsize=9)
     _dress(axes, sizes, "Running time, s")
 
 
