@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 
-or one size after the other, each into the same file: `--size "400 MB"`, `--size "2 GB"`, which takes a quarter of an hour;
-with `--only footplate lightning`, the two that the goals compare, five minutes.
+or one size after the other, each into the same file: `--size "400 MB"`, `--size "2 GB"`, with `--only footplate
+lightning`, the two that the goals compare, eight minutes.
 
 Weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each way of saving has a turn, in a fresh
 process with one torch thread: it trains, saves once to warm up (`first_s`: pages of memory are touched for the first time),

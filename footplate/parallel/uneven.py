@@ -36,9 +36,14 @@ def together(batches: Iterator[Any], group: Group, name: str) -> Iterator[Any]:
                 return
             yield batch
     finally:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
+        close(batches)
+
+
+def close(batches: Iterator[Any]) -> None:
+    """End an iterator before its end, where there is something to end: a generator, a loader's threads."""
+    end = getattr(batches, "close", None)
+    if end is not None:
+        end()
 
 
 def shortest(batches: float, group: Group, name: str) -> float:

@@ -25,7 +25,7 @@ import torch
 from footplate.data.adapt import even, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
-from footplate.parallel.uneven import together
+from footplate.parallel.uneven import close, together
 from footplate.training.feed import batches_of, read_ahead
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                     agreement.step()
                 if agreement.interrupted:
                     trainer.end_on_signal()
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            close(batches)
         agreement.settle()
         if agreement.interrupted:
             trainer.end_on_signal()

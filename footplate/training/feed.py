@@ -23,6 +23,7 @@ import torch
 
 from footplate.data.adapt import made_elsewhere
 from footplate.data.prefetch import Prefetcher
+from footplate.parallel.uneven import close
 from footplate.step.transfer import moves_plainly, to_device
 
 if TYPE_CHECKING:
@@ -57,6 +58,4 @@ def timed(batches: Iterator[Any], trainer: Trainer) -> Iterator[Any]:
                 return
             yield batch
     finally:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
+        close(batches)

@@ -28,7 +28,7 @@ from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.hooks import overrides
 from footplate.launch import worker
-from footplate.parallel.uneven import together
+from footplate.parallel.uneven import close, together
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
 
@@ -111,8 +111,7 @@ class TrainingLoop:
             if not ended:
                 self._source_ran_out(total)
                 complete = True
-        if hasattr(batches, "close"):
-            batches.close()  # type: ignore[union-attr]
+        close(batches)
         self._end_epoch(complete or progress.batch_idx >= total)
 
     def between_steps(self, batch: Any, output: Any, batch_idx: int, steps_before: int) -> None:

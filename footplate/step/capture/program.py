@@ -128,7 +128,7 @@ def capture_training(
                 raise CaptureError(f"{who}: several devices can't average what hooks log after the backward pass.")
             return installed.read(), result
 
-    return _capture(who, module, optimizer, batch, rates_shape, run, trains=True)
+    return _settled(who, lambda: _capture(who, module, optimizer, batch, rates_shape, run))
 
 
 def capture_evaluation(module: Any, batch: Any, stage: str = "validation") -> Captured:
@@ -156,10 +156,20 @@ def capture_evaluation(module: Any, batch: Any, stage: str = "validation") -> Ca
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        return _capture(who, module, None, batch, [], run, trains=False)
+        return _settled(who, lambda: _capture(who, module, None, batch, [], run))
     finally:
         for part, training in modes:
             part.training = training
+
+
+def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
+    """Capture once, and once more when attributes changed, to see whether they change every time."""
+    captured, changes = capture()
+    refuse_changes(who, [change for change in changes if change.traced])
+    if changes:
+        captured, changes = capture()
+        refuse_changes(who, changes)
+    return captured
 
 
 def _capture(
@@ -169,26 +179,9 @@ def _capture(
     batch: Any,
     rates: list[Tensor],
     run: Callable[[State, list[Tensor], Any, _Logs], tuple[list[Tensor], Any]],
-    trains: bool,
-) -> Captured:
-    """Capture once, and once more when attributes changed, to see whether they change every time."""
-    captured, changes = _capture_once(who, module, optimizer, batch, rates, run, trains)
-    refuse_changes(who, [change for change in changes if change.traced])
-    if changes:
-        captured, changes = _capture_once(who, module, optimizer, batch, rates, run, trains)
-        refuse_changes(who, changes)
-    return captured
-
-
-def _capture_once(
-    who: str,
-    module: nn.Module,
-    optimizer: Optimizer | None,
-    batch: Any,
-    rates: list[Tensor],
-    run: Callable[[State, list[Tensor], Any, _Logs], tuple[list[Tensor], Any]],
-    trains: bool,
 ) -> tuple[Captured, list[Change]]:
+    """Trace `run` over the state, the rates and the batch: a step that trains if there is an optimizer."""
+    trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
     mode = functional.fake_mode()
     with mode:
