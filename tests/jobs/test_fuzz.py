@@ -47,7 +47,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=8), inner, max_size=5),
     max_leaves=20,
 )
-GIVEN = st.dictionaries(st.sampled_from(sorted(flags.KEYS)), WORDS | st.text(max_size=15), max_size=6)
+NO_TEXT = st.just("\udcff")  # what the shell makes of a byte that is no UTF-8
+GIVEN = st.dictionaries(st.sampled_from(sorted(flags.KEYS)), WORDS | NO_TEXT | st.text(max_size=15), max_size=6)
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.dictionaries(KEYS, VALUES, max_size=8), GIVEN, st.booleans())
@@ -85,7 +86,7 @@ def test_what_is_resolved_can_be_written_and_read_again(inner):
 
 
 ARGUMENTS = st.lists(
-    st.one_of(st.sampled_from([*sorted(options()), "--", "submit", "training", "check", "-h1", "--lr=3"]), WORDS,
+    st.one_of(st.sampled_from([*sorted(options()), "--", "submit", "training", "check", "-h1", "--lr=3"]), WORDS, NO_TEXT,
               st.text(max_size=10)),
     max_size=8,
 )  # fmt: skip

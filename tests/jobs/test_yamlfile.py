@@ -40,7 +40,12 @@ def test_json_is_taken_too():
     assert parse('{"trainingInput": {"args": ["--a", "b"]}}').values == {"trainingInput": {"args": ["--a", "b"]}}
 
 
+def test_characters_that_json_writes_as_two_escapes_are_one():
+    assert parse(r'{"a": "\ud83d\ude82"}').values == {"a": "\N{STEAM LOCOMOTIVE}"}
+
+
 REFUSED = {
+    "half of a character": ('a: 1\nb: ["\\ud83d"]', "line 2: an escape"),
     "an alias": ("a: &x [1]\nb: *x", "line 1: anchors"),
     "a bomb": ("a: &a [x]\nb: &b [*a,*a]\nc: [*b,*b]", "anchors"),
     "a tag": ("a: !!python/object/apply:os.system [ls]", "line 1: tags"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.errors import ConfigError
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.problems import Path, Problem
 from footplate.jobs.spec.yamlfile import Document
@@ -61,8 +62,13 @@ def draft(
         partial: as `Draft.partial`.
 
     Raises:
-        ConfigError: a flag in a form of its own.
+        ConfigError: a flag in a form of its own, or bytes on the command line that are no text.
     """
+    for flag, text in (given or {}).items():
+        _check_text(f"--{flag}", text)
+    for text in args:
+        _check_text("after --", text)
+    _check_text("the job's name", name or "")
     values = _without_nothing(document.values) if document else {}
     new, origins = flags.to_values(given or {})
     if args:
@@ -87,6 +93,14 @@ def put(values: dict[str, Any], path: Path, value: Any) -> None:
     last = str(path[-1])
     both = path == ("labels",) and isinstance(home.get(last), dict)
     home[last] = {**home[last], **value} if both else value
+
+
+def _check_text(origin: str, text: str) -> None:
+    """Refuse bytes that the shell has passed on though they are no text: neither a spec nor a message can hold them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{origin}: {text!r} is no text in UTF-8.") from None
 
 
 def _without_nothing(values: Any) -> Any:

@@ -86,9 +86,14 @@ def parse(text: str, name: str = "config.yaml") -> Document:
     """
     try:
         _refuse_extras(text, name)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is no YAML: {_yaml_reason(error)}.") from None
+    except _HalfCharacterError as error:
+        text = (
+            r"an escape (\u) for half of a character: write the character itself, or both halves, one after the other"
+        )
+        raise ConfigError(f"{name} line {error.line}: {text}.") from None
     document = Document(name, text, root, {})
     if root is None:
         return document
@@ -96,6 +101,24 @@ def parse(text: str, name: str = "config.yaml") -> Document:
         raise ConfigError(f"{name}: expected keys with values, such as trainingInput:, found {_kind(root)}.")
     document.values.update(_mapping(root, (), document))
     return document
+
+
+class _HalfCharacterError(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """Joins the two escapes by which JSON writes a character beyond U+FFFF, and YAML leaves apart."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        try:
+            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise _HalfCharacterError(node.start_mark.line + 1) from None
+        return node
 
 
 def _refuse_extras(text: str, name: str) -> None:
