@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
 
 import footplate as fp
 
@@ -79,7 +79,7 @@ def epoch(table: pa.Table, place: str | None, cache: Path | None) -> Figures:
 
 def main() -> None:
     options = arguments("Augmentation in the loader, and on the device.")
-    table, rounds = pictures(256 if options.quick else ROWS), 2 if options.quick else ROUNDS
+    table, rounds = pictures(256 if options.quick else ROWS), QUICK_ROUNDS if options.quick else ROUNDS
     before = machine()
     with tempfile.TemporaryDirectory() as kept:
         caches = {"decoded": None, "cached": Path(kept)}

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    QUICK_ROUNDS,
     Figures,
     Rounds,
     arguments_parser,
@@ -294,7 +295,7 @@ def main() -> None:
         found[size] = interleave(
             options.only or (QUICK_WAYS if options.quick else list(WAYS)),
             lambda name, width=width, count=count: measure(name, width, count),
-            2 if options.quick else ROUNDS[size],
+            QUICK_ROUNDS if options.quick else ROUNDS[size],
         )
     ratios: dict[str, Figures] = {}
     for size, rounds in found.items():

@@ -17,8 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+QUICK_ROUNDS = 1
 
 Figures = dict[str, float]
 Rounds = dict[str, list[Figures]]  # entrant → its figures, round by round
@@ -28,7 +31,7 @@ def arguments_parser(description: str) -> argparse.ArgumentParser:
     """A parser of `--json` and `--quick`, which every benchmark takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="few short rounds: shows that it works, no more")
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
     return parser
 
 
@@ -54,7 +57,7 @@ def median(runs: list[Figures], figure: str) -> float:
 def ratio(found: Rounds, over: str, under: str, figure: str) -> Figures:
     """The median of the rounds' own quotients of a figure, with their quartiles and number."""
     pairs = [a[figure] / b[figure] for a, b in zip(found[over], found[under], strict=True)]
-    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    low, middle, high = (float(at) for at in np.quantile(pairs, (0.25, 0.5, 0.75)))
     return {"median": middle, "q1": low, "q3": high, "rounds": len(pairs)}
 
 

@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
 from ddp_variants import VARIANTS
 from step_overhead import Clocks, Runner
 from step_variants import CHECKPOINT_EVERY, Loop
@@ -90,7 +90,7 @@ def main() -> None:
     options = arguments("What a data-parallel training loop costs per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     here = machine()
-    rounds, steps = (2, STEPS // 5) if options.quick else (ROUNDS, STEPS)
+    rounds, steps = (QUICK_ROUNDS, STEPS // 5) if options.quick else (ROUNDS, STEPS)
     found = measure(list(VARIANTS), rounds, steps)
 
     ratios = {

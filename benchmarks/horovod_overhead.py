@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, arguments, interleave, machine, median, ratio, report
 from ddp_overhead import RANKS, Ranks
 from torch import nn
 
@@ -113,7 +113,7 @@ def measure(rounds: int, scale: float) -> dict[str, list[dict[str, float]]]:
 def main() -> None:
     options = arguments("What hvd.DistributedOptimizer costs per step")
     here = machine()
-    rounds, scale = (2, 0.1) if options.quick else (ROUNDS, 1.0)
+    rounds, scale = (QUICK_ROUNDS, 0.1) if options.quick else (ROUNDS, 1.0)
     found = measure(rounds, scale)
     ratios = {
         f"{figure.removesuffix('_us')}_{model.replace(' ', '_').lower()}": ratio(

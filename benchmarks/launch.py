@@ -46,7 +46,7 @@ from typing import Any
 
 import launch_ray
 import launch_spark
-from common import Figures, interleave, machine, ratio, report, row
+from common import QUICK_ROUNDS, Figures, interleave, machine, ratio, report, row
 
 ROUNDS = 7
 PATIENCE_S = 180
@@ -249,7 +249,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()
-    rounds = 2 if given.quick else given.rounds
+    rounds = QUICK_ROUNDS if given.quick else given.rounds
     worlds = [2] if given.quick else given.worlds or [2, 4]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Figures] = {}

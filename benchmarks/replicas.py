@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
 
 ROUNDS = 7
 WARM_UP = 10  # steps before the clock runs
@@ -131,7 +131,7 @@ def main() -> None:
     options = arguments("What a step takes when two devices share it")
     os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()
-    rounds = 2 if options.quick else ROUNDS
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Figures] = {}
     for title, (model, steps) in MODELS.items():

@@ -23,7 +23,17 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from common import Figures, arguments, interleave, let_torchvision_be_imported, machine, median, ratio, report
+from common import (
+    QUICK_ROUNDS,
+    Figures,
+    arguments,
+    interleave,
+    let_torchvision_be_imported,
+    machine,
+    median,
+    ratio,
+    report,
+)
 
 ROUNDS = 15
 _MODEL = "nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))"
@@ -112,7 +122,7 @@ def main() -> None:
         # Modules are compiled once, as in an installed environment, wherever they lie and whoever may write there.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = bytecode
-        compare(2 if options.quick else ROUNDS, options.json)
+        compare(QUICK_ROUNDS if options.quick else ROUNDS, options.json)
 
 
 def compare(rounds: int, path: Path | None) -> None:

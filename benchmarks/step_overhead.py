@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import Figures, arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
 from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
@@ -186,7 +186,9 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     here = machine()
-    found = measure(list(VARIANTS), 2 if options.quick else ROUNDS, STEPS, 0.0 if options.quick else WARM_UP_S)
+    found = measure(
+        list(VARIANTS), QUICK_ROUNDS if options.quick else ROUNDS, STEPS, 0.0 if options.quick else WARM_UP_S
+    )
 
     ratios = {
         "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us"),

@@ -77,12 +77,12 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
     assert set(found["ratios"]) == RATIOS[name]
     for ratio, value in found["ratios"].items():
         spread = found["figures"][ratio]
-        assert spread["rounds"] == 2
+        assert spread["rounds"] == common.QUICK_ROUNDS
         assert 0 < spread["q1"] <= value == spread["median"] <= spread["q3"]
         assert f"{ratio} " in ended.stdout
     for row in found["rows"]:
         assert row["name"] in ended.stdout
-        assert len(row["rounds"]) == 2
+        assert len(row["rounds"]) == common.QUICK_ROUNDS
     assert {"cpu", "cores", "memory_gb", "load_before", "load_after"} <= set(found["machine"])
     assert {"torch", "footplate"} <= set(found["versions"])
     assert not any(private in text for private in (platform.node(), str(Path.home()), str(BENCHMARKS.parent)))
@@ -102,7 +102,7 @@ def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
     }  # fmt: skip
     assert found["ratios"]["local_warm_vs_torchrun_2"] < 1
     assert found["rows"][0]["name"] == "0.1 GiB there and back"
-    assert all(len(row["rounds"]) == 2 for row in found["rows"])
+    assert all(len(row["rounds"]) == common.QUICK_ROUNDS for row in found["rows"])
 
 
 @pytest.mark.slow
