@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -113,6 +114,17 @@ class AugmentsOnDevice(Classifier):
         return (x + 0.1 * torch.randn_like(x), y) if self.training else batch
 
 
+class OnTable(Classifier):
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return batch["x"], batch["label"]
+
+
+def table_loader() -> fp.Loader:
+    x, label = dataset().tensors
+    rows = pa.table({"x": pa.FixedSizeListArray.from_arrays(x.flatten().numpy(), 8), "label": label.numpy()})
+    return fp.Loader(fp.Table(rows), 10, shuffle=True, seed=3)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "dropout and shuffling": {},
     "learning rate by step": {"module": Scheduled},
@@ -131,6 +143,14 @@ CASES: dict[str, dict[str, Any]] = {
         "module": Plateau,
         "cut_at": 20,
         "in_validation": True,
+    },
+    "one loader to train on and to validate on in mid-epoch": {
+        "module": OnTable,
+        "data": table_loader,
+        "validates_on_it": True,
+        "trainer": {"val_check_interval": 5, "limit_val_batches": 2},
+        "every": {"every_n_epochs": 1},
+        "cut_at": 18,
     },
     "two optimizers by hand": {"module": TwoOptimizers},
     "python and numpy in the step": {"module": Mixup},
@@ -153,7 +173,8 @@ def run(trainer, case: dict[str, Any], recorder: Recorder, ckpt_path: str | None
     saver = fp.ModelCheckpoint(**case.get("every", {"every_n_train_steps": 4}))
     data = case.get("data", loader)()
     make = trainer(callbacks=[recorder, saver], max_epochs=4, default_root_dir=root, **case.get("trainer", {}))
-    make.fit(model, data, loader(40, shuffle=False), ckpt_path=ckpt_path)
+    held_out = data if case.get("validates_on_it") else loader(40, shuffle=False)
+    make.fit(model, data, held_out, ckpt_path=ckpt_path)
     return model, make
 
 

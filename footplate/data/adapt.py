@@ -76,6 +76,16 @@ def share_out(loader: Any, seed: int, world: World) -> Any:
     return loader
 
 
+def beside(loader: Any, training: Any) -> Any:
+    """An evaluation loader with a place of its own also where the one that training is in the midst of was given.
+
+    Args:
+        loader: any iterable of batches.
+        training: what trains in the same run, if anything does.
+    """
+    return loader.beside() if loader is training and hasattr(loader, "beside") else loader
+
+
 def pin_for(loader: Any, device: torch.device) -> None:
     """Let a `footplate.data.Loader` make its batches in page-locked memory if they go to CUDA, unless its user has decided.
 

@@ -13,6 +13,7 @@ another number of ranks.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -182,6 +183,12 @@ class Loader:
         """Make `epoch` the next to be handed out; from its beginning, unless it is the one that was just restored."""
         if epoch != self._epoch:
             self._epoch, self._batch, self._restored = epoch, 0, False
+
+    def beside(self) -> Loader:
+        """A loader of the same batches with a place of its own, before the first of epoch 0."""
+        other = copy.copy(self)
+        other._epoch, other._batch, other._restored = 0, 0, False
+        return other
 
     def rank_rows(self, batch: int) -> int:
         """Rows of this rank's share of a batch: its weight in a mean over all ranks."""

@@ -11,7 +11,7 @@ import torch
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.checkpoint.storage import Place, to_place
-from footplate.data.adapt import adapt, even, pin_for, share_out
+from footplate.data.adapt import adapt, beside, even, pin_for, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hooks import overrides
@@ -219,7 +219,8 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
     for loader in as_list(found):
         pin_for(loader, trainer.device)
-    loaders = [share_out(loader, trainer.seed, trainer.world) for loader in as_list(found)]
+    training = trainer.dataloaders.get("train")
+    loaders = [share_out(beside(loader, training), trainer.seed, trainer.world) for loader in as_list(found)]
     limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
     for index, batches in enumerate(limits):
         if batches == 0 and limit == 0:

@@ -107,6 +107,18 @@ def test_a_new_iterator_begins_the_epoch_anew_unless_a_state_was_loaded(delta: s
     assert len(list(loader)) == 20
 
 
+def test_a_loader_beside_another_begins_an_epoch_and_leaves_the_others_place_alone(delta: str) -> None:
+    loader = Loader(Table(delta), batch_size=4, shuffle=True, seed=3, image_size=8)
+    whole = [batch["label"].tolist() for batch in loader.beside()]
+    batches = iter(loader)
+    begun = [next(batches)["label"].tolist() for _ in range(2)]
+    place = loader.state_dict()
+    loader.load_state_dict(place)
+    assert [batch["label"].tolist() for batch in loader.beside()] == whole
+    assert loader.state_dict() == place
+    assert begun + [batch["label"].tolist() for batch in loader] == whole
+
+
 def test_ranks_share_each_global_batch_and_another_number_of_ranks_goes_on_exactly(delta: str) -> None:
     table = Table(delta, columns=["id"])
 
