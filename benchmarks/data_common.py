@@ -42,12 +42,13 @@ PACKAGES = ("footplate", "torch", "pyarrow", "deltalake", "numpy", "opencv-pytho
 
 @dataclass(frozen=True)
 class Entrant:
-    """A loader with one tuning: its function in `peers/data_loaders.py`, its environment, its workers."""
+    """A loader with one tuning: its function in `peers/data_loaders.py`, environment, workers, and the folder it reads."""
 
     name: str
     function: str
     env: str | None = None
     workers: int = 2
+    reads: str | None = None
 
     @property
     def python(self) -> str:
@@ -97,7 +98,9 @@ def measure(
 
 
 def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> Figures | None:
-    """One turn."""
+    """One turn, with its files in memory: how fast the disk is, nobody is asked."""
+    if entrant.reads is not None:
+        _read_files(directory / entrant.reads)
     command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
     command += [str(entrant.workers), str(seconds)]
     try:
@@ -110,6 +113,14 @@ def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> F
             return json.loads(line.removeprefix("FIGURES "))
     print(f"{entrant.name}: failed\n{done.stderr[-1500:]}")
     return None
+
+
+def _read_files(directory: Path) -> None:
+    for file in directory.rglob("*"):
+        if file.is_file():
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(2**24):
+                    pass
 
 
 def continued(

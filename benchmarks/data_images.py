@@ -5,7 +5,7 @@
 Two kinds of data, both made from real photographs (`peers/pictures.py`): JPEGs of 20 to 40 KB, and photos of 1 to 2
 megapixels. Batches of 64, 224 pixels, two threads or worker processes each, and everyone decodes with the same function,
 Footplate's, but for `petastorm, Pillow`, which is as its users write it. The limit is that function on all cores, from
-memory. `data_common.py` says how to take it in pieces.
+memory; all others' files are in the page cache when their turn begins. `data_common.py` says how to take it in pieces.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ BATCH = 64
 ROWS = {"small": 40_000, "photos": 3_000}
 ROWS_PER_FILE = {"small": 1000, "photos": 100}  # a file is a row group: 30 to 40 MB
 
-FOOTPLATE = Entrant("footplate", "image_footplate")
-CACHED = Entrant("footplate, cached", "image_footplate_cached")
+FOOTPLATE = Entrant("footplate", "image_footplate", reads="delta")
+CACHED = Entrant("footplate, cached", "image_footplate_cached", reads="cache")
 LIMIT = Entrant("limit: decode only", "image_limit")
 PEERS = [
-    Entrant("torch DataLoader, files", "image_torch_imagefolder"),
-    Entrant("webdataset", "image_webdataset", "data"),
-    Entrant("litdata", "image_litdata", "data"),
-    Entrant("mosaicml-streaming", "image_mosaicml", "data"),
-    Entrant("hf datasets, map", "image_hf_map", "data"),
-    Entrant("hf datasets, streaming", "image_hf_streaming", "data"),
-    Entrant("lance", "image_lance", "lake"),
-    Entrant("ray data", "image_ray", "lake"),
-    Entrant("daft", "image_daft", "lake"),
+    Entrant("torch DataLoader, files", "image_torch_imagefolder", reads="folder"),
+    Entrant("webdataset", "image_webdataset", "data", reads="webdataset"),
+    Entrant("litdata", "image_litdata", "data", reads="litdata"),
+    Entrant("mosaicml-streaming", "image_mosaicml", "data", reads="mds"),
+    Entrant("hf datasets, map", "image_hf_map", "data", reads="hf"),
+    Entrant("hf datasets, streaming", "image_hf_streaming", "data", reads="delta"),
+    Entrant("lance", "image_lance", "lake", reads="lance"),
+    Entrant("ray data", "image_ray", "lake", reads="delta"),
+    Entrant("daft", "image_daft", "lake", reads="delta"),
 ]
-AS_WRITTEN = Entrant("petastorm, Pillow", "image_petastorm_pillow", "petastorm", workers=10)
+AS_WRITTEN = Entrant("petastorm, Pillow", "image_petastorm_pillow", "petastorm", workers=10, reads="delta")
 PETASTORM = [
     AS_WRITTEN,
-    Entrant("petastorm", "image_petastorm", "petastorm", workers=2),
-    Entrant("petastorm, batched", "image_petastorm_batched", "petastorm", workers=2),
+    Entrant("petastorm", "image_petastorm", "petastorm", workers=2, reads="delta"),
+    Entrant("petastorm, batched", "image_petastorm_batched", "petastorm", workers=2, reads="delta"),
 ]
 FORMATS = {"webdataset": "data", "mds": "data", "litdata": "data", "hf": "data", "lance": "lake"}
 
