@@ -12,7 +12,7 @@ LOCK := requirements/constraints.txt
 # One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help setup demo test fast gpu lint fmt docs bench lock clean
+.PHONY: help setup demo test fast fuzz gpu lint fmt docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,9 @@ test: setup lint  ## the whole suite: quick tests first, then slow ones and thos
 
 fast: setup  ## the quick tests alone
 	$(PYTEST) -x -m "not slow and not engine"
+
+fuzz: setup  ## the quick tests whose examples are drawn at random, with others each time
+	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis"
 
 gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu

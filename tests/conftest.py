@@ -10,6 +10,7 @@ from typing import Any
 import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
 import pytest
 import torch
+from hypothesis import settings
 
 import footplate as fp
 
@@ -17,6 +18,12 @@ collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/t
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# The suite tries the same examples each time, so that it fails for a change and not by chance; `make fuzz` looks for others.
+settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("fuzz", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile("suite")
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it ignored from a suite in the background
 
 
