@@ -1,0 +1,1 @@
+"""A package to submit as a job; see `task.py`."""

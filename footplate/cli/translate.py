@@ -1,0 +1,75 @@
+"""`footplate jobs translate FILE --to vertex|ray|kubeflow|slurm [options] [-- ARGUMENTS]`: a job in another system's words.
+
+The options are those of `jobs submit training` that say something of the job, for what the file leaves open. What is
+printed can be given to that system as it is; notes about it go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from footplate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+
+def parser(name: str = "jobs translate") -> ArgumentParser:
+    """The parser of `jobs translate`."""
+    from footplate.cli.parsing import make_parser
+    from footplate.jobs.spec.flags import KEYS
+    from footplate.jobs.spec.problems import dotted
+
+    made = make_parser(
+        name, "Say a job in another system's words. Options win over the file; after -- come the program's arguments."
+    )
+    made.add_argument("file", type=str, help="a config.yaml")
+    made.add_argument(
+        "--to", type=Literal["vertex", "ray", "kubeflow", "slurm"], required=True, help="the other system"
+    )
+    made.add_argument("--name", type=str | None, default=None, help="the job's name, if the file has none")
+    made.add_argument(
+        "--format",
+        type=Literal["json", "yaml"] | None,
+        default=None,
+        help="how to print it; by default as that system likes it",
+    )
+    for flag, path in KEYS.items():
+        made.add_argument(f"--{flag}", type=str | None, default=None, help=dotted(path))
+    return made
+
+
+def run(given: Namespace, args: Sequence[str]) -> int:
+    """Print the translation; returns 0.
+
+    Raises:
+        FootplateError: a mistake in the file or the options; the other system can't run the job.
+    """
+    from footplate.jobs.spec import flags
+    from footplate.jobs.spec.draft import draft
+    from footplate.jobs.spec.resolving import resolve
+    from footplate.jobs.spec.yamlfile import load
+    from footplate.jobs.translate import translate
+
+    named = {flag: value for flag in flags.KEYS if (value := given[flag.replace("-", "_")]) is not None}
+    job = resolve(draft(load(given.file), named, args, given.name, partial=True))
+    made = translate(job, given.to)
+    form = given.format or made.form
+    if isinstance(made.document, str):
+        if given.format:
+            raise ConfigError(
+                f"--format {given.format}: for {given.to} it is a script, which has one form. Leave it out."
+            )
+        print(made.document, end="")
+    elif form == "json":
+        print(json.dumps(made.document, indent=2, ensure_ascii=False))
+    else:
+        import yaml
+
+        print(yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120), end="")
+    for note in (*job.notices, *made.notes):
+        print(note, file=sys.stderr)
+    return 0

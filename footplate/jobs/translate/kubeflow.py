@@ -1,0 +1,128 @@
+"""A job as a resource of Kubeflow's training operator, version 1: what `kubectl apply -f` takes.
+
+Master and workers are a `PyTorchJob`, whose pods are told RANK, WORLD_SIZE and MASTER_ADDR. With parameter servers or
+evaluators it is a `TFJob`, whose pods are told TF_CONFIG. A pod runs an image with the program in it: Kubernetes installs
+no packages. It is placed as on GKE: by the labels that GKE's nodes have for their machine type and their GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from footplate.jobs.spec import naming
+from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.spec.scaling import Replica
+from footplate.jobs.translate.common import (
+    UNNAMED,
+    Translation,
+    accelerator,
+    command,
+    gpus,
+    left_out,
+    machine_type,
+    no_tpus,
+    no_tuning,
+    refuse_if,
+    spoken,
+)
+
+SYSTEM = "Kubeflow"
+TORCH = {"master": "Master", "worker": "Worker"}
+TENSORFLOW = {"master": "Chief", "worker": "Worker", "parameter_server": "PS", "evaluator": "Evaluator"}
+MAX_NAME = 50  # of 63 characters, with room for what the operator adds for each pod
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]*[a-z0-9])?")
+
+
+def translate(job: ResolvedJob) -> Translation:
+    """A PyTorchJob, or a TFJob where there are parameter servers or evaluators.
+
+    Raises:
+        Untranslatable: Kubeflow can't run it as it is.
+    """
+    refuse_if(SYSTEM, _problems(job))
+    torch = all(one.role in TORCH for one in job.replicas)
+    names, container = (TORCH, "pytorch") if torch else (TENSORFLOW, "tensorflow")
+    metadata: dict[str, Any] = {"name": _name(job)}
+    if job.labels:
+        metadata["labels"] = dict(job.labels)
+    document = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob" if torch else "TFJob",
+        "metadata": metadata,
+        "spec": {
+            "runPolicy": {
+                "activeDeadlineSeconds": round(naming.seconds(job.max_running_time)),
+                "cleanPodPolicy": "Running",
+            },
+            "pytorchReplicaSpecs" if torch else "tfReplicaSpecs": {
+                names[one.role]: _replica(job, one, container) for one in job.replicas
+            },
+        },
+    }
+    return Translation(document, "yaml", tuple(_notes(job)))
+
+
+def _replica(job: ResolvedJob, one: Replica, container: str) -> dict[str, Any]:
+    kind, words = accelerator(one), _words(job, one)
+    selector = {"node.kubernetes.io/instance-type": machine_type(one)}
+    if kind and kind.compute_engine:
+        selector["cloud.google.com/gke-accelerator"] = kind.compute_engine
+    runs: dict[str, Any] = {"name": container, "image": one.image_uri, **words}
+    if gpus(one):
+        runs["resources"] = {"limits": {"nvidia.com/gpu": gpus(one)}}
+    pod: dict[str, Any] = {"nodeSelector": selector, "containers": [runs]}
+    if job.spec.get("serviceAccount"):
+        pod["serviceAccountName"] = job.spec["serviceAccount"]
+    return {"replicas": one.count, "restartPolicy": "OnFailure", "template": {"spec": pod}}
+
+
+def _words(job: ResolvedJob, one: Replica) -> dict[str, list[str]]:
+    """A container's command and arguments; `$(` would be a variable to Kubernetes."""
+    if one.container_command or one.container_args:
+        given = {"command": list(one.container_command), "args": list(one.container_args)}
+    else:
+        given = {"command": list(job.command[:3]), "args": list(job.command[3:])}
+    return {key: [word.replace("$(", "$$(") for word in words] for key, words in given.items() if words}
+
+
+def _name(job: ResolvedJob) -> str:
+    return (job.name or UNNAMED).lower().replace("_", "-").rstrip("-")
+
+
+def _problems(job: ResolvedJob) -> Iterator[str]:
+    yield from no_tuning(job)
+    yield from no_tpus(job)
+    if len(_name(job)) > MAX_NAME:
+        yield f"The name {_name(job)} has {len(_name(job))} characters: at most {MAX_NAME} leave room for its pods' names."
+    for one in job.replicas:
+        if one.image_uri is None:
+            yield f"The {spoken(one.role)} has no image: build one with the program in it, and give --master-image-uri."
+            break
+    if job.spec.get("packageUris"):
+        yield "packageUris: a pod installs no packages. Build them into the image."
+    for key, value in job.labels.items():
+        if not _LABEL.fullmatch(key) or (value and not _LABEL.fullmatch(value)):
+            yield f"The label {key}={value}: on Kubernetes both must begin and end with a letter or a digit."
+    account = job.spec.get("serviceAccount")
+    if account and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", account):
+        yield f"serviceAccount {account}: expected one of Kubernetes', not Google's: leave it out, or name that."
+
+
+def _notes(job: ResolvedJob) -> Iterator[str]:
+    if job.name and _name(job) != job.name:
+        yield f"It is called {_name(job)}: names on Kubernetes have no underscores or capitals."
+    if any(not command(job, one) for one in job.replicas):
+        yield "The image's own program runs."
+    yield from left_out(
+        job, SYSTEM,
+        region="is where its cluster is", network="has its cluster's",
+        scheduling__priority="takes a priorityClassName, which the cluster defines",
+        scheduling__max_wait_time="waits for as long as it takes",
+        use_chief_in_tf_config="always says chief in a TFJob", encryption_config="leaves that to its cluster",
+        enable_web_access="has kubectl exec",
+    )  # fmt: skip
+    for role in ("master", "worker", "parameterServer", "evaluator"):
+        if "diskConfig" in job.spec.get(f"{role}Config", {}):
+            yield f"{role}Config.diskConfig is left out: {SYSTEM} has its nodes' disks."

@@ -1,0 +1,123 @@
+"""A job as a job submission of Ray: the body of `POST /api/jobs/`, and the arguments of `JobSubmissionClient.submit_job`.
+
+A master alone is the submission's entry point, with the resources of its machine. A master with workers is
+`footplate run --backend ray`, which places one process for each of them on the cluster; the GPUs that a process is to have
+go with it as accelerator resources. Ray runs an entry point in a shell, so it is quoted for one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from footplate.jobs.catalog.rows import catalog
+from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.translate.common import (
+    Translation,
+    accelerator,
+    command,
+    gpus,
+    left_out,
+    needs_program,
+    no_servers,
+    no_tpus,
+    no_tuning,
+    one_kind_of_machine,
+    refuse_if,
+)
+
+SYSTEM = "Ray"
+KINDS = {
+    "NVIDIA_TESLA_K80": "K80", "NVIDIA_TESLA_P4": "P4", "NVIDIA_TESLA_P100": "P100", "NVIDIA_TESLA_V100": "V100",
+    "NVIDIA_TESLA_T4": "T4", "NVIDIA_L4": "L4", "NVIDIA_TESLA_A100": "A100", "NVIDIA_A100_80GB": "A100",
+    "NVIDIA_H100_80GB": "H100", "NVIDIA_H100_MEGA_80GB": "H100", "NVIDIA_H200_141GB": "H200", "NVIDIA_B200": "B200",
+}  # fmt: skip
+"""What a node of Ray says that it has: `ray.util.accelerators`, or the model in the name that NVIDIA's driver gives."""
+
+SHARE = 0.001  # of a node's `accelerator_type:…`, which says what it has: as much as Ray itself takes
+
+
+def translate(job: ResolvedJob) -> Translation:
+    """The body of a job submission.
+
+    Raises:
+        Untranslatable: Ray can't run it as it is.
+    """
+    refuse_if(SYSTEM, _problems(job))
+    body: dict[str, Any] = {"entrypoint": shlex.join(_entrypoint(job)), "runtime_env": _runtime_env(job)}
+    if job.name:
+        body["submission_id"] = job.name
+    if job.labels:
+        body["metadata"] = dict(job.labels)
+    if len(job.replicas) == 1:
+        body |= _resources(job)
+    return Translation(body, "json", tuple(_notes(job)))
+
+
+def _entrypoint(job: ResolvedJob) -> list[str]:
+    world = sum(one.count for one in job.replicas)
+    if world == 1:
+        return command(job, job.replicas[0])
+    module, args = job.command[2], job.command[3:]
+    return ["footplate", "run", "--backend", "ray", "--np", str(world), "-m", module, *(["--", *args] if args else [])]
+
+
+def _resources(job: ResolvedJob) -> dict[str, Any]:
+    (one,) = job.replicas
+    machine, kind = catalog().machines[one.machine.machine], accelerator(one)
+    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(one) or None}
+    if machine.memory_gb is not None:
+        found["entrypoint_memory"] = int(machine.memory_gb * 2**30)
+    if kind:
+        found["entrypoint_resources"] = {f"accelerator_type:{KINDS[kind.name]}": SHARE}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _runtime_env(job: ResolvedJob) -> dict[str, Any]:
+    image = job.replicas[0].image_uri
+    found: dict[str, Any] = {"image_uri": image} if image else {}
+    uris = job.spec.get("packageUris")
+    if uris:
+        found["py_modules"] = list(uris)
+    return found
+
+
+def _problems(job: ResolvedJob) -> Iterator[str]:
+    yield from no_tuning(job)
+    yield from needs_program(job)
+    yield from no_tpus(job)
+    yield from no_servers(job, "it places ranks. footplate jobs submit runs such a job on one machine.")
+    if len(job.replicas) > 1:
+        yield from one_kind_of_machine(job)
+    one = job.replicas[0]
+    own = bool(one.container_command or one.container_args)
+    if len(job.replicas) > 1 and (own or not job.command):
+        yield "Several machines run a Python module: give --module-name, and leave out containerCommand and containerArgs."
+    elif not command(job, one):
+        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
+    for uri in job.spec.get("packageUris", []):
+        if not uri.startswith(("gs://", "s3://")) or uri.endswith(".tar.gz"):
+            yield f"packageUris {uri}: expected a .whl or a .zip at gs:// or s3://, which every node can fetch."
+
+
+def _notes(job: ResolvedJob) -> Iterator[str]:
+    if not job.spec.get("packageUris") and job.command and job.replicas[0].image_uri is None:
+        yield 'The program itself: put "working_dir" with its parent directory into runtime_env, or submit with --working-dir.'
+    if len(job.replicas) > 1 and gpus(job.replicas[0]):
+        kind = accelerator(job.replicas[0])
+        yield (
+            f"Each process is given one device of its node, and Ray chooses the nodes: let the cluster's be of "
+            f"{gpus(job.replicas[0])} {kind.short if kind else ''} each."
+        )
+    if job.max_running_time:
+        yield f"It may run for {job.max_running_time}, which Ray doesn't watch over: stop it with ray job stop."
+    yield from left_out(
+        job, SYSTEM,
+        region="is where its cluster is",
+        scheduling__priority="has no priorities",
+        scheduling__max_wait_time="waits for as long as it takes",
+        runtime_version="has its nodes' packages", python_version="has its nodes' Python", network="has its cluster's",
+        service_account="has its nodes'", encryption_config="keeps nothing itself",
+        use_chief_in_tf_config="always says chief",
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""A job as a script for Slurm's sbatch: `sbatch job.sh`.
+
+One task on each node. Each is told by `srun` which it is, in Slurm's words; a line of shell says the same in torch's (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and becomes the program. Arguments are quoted, and reach it as they are.
+
+Before the time is over, and when a node is taken away, Slurm sends SIGTERM: a trainer saves. `--requeue` starts it again after
+a node was lost.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from decimal import ROUND_CEILING, Decimal
+
+from footplate.jobs.catalog.rows import catalog
+from footplate.jobs.spec import naming
+from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.translate.common import (
+    UNNAMED,
+    Translation,
+    accelerator,
+    command,
+    gpus,
+    left_out,
+    needs_program,
+    no_servers,
+    no_tpus,
+    no_tuning,
+    one_kind_of_machine,
+    refuse_if,
+)
+
+SYSTEM = "Slurm"
+GRACE_S = 120
+FIRST_PORT, PORTS = 20000, 10000
+
+SCRIPT = """\
+#!/bin/bash
+{options}
+
+set -euo pipefail
+{before}
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+MASTER_PORT=$(({first_port} + SLURM_JOB_ID % {ports}))
+export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
+
+srun --kill-on-bad-exit=1 {container}bash -c {told} \\
+  task {words}
+"""
+
+TOLD = 'export RANK="$SLURM_PROCID" NODE_RANK="$SLURM_NODEID" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=1; exec "$@"'
+
+
+def translate(job: ResolvedJob) -> Translation:
+    """A script for sbatch.
+
+    Raises:
+        Untranslatable: Slurm can't run it as it is.
+    """
+    refuse_if(SYSTEM, _problems(job))
+    image = job.replicas[0].image_uri
+    script = SCRIPT.format(
+        options="\n".join(f"#SBATCH --{one}" for one in _options(job)),
+        before=_before(job),
+        first_port=FIRST_PORT,
+        ports=PORTS,
+        container=f"--container-image={shlex.quote(image)} " if image else "",
+        told=shlex.quote(TOLD),
+        words=shlex.join(command(job, job.replicas[0])),
+    )
+    return Translation(script, "script", tuple(_notes(job)))
+
+
+def _options(job: ResolvedJob) -> Iterator[str]:
+    one = job.replicas[0]
+    machine = catalog().machines[one.machine.machine]
+    yield f"job-name={job.name or UNNAMED}"
+    yield f"nodes={sum(each.count for each in job.replicas)}"
+    yield "ntasks-per-node=1"
+    if machine.vcpus is not None:
+        yield f"cpus-per-task={machine.vcpus}"
+    if machine.memory_gb is not None:
+        yield f"mem={int(machine.memory_gb * 1024)}M"
+    if gpus(one):
+        yield f"gpus-per-node={gpus(one)}"
+    yield f"time={minutes(job.max_running_time)}"
+    yield f"signal=TERM@{GRACE_S}"
+    yield "requeue"
+    yield "open-mode=append"
+
+
+def minutes(duration: str) -> int:
+    """A duration in whole minutes, as Slurm counts: rounded up, and at least one.
+
+    >>> minutes("7201s")
+    121
+    """
+    return int((Decimal(duration.removesuffix("s")) / 60).to_integral_value(ROUND_CEILING))
+
+
+def _before(job: ResolvedJob) -> str:
+    """Lines that come before: what replicas are told of the job."""
+    told = {"FOOTPLATE_JOB_NAME": job.name, "FOOTPLATE_JOB_DIR": job.job_dir}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in told.items() if value)
+
+
+def _problems(job: ResolvedJob) -> Iterator[str]:
+    yield from no_tuning(job)
+    yield from needs_program(job)
+    yield from no_tpus(job)
+    yield from no_servers(job, "tasks differ by rank alone. footplate jobs submit runs such a job on one machine.")
+    if len(job.replicas) > 1:
+        yield from one_kind_of_machine(job)
+    if not command(job, job.replicas[0]) and job.replicas[0].image_uri:
+        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
+    if job.spec.get("packageUris"):
+        yield "packageUris: tasks install no packages. Put them where all nodes see them, and into PYTHONPATH."
+
+
+def _notes(job: ResolvedJob) -> Iterator[str]:
+    one = job.replicas[0]
+    kind = accelerator(one)
+    if one.image_uri:
+        yield "--container-image needs the plugin Pyxis on the cluster."
+    else:
+        yield "Submit it from the directory that holds the program's package, on a disk that all nodes see."
+    if kind:
+        yield f"Sites name their GPUs in their own ways: for {kind.short}, add --constraint or the type to --gpus-per-node."
+    if naming.seconds(job.max_running_time) <= GRACE_S:
+        yield f"SIGTERM comes {GRACE_S} s before the end, so at once."
+    if job.labels:
+        yield f"labels are left out: {SYSTEM} has none."
+    yield from left_out(
+        job, SYSTEM,
+        region="is where its cluster is", network="has its cluster's", service_account="runs as you",
+        scheduling__priority="has its own; see --priority and --nice", scheduling__max_wait_time="has --deadline",
+        runtime_version="has its nodes' packages", python_version="has its nodes' Python",
+        use_chief_in_tf_config="writes no TF_CONFIG", encryption_config="keeps nothing itself",
+        enable_web_access="has srun --jobid",
+    )  # fmt: skip

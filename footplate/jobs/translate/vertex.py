@@ -1,0 +1,179 @@
+"""A job as a CustomJob of Vertex AI, AI Platform Training's successor: the body of
+
+    POST https://REGION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/REGION/customJobs
+
+Its roles are places in a list: pool 0 is the master, 1 the workers, 2 the parameter servers, 3 the evaluators; a role that
+isn't there leaves an empty pool, unless it is at the end. A program is either in an image of one's own (`containerSpec`),
+or in packages on Cloud Storage that an image of Google's installs (`pythonPackageSpec`).
+
+After a maintenance event the whole job is started again (`restartJobOnWorkerRestart`), as it was on AI Platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from footplate.jobs.catalog.rows import catalog
+from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.spec.scaling import ROLES, Replica
+from footplate.jobs.translate.common import (
+    UNNAMED,
+    Translation,
+    accelerator,
+    left_out,
+    machine_type,
+    needs_program,
+    no_tuning,
+    refuse_if,
+    spoken,
+)
+
+SYSTEM = "Vertex AI"
+ACCELERATORS = {
+    "NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_T4", "NVIDIA_L4",
+    "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB", "NVIDIA_B200",
+    "TPU_V2", "TPU_V3",
+}  # fmt: skip
+"""Its AcceleratorType, but for TPUs that want a topology."""
+
+IMAGES = {
+    **{f"2.{minor}": f"2-{minor}" for minor in range(1, 10)},
+    **{f"2.{minor}": f"2-{minor}.py310" for minor in range(11, 15)},
+}
+"""Runtime versions for which there was an image that installs packages, and its version as the image's name has it.
+
+From the list of prebuilt containers for training, as of 2024. Some may be gone: Vertex AI ends each after two years or so.
+"""
+
+
+def translate(job: ResolvedJob) -> Translation:
+    """The body of a request that creates a CustomJob.
+
+    Raises:
+        Untranslatable: Vertex AI can't run it as it is.
+    """
+    refuse_if(SYSTEM, _problems(job))
+    spec = job.spec
+    by_role = {one.role: one for one in job.replicas}
+    pools = [_pool(job, by_role[role]) if role in by_role else {} for role in ROLES]
+    while not pools[-1]:
+        pools.pop()
+    asked = {
+        "workerPoolSpecs": pools,
+        "scheduling": {"timeout": job.max_running_time, "restartJobOnWorkerRestart": True},
+        "baseOutputDirectory": {"outputUriPrefix": job.job_dir} if job.job_dir else None,
+        "network": spec.get("network"),
+        "serviceAccount": spec.get("serviceAccount"),
+        "enableWebAccess": spec.get("enableWebAccess"),
+    }
+    key = spec.get("encryptionConfig", {}).get("kmsKeyName")
+    body = {
+        "displayName": job.name or UNNAMED,
+        "labels": job.labels or None,
+        "jobSpec": _given(asked),
+        "encryptionSpec": {"kmsKeyName": key} if key else None,
+    }
+    return Translation(_given(body), "json", tuple(_notes(job)))
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _pool(job: ResolvedJob, one: Replica) -> dict[str, Any]:
+    kind = accelerator(one)
+    attached = {"acceleratorType": kind.name, "acceleratorCount": one.machine.count} if kind else {}
+    disk = job.spec.get(_config_key(one.role), {}).get("diskConfig")
+    disks = {
+        "diskSpec": _given({"bootDiskType": disk.get("bootDiskType"), "bootDiskSizeGb": disk.get("bootDiskSizeGb")})
+    }
+    return {
+        "machineSpec": {"machineType": machine_type(one).replace("cloud_tpu", "cloud-tpu"), **attached},
+        "replicaCount": str(one.count),
+        **(disks if disk else {}),
+        **_program(job, one),
+    }
+
+
+def _program(job: ResolvedJob, one: Replica) -> dict[str, Any]:
+    """`containerSpec` where there is an image, else `pythonPackageSpec`."""
+    if one.image_uri is None:
+        module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
+        python = {
+            "executorImageUri": _executor(job, one),
+            "packageUris": list(job.spec["packageUris"]),
+            "pythonModule": module,
+            "args": args or None,
+        }
+        return {"pythonPackageSpec": _given(python)}
+    own, args = one.container_command, one.container_args
+    words = own or args
+    container = {
+        "imageUri": one.image_uri,
+        "command": list(own if words else job.command[:3]) or None,
+        "args": list(args if words else job.command[3:]) or None,
+    }
+    return {"containerSpec": _given(container)}
+
+
+def _executor(job: ResolvedJob, one: Replica) -> str:
+    """The image of Google's that installs the packages: of the runtime version, for CPU or GPU, from the region's continent."""
+    continent = (job.region or "us").partition("-")[0]
+    place = continent if continent in ("us", "europe", "asia") else "us"
+    kind = "gpu" if accelerator(one) else "cpu"
+    return f"{place}-docker.pkg.dev/vertex-ai/training/tf-{kind}.{IMAGES[_version(job)]}:latest"
+
+
+def _version(job: ResolvedJob) -> str:
+    return ".".join(job.spec.get("runtimeVersion", "").split(".")[:2])
+
+
+def _config_key(role: str) -> str:
+    return {"parameter_server": "parameterServer"}.get(role, role) + "Config"
+
+
+def _problems(job: ResolvedJob) -> Iterator[str]:
+    yield from no_tuning(job)
+    yield from needs_program(job)
+    for one in job.replicas:
+        kind = accelerator(one)
+        if kind and kind.name not in ACCELERATORS:
+            yield f"The {spoken(one.role)} has {kind.short}, which wants a topology, and a job's spec doesn't say it."
+        if kind and kind.kind == "tpu" and one.machine.machine in catalog().machines and one.image_uri is None:
+            yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give an image of your own."
+    if job.command and any(one.image_uri is None for one in job.replicas):
+        yield from _packages(job)
+        if _version(job) not in IMAGES:
+            known = ", ".join(IMAGES)
+            version = job.spec.get("runtimeVersion")
+            given = f"runtimeVersion {version}: no" if version else "There is no runtimeVersion, so no"
+            yield f"{given} image of Google's is known for it. Give one of {known}, or an image of your own with --master-image-uri."
+    if job.job_dir and not job.job_dir.startswith("gs://"):
+        yield f"jobDir {job.job_dir}: expected gs://bucket/path."
+
+
+def _packages(job: ResolvedJob) -> Iterator[str]:
+    uris = job.spec.get("packageUris", [])
+    if not uris:
+        yield (
+            "There is no package: Vertex AI installs those on Cloud Storage. Build one (python -m build --sdist), copy it there, "
+            "and name it with --packages gs://…"
+        )
+    for uri in uris:
+        if not uri.startswith("gs://"):
+            yield f"packageUris {uri}: expected gs://bucket/path."
+
+
+def _notes(job: ResolvedJob) -> Iterator[str]:
+    region = job.region or "REGION"
+    yield f"POST it to https://{region}-aiplatform.googleapis.com/v1/projects/PROJECT/locations/{region}/customJobs."
+    yield from left_out(
+        job, SYSTEM,
+        scheduling__priority="has no priorities",
+        scheduling__max_wait_time="waits for machines only where they are scheduled flexibly",
+        use_chief_in_tf_config="always says chief",
+        python_version="has the image's",
+    )  # fmt: skip
+    if any("tpuTfVersion" in job.spec.get(_config_key(role), {}) for role in ROLES):
+        yield f"tpuTfVersion is left out: {SYSTEM} has the image's."
