@@ -55,6 +55,7 @@ def parser(name: str) -> ArgumentParser:
 
 def add_actions(made: ArgumentParser) -> None:
     """Add `submit training` and `check` to the parser."""
+    from footplate.cli import translate
     from footplate.cli.formats import add_format
     from footplate.cli.parsing import make_parser
 
@@ -68,6 +69,7 @@ def add_actions(made: ArgumentParser) -> None:
     commands = made.add_subcommands(dest="action")
     commands.add_subcommand("submit", submit, help="submit a job")
     commands.add_subcommand("check", check, help="is a job's config.yaml right")
+    commands.add_subcommand("translate", translate.parser(), help="say a job in another system's words")
     submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
 
 
@@ -114,9 +116,13 @@ def run(name: str, argv: Sequence[str]) -> int:
     ours, args = list(argv[:end]), list(argv[end + 1 :])
     if ours[:2] == ["submit", "training"]:
         _refuse_strangers(ours[2:])
-    elif args:
+    elif args and ours[:1] != ["translate"]:
         raise ConfigError(f'-- {" ".join(args)}: only "jobs submit training" passes arguments on to a program.')
     given = parse(made, ours)
+    if given.action == "translate":
+        from footplate.cli import translate
+
+        return translate.run(given.translate, args)
     if given.action == "check":
         return _check(given.check.file, given.check.modernize, given.check.format)
     return _submit(given.submit.training, args)

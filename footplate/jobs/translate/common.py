@@ -12,6 +12,7 @@ from footplate.jobs.catalog.rows import Accelerator, catalog
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.spec.scaling import Replica
 
+WORLD = ("master", "worker")
 UNNAMED = "footplate-job"
 
 
@@ -101,11 +102,19 @@ def needs_program(job: ResolvedJob) -> Iterator[str]:
             return
 
 
+def no_entry_points(job: ResolvedJob) -> Iterator[str]:
+    """A problem, for systems that run a command in an image, and not the image's own entry point."""
+    one = job.replicas[0]
+    if one.image_uri and not one.container_command and (one.container_args or not job.command):
+        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
+
+
 def one_kind_of_machine(job: ResolvedJob) -> Iterator[str]:
     """A problem, for systems in which all machines of a job are alike: those of master and workers differ."""
-    kinds = {str(one.machine): one for one in job.replicas}
-    images = {one.image_uri for one in job.replicas}
-    commands = {tuple(command(job, one)) for one in job.replicas}
+    world = [one for one in job.replicas if one.role in WORLD]
+    kinds = {str(one.machine): one for one in world}
+    images = {one.image_uri for one in world}
+    commands = {tuple(command(job, one)) for one in world}
     if len(kinds) > 1:
         listed = ", ".join(f"the {spoken(one.role)}'s {kind}" for kind, one in kinds.items())
         yield f"Its machines must be of one kind, and they are not: {listed}."
@@ -115,7 +124,7 @@ def one_kind_of_machine(job: ResolvedJob) -> Iterator[str]:
 
 def no_servers(job: ResolvedJob, instead: str) -> Iterator[str]:
     """A problem, for systems that know ranks and nothing else."""
-    roles = [spoken(one.role) for one in job.replicas if one.role not in ("master", "worker")]
+    roles = [spoken(one.role) for one in job.replicas if one.role not in WORLD]
     if roles:
         yield f"It has no {' and no '.join(roles)} as a role of its own: {instead}"
 

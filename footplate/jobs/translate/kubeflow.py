@@ -53,7 +53,7 @@ def translate(job: ResolvedJob) -> Translation:
         "metadata": metadata,
         "spec": {
             "runPolicy": {
-                "activeDeadlineSeconds": round(naming.seconds(job.max_running_time)),
+                "activeDeadlineSeconds": max(1, round(naming.seconds(job.max_running_time))),
                 "cleanPodPolicy": "Running",
             },
             "pytorchReplicaSpecs" if torch else "tfReplicaSpecs": {

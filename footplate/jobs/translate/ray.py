@@ -20,6 +20,7 @@ from footplate.jobs.translate.common import (
     gpus,
     left_out,
     needs_program,
+    no_entry_points,
     no_servers,
     no_tpus,
     no_tuning,
@@ -88,22 +89,21 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from needs_program(job)
     yield from no_tpus(job)
     yield from no_servers(job, "it places ranks. footplate jobs submit runs such a job on one machine.")
-    if len(job.replicas) > 1:
-        yield from one_kind_of_machine(job)
-    one = job.replicas[0]
-    own = bool(one.container_command or one.container_args)
-    if len(job.replicas) > 1 and (own or not job.command):
+    yield from no_entry_points(job)
+    yield from one_kind_of_machine(job)
+    (one, *others), uris = job.replicas, job.spec.get("packageUris", [])
+    if others and (one.container_command or not job.command):
         yield "Several machines run a Python module: give --module-name, and leave out containerCommand and containerArgs."
-    elif not command(job, one):
-        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
-    for uri in job.spec.get("packageUris", []):
+    if one.image_uri and uris:
+        yield "packageUris: in an image Ray installs nothing. Build them into it."
+    for uri in uris:
         if not uri.startswith(("gs://", "s3://")) or uri.endswith(".tar.gz"):
             yield f"packageUris {uri}: expected a .whl or a .zip at gs:// or s3://, which every node can fetch."
 
 
 def _notes(job: ResolvedJob) -> Iterator[str]:
     if not job.spec.get("packageUris") and job.command and job.replicas[0].image_uri is None:
-        yield 'The program itself: put "working_dir" with its parent directory into runtime_env, or submit with --working-dir.'
+        yield 'The program itself: put "working_dir" with its parent directory into runtime_env, or give ray --working-dir.'
     if len(job.replicas) > 1 and gpus(job.replicas[0]):
         kind = accelerator(job.replicas[0])
         yield (

@@ -3,8 +3,8 @@
 One task on each node. Each is told by `srun` which it is, in Slurm's words; a line of shell says the same in torch's (RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and becomes the program. Arguments are quoted, and reach it as they are.
 
-Before the time is over, and when a node is taken away, Slurm sends SIGTERM: a trainer saves. `--requeue` starts it again after
-a node was lost.
+Before the time is over, and when a node is taken away, Slurm sends SIGTERM: a trainer saves. `--requeue` starts it again
+after a node was lost.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from footplate.jobs.translate.common import (
     gpus,
     left_out,
     needs_program,
+    no_entry_points,
     no_servers,
     no_tpus,
     no_tuning,
@@ -110,10 +111,8 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from needs_program(job)
     yield from no_tpus(job)
     yield from no_servers(job, "tasks differ by rank alone. footplate jobs submit runs such a job on one machine.")
-    if len(job.replicas) > 1:
-        yield from one_kind_of_machine(job)
-    if not command(job, job.replicas[0]) and job.replicas[0].image_uri:
-        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
+    yield from no_entry_points(job)
+    yield from one_kind_of_machine(job)
     if job.spec.get("packageUris"):
         yield "packageUris: tasks install no packages. Put them where all nodes see them, and into PYTHONPATH."
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.spec.scaling import ROLES, Replica
 from footplate.jobs.translate.common import (
@@ -32,8 +31,8 @@ from footplate.jobs.translate.common import (
 SYSTEM = "Vertex AI"
 ACCELERATORS = {
     "NVIDIA_TESLA_K80", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_T4", "NVIDIA_L4",
-    "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB", "NVIDIA_B200",
-    "TPU_V2", "TPU_V3",
+    "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB",
+    "NVIDIA_B200", "TPU_V2", "TPU_V3",
 }  # fmt: skip
 """Its AcceleratorType, but for TPUs that want a topology."""
 
@@ -118,7 +117,7 @@ def _program(job: ResolvedJob, one: Replica) -> dict[str, Any]:
 
 
 def _executor(job: ResolvedJob, one: Replica) -> str:
-    """The image of Google's that installs the packages: of the runtime version, for CPU or GPU, from the region's continent."""
+    """The image of Google's that installs packages: of the runtime version, for CPU or GPU, from the region's continent."""
     continent = (job.region or "us").partition("-")[0]
     place = continent if continent in ("us", "europe", "asia") else "us"
     kind = "gpu" if accelerator(one) else "cpu"
@@ -140,15 +139,18 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
         kind = accelerator(one)
         if kind and kind.name not in ACCELERATORS:
             yield f"The {spoken(one.role)} has {kind.short}, which wants a topology, and a job's spec doesn't say it."
-        if kind and kind.kind == "tpu" and one.machine.machine in catalog().machines and one.image_uri is None:
-            yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give an image of your own."
+        elif kind and kind.kind == "tpu" and one.image_uri is None:
+            yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give one of your own."
     if job.command and any(one.image_uri is None for one in job.replicas):
         yield from _packages(job)
         if _version(job) not in IMAGES:
             known = ", ".join(IMAGES)
             version = job.spec.get("runtimeVersion")
-            given = f"runtimeVersion {version}: no" if version else "There is no runtimeVersion, so no"
-            yield f"{given} image of Google's is known for it. Give one of {known}, or an image of your own with --master-image-uri."
+            given = f"runtimeVersion {version}" if version else "There is no runtimeVersion"
+            yield (
+                f"{given}: no image of Google's is known that would install the packages. Give one of {known}, or an image "
+                "of your own with --master-image-uri."
+            )
     if job.job_dir and not job.job_dir.startswith("gs://"):
         yield f"jobDir {job.job_dir}: expected gs://bucket/path."
 
@@ -157,8 +159,8 @@ def _packages(job: ResolvedJob) -> Iterator[str]:
     uris = job.spec.get("packageUris", [])
     if not uris:
         yield (
-            "There is no package: Vertex AI installs those on Cloud Storage. Build one (python -m build --sdist), copy it there, "
-            "and name it with --packages gs://…"
+            "There is no package: Vertex AI installs those on Cloud Storage. Build one (python -m build --sdist), copy it "
+            "there, and name it with --packages gs://…"
         )
     for uri in uris:
         if not uri.startswith("gs://"):

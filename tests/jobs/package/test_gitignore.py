@@ -29,8 +29,8 @@ TREE = [
 LINES = st.one_of(
     st.sampled_from(
         ["*.py", "b/", "/a", "a", "b/c", "b/*", "**/a", "b/**", "b/**/a", "!a.py", "!b/c/a.py", "# a", "\\#", "*", "!*/",
-         "?", "[ab]", "[!a]*", "data/*", "!data/keep.csv", "x y", "a ", "a\\ ", "/", "", "**", "***", "a**", "b/c/", "\\a", "[a",
-         "[]a]", "[z-a]"]
+         "?", "[ab]", "[!a]*", "data/*", "!data/keep.csv", "x y", "a ", "a\\ ", "/", "", "**", "***", "a**", "b/c/", "\\a",
+         "[a", "[]a]", "[z-a]"]
     ),
     st.text("ab*/!?[].c\\ ", min_size=1, max_size=6),
 )  # fmt: skip
@@ -60,7 +60,7 @@ def gits(root: Path) -> set[str]:
     return {name for name in shown.split("\0") if name and not name.endswith(".gitignore")}
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(LINES, max_size=5), st.lists(LINES, max_size=3))
 def test_git_leaves_out_the_same_files(lines, inner):
     root = Path(tempfile.mkdtemp())

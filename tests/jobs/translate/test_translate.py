@@ -1,0 +1,397 @@
+"""The guide's two example configurations in the words of other systems, and any job: a valid document, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from footplate.jobs.catalog.rows import catalog
+from footplate.jobs.spec import flags
+from footplate.jobs.spec.draft import draft
+from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
+from footplate.jobs.spec.yamlfile import parse
+from footplate.jobs.translate import TARGETS, Translation, Untranslatable, translate
+from footplate.jobs.translate.ray import KINDS
+from footplate.jobs.translate.vertex import ACCELERATORS
+from jobs.test_spec import ATTACHED, LEGACY
+from jobs.translate.checks import check_kubeflow, check_ray, check_vertex, run_slurm
+
+PROGRAM = {
+    "module-name": "trainer.task", "job-dir": "gs://my-bucket/job", "region": "europe-west1", "runtime-version": "2.11",
+    "packages": "gs://my-bucket/trainer-0.1.tar.gz",
+}  # fmt: skip
+IMAGE = {
+    "module-name": "trainer.task",
+    "job-dir": "gs://my-bucket/job",
+    "master-image-uri": "gcr.io/my-project/trainer",
+}
+ARGS = ("--lr", "0.1")
+
+
+def job(text: str = "", given: dict[str, str] | None = None, args: tuple[str, ...] = ARGS) -> ResolvedJob:
+    return resolve(draft(parse(text), given or {}, args, "my_job", partial=True))
+
+
+def refusal(to: str, *about: ResolvedJob) -> list[str]:
+    with pytest.raises(Untranslatable) as raised:
+        translate(*about, to)
+    return raised.value.problems
+
+
+@pytest.mark.parametrize("text", [LEGACY, ATTACHED])
+def test_the_guides_examples_are_custom_jobs_of_vertex(text):
+    found = translate(job(text, PROGRAM), "vertex")
+    python = {
+        "packageUris": ["gs://my-bucket/trainer-0.1.tar.gz"],
+        "pythonModule": "trainer.task",
+        "args": ["--lr", "0.1", "--job-dir", "gs://my-bucket/job"],
+    }
+    place = "europe-docker.pkg.dev/vertex-ai/training"
+    big = {"executorImageUri": f"{place}/tf-gpu.2-11.py310:latest", **python}
+    small = {"executorImageUri": f"{place}/tf-cpu.2-11.py310:latest", **python}
+    k80 = {
+        "machineType": "n1-standard-16" if text == LEGACY else "n1-highcpu-16",
+        "acceleratorType": "NVIDIA_TESLA_K80",
+    }
+    servers = {"machineType": "n1-highmem-8"}
+    assert found.document == {
+        "displayName": "my_job",
+        "jobSpec": {
+            "workerPoolSpecs": [
+                {"machineSpec": {**k80, "acceleratorCount": 4}, "replicaCount": "1", "pythonPackageSpec": big},
+                {"machineSpec": {**k80, "acceleratorCount": 4}, "replicaCount": "9", "pythonPackageSpec": big},
+                {"machineSpec": servers, "replicaCount": "3", "pythonPackageSpec": small},
+            ],
+            "scheduling": {"timeout": "604800s", "restartJobOnWorkerRestart": True},
+            "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/job"},
+        },
+    }
+    check_vertex(found.document)
+    assert (
+        "https://europe-west1-aiplatform.googleapis.com/v1/projects/PROJECT/locations/europe-west1/" in found.notes[0]
+    )
+
+
+def test_roles_of_vertex_are_places_so_one_that_is_not_there_leaves_its_place_empty():
+    given = {
+        **IMAGE,
+        "master-machine-type": "n1-standard-4",
+        "evaluator-machine-type": "n1-standard-4",
+        "evaluator-count": "1",
+    }
+    pools = translate(job("", given), "vertex").document["jobSpec"]["workerPoolSpecs"]
+    assert [pool.get("replicaCount") for pool in pools] == ["1", None, None, "1"]
+    assert pools[0]["containerSpec"] == {
+        "imageUri": "gcr.io/my-project/trainer",
+        "command": ["python", "-m", "trainer.task"],
+        "args": ["--lr", "0.1", "--job-dir", "gs://my-bucket/job"],
+    }
+
+
+def test_what_vertex_needs_and_a_job_lacks_is_said_all_at_once():
+    found = refusal("vertex", job(ATTACHED, {"module-name": "trainer.task", "job-dir": "runs/job"}))
+    assert [one.partition(":")[0] for one in found] == [
+        "There is no package", "There is no runtimeVersion", "jobDir runs/job"
+    ]  # fmt: skip
+
+
+def test_what_vertex_has_no_word_for_is_noted():
+    notes = translate(job("", {**PROGRAM, "priority": "3", "python-version": "3.7"}), "vertex").notes
+    assert "scheduling.priority is left out: Vertex AI has no priorities." in notes
+    assert "pythonVersion is left out: Vertex AI has the image's." in notes
+
+
+def test_the_keys_of_a_job_that_vertex_knows_too_go_along():
+    text = """
+labels: {team: vision}
+trainingInput:
+  scheduling: {maxRunningTime: 2h}
+  network: projects/1/global/networks/n
+  serviceAccount: me@project.iam.gserviceaccount.com
+  enableWebAccess: true
+  encryptionConfig: {kmsKeyName: k}
+  masterType: n1-standard-8
+  masterConfig: {diskConfig: {bootDiskType: pd-ssd, bootDiskSizeGb: 200}}
+"""
+    document = translate(job(text, PROGRAM), "vertex").document
+    check_vertex(document)
+    spec = document["jobSpec"]
+    assert spec["scheduling"]["timeout"] == "7200s"
+    assert spec["workerPoolSpecs"][0]["diskSpec"] == {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 200}
+    assert (spec["network"], spec["enableWebAccess"]) == ("projects/1/global/networks/n", True)
+    assert document["labels"] == {"team": "vision"}
+    assert document["encryptionSpec"] == {"kmsKeyName": "k"}
+
+
+def test_every_accelerator_of_the_catalog_is_known_to_vertex_and_to_ray_or_wants_a_topology():
+    from jobs.translate.checks import SCHEMA
+
+    assert set(SCHEMA["enums"]["AcceleratorType"]) >= ACCELERATORS
+    assert {name for name, row in catalog().accelerators.items() if row.kind == "gpu"} == set(KINDS) == {
+        name for name in ACCELERATORS if name.startswith("NVIDIA")
+    }  # fmt: skip
+
+
+def test_an_example_without_its_parameter_servers_is_ranks_on_ray():
+    found = translate(
+        job(ATTACHED, {"module-name": "trainer.task", "parameter-server-count": "0"}, ("it's", "$(ls)")), "ray"
+    )
+    assert found.document == {
+        "entrypoint": "footplate run --backend ray --np 10 -m trainer.task -- 'it'\"'\"'s' '$(ls)'",
+        "runtime_env": {},
+        "submission_id": "my_job",
+    }
+    check_ray(found.document)
+
+
+def test_a_master_alone_is_an_entry_point_on_ray_with_the_resources_of_its_machine():
+    given = {
+        "module-name": "trainer.task",
+        "master-machine-type": "n1-standard-8",
+        "master-accelerator": "count=2,type=t4",
+    }
+    document = translate(
+        job("", {**given, "packages": "s3://bucket/trainer.whl", "labels": "team=vision"}), "ray"
+    ).document
+    assert document == {
+        "entrypoint": "python -m trainer.task --lr 0.1",
+        "runtime_env": {"py_modules": ["s3://bucket/trainer.whl"]},
+        "submission_id": "my_job",
+        "metadata": {"team": "vision"},
+        "entrypoint_num_cpus": 8,
+        "entrypoint_num_gpus": 2,
+        "entrypoint_memory": 30 * 2**30,
+        "entrypoint_resources": {"accelerator_type:T4": 0.001},
+    }
+    check_ray(document)
+
+
+@pytest.mark.parametrize("to", ["ray", "slurm"])
+def test_parameter_servers_are_refused_where_there_are_ranks_alone(to):
+    (found,) = refusal(to, job(ATTACHED, {"module-name": "trainer.task"}))
+    assert "no parameter server as a role of its own" in found
+
+
+def test_a_master_and_workers_are_a_pytorchjob_of_kubeflow():
+    text = translate(
+        job(ATTACHED, {**IMAGE, "parameter-server-count": "0", "labels": "team=vision"}), "kubeflow"
+    ).document
+    assert yaml.safe_dump(text, sort_keys=False) == KUBEFLOW_MASTER
+    check_kubeflow(text)
+
+
+KUBEFLOW_MASTER = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: my-job
+  labels:
+    team: vision
+spec:
+  runPolicy:
+    activeDeadlineSeconds: 604800
+    cleanPodPolicy: Running
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        spec:
+          nodeSelector:
+            node.kubernetes.io/instance-type: n1-highcpu-16
+            cloud.google.com/gke-accelerator: nvidia-tesla-k80
+          containers:
+          - name: pytorch
+            image: gcr.io/my-project/trainer
+            command:
+            - python
+            - -m
+            - trainer.task
+            args:
+            - --lr
+            - '0.1'
+            - --job-dir
+            - gs://my-bucket/job
+            resources:
+              limits:
+                nvidia.com/gpu: 4
+    Worker:
+      replicas: 9
+      restartPolicy: OnFailure
+      template:
+        spec:
+          nodeSelector:
+            node.kubernetes.io/instance-type: n1-highcpu-16
+            cloud.google.com/gke-accelerator: nvidia-tesla-k80
+          containers:
+          - name: pytorch
+            image: gcr.io/my-project/trainer
+            command:
+            - python
+            - -m
+            - trainer.task
+            args:
+            - --lr
+            - '0.1'
+            - --job-dir
+            - gs://my-bucket/job
+            resources:
+              limits:
+                nvidia.com/gpu: 4
+"""
+
+
+@pytest.mark.parametrize("text", [LEGACY, ATTACHED])
+def test_the_guides_examples_are_tfjobs_of_kubeflow(text):
+    document = translate(job(text, IMAGE), "kubeflow").document
+    check_kubeflow(document)
+    assert document["kind"] == "TFJob"
+    replicas = document["spec"]["tfReplicaSpecs"]
+    assert {role: one["replicas"] for role, one in replicas.items()} == {"Chief": 1, "Worker": 9, "PS": 3}
+    assert "resources" not in replicas["PS"]["template"]["spec"]["containers"][0]
+
+
+def test_kubernetes_would_expand_a_dollar_so_it_is_doubled():
+    document = translate(job("", IMAGE, ("$(HOME)", "$HOME")), "kubeflow").document
+    (runs,) = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    assert runs["args"][:2] == ["$$(HOME)", "$HOME"]
+
+
+def test_what_kubeflow_needs_and_a_job_lacks_is_said_all_at_once():
+    found = refusal("kubeflow", job("labels: {team-: a}", PROGRAM))
+    assert [one.partition(":")[0] for one in found] == [
+        "The master has no image", "packageUris", "The label team-=a"
+    ]  # fmt: skip
+
+
+SLURM = """\
+#!/bin/bash
+#SBATCH --job-name=my_job
+#SBATCH --nodes=10
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=14745M
+#SBATCH --gpus-per-node=4
+#SBATCH --time=10080
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+
+set -euo pipefail
+export FOOTPLATE_JOB_NAME=my_job
+export FOOTPLATE_JOB_DIR='runs/my job'
+MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
+
+srun --kill-on-bad-exit=1 bash -c \
+'export RANK="$SLURM_PROCID" NODE_RANK="$SLURM_NODEID" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=1; exec "$@"' \\
+  task python -m trainer.task --lr 0.1 --job-dir 'runs/my job'
+"""
+
+
+def test_an_example_without_its_parameter_servers_is_a_script_for_sbatch(tmp_path):
+    given = {"module-name": "trainer.task", "parameter-server-count": "0", "job-dir": "runs/my job"}
+    found = translate(job(ATTACHED, given), "slurm")
+    assert found.document == SLURM
+    told, words = run_slurm(found.document, tmp_path)
+    assert told == ["1", "2", "1", "0", "1", "node-a", "20007", "runs/my job"]
+    assert words == ["-m", "trainer.task", "--lr", "0.1", "--job-dir", "runs/my job"]
+
+
+NASTY = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20) | st.text(
+    "'\"$`\\!\n #;&|*~- a(){}", max_size=12
+)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(NASTY, max_size=4))
+def test_arguments_reach_a_program_as_they_are_through_slurms_shell_and_rays(args):
+    with tempfile.TemporaryDirectory() as directory:
+        found = translate(job("", {"module-name": "trainer.task"}, tuple(args)), "slurm").document
+        assert run_slurm(found, Path(directory))[1] == ["-m", "trainer.task", *args]
+        entrypoint = translate(job("", {"module-name": "trainer.task"}, tuple(args)), "ray").document["entrypoint"]
+        shown = subprocess.run(
+            ["bash", "-c", f"python() {{ printf '%s\\0' \"$@\"; }}; {entrypoint}"], capture_output=True, check=True
+        )
+        assert shown.stdout.decode().split("\0")[:-1] == ["-m", "trainer.task", *args]
+
+
+MACHINES = st.sampled_from(
+    ["n1-standard-8", "n1-highcpu-16", "a2-highgpu-1g", "standard_gpu", "cloud_tpu", "large_model", "ct5lp-hightpu-4t"]
+)
+LABELS = st.text("ab-_", min_size=1, max_size=3)
+CHOSEN = {
+    **{f"{role}-machine-type": MACHINES for role in ("master", "worker", "parameter-server", "evaluator")},
+    **{f"{role}-count": st.sampled_from(["0", "1", "2"]) for role in ("worker", "parameter-server", "evaluator")},
+    **{f"{role}-accelerator": st.just("count=4,type=t4") for role in ("master", "worker")},
+    **{f"{role}-image-uri": st.just("gcr.io/a/b:1") for role in ("master", "worker")},
+    "module-name": st.just("trainer.task"),
+    "job-dir": st.sampled_from(["gs://bucket/job", "s3://bucket/job", "runs/it's"]),
+    "region": st.sampled_from(["us-central1", "europe-west4", "asia-east1"]),
+    "packages": st.sampled_from(["gs://bucket/a.tar.gz", "s3://bucket/a.whl", "a.zip", "gs://bucket/a.whl"]),
+    "runtime-version": st.sampled_from(["1.15", "2.1", "2.11", "2.10", "9.9"]),
+    "max-running-time": st.sampled_from(["0.5s", "90m", "7200s", "1.5h", "30d"]),
+    "priority": st.just("7"),
+    "use-chief-in-tf-config": st.just("true"),
+    "service-account": st.sampled_from(["me@a.iam.gserviceaccount.com", "runner"]),
+    "labels": st.tuples(LABELS, LABELS).map("=".join),
+}  # fmt: skip
+CONTAINERS = st.sampled_from(
+    [
+        "",
+        "{containerCommand: [run, $(A)]}",
+        "{containerArgs: [--fast]}",
+        "{diskConfig: {bootDiskSizeGb: 100}}",
+        "{tpuTfVersion: 2.11}",
+    ]
+)
+TUNED = "  hyperparameters: {goal: MINIMIZE, params: [{parameterName: a, type: CATEGORICAL, categoricalValues: [b]}]}\n"
+CHECKS = {"vertex": check_vertex, "ray": check_ray, "kubeflow": check_kubeflow}
+
+
+def test_there_is_a_flag_for_each_choice():
+    assert set(CHOSEN) <= set(flags.KEYS)
+
+
+JOBS = st.tuples(
+    st.fixed_dictionaries({}, optional=CHOSEN), CONTAINERS, st.booleans(), st.lists(NASTY, max_size=3),
+    st.text("aZ_9", min_size=1, max_size=70),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(JOBS, st.sampled_from(sorted(TARGETS)))
+def test_any_job_is_a_valid_document_or_one_refusal(described, to):
+    given, container, tuned, args, name = described
+    text = (
+        "trainingInput:\n" + (f"  masterConfig: {container}\n" if container else "") + (TUNED if tuned else "  args:\n")
+    )
+    asked = draft(parse(text), given, args, name, partial=True)
+    if problems(asked):
+        return
+    resolved = resolve(asked)
+    before = json.dumps(resolved.to_dict())
+    found, refused = outcome(resolved, to)
+    assert bool(found) != bool(refused)
+    assert all(one.endswith(".") for one in refused)
+    if found and to in CHECKS:
+        CHECKS[to](found.document)
+    elif found:
+        subprocess.run(["bash", "-n"], input=found.document, text=True, check=True)
+    assert all(note.endswith(".") for note in found.notes) if found else True
+    assert json.dumps(resolved.to_dict()) == before
+
+
+def outcome(resolved: ResolvedJob, to: str) -> tuple[Translation | None, list[str]]:
+    try:
+        return translate(resolved, to), []
+    except Untranslatable as error:
+        return None, error.problems
