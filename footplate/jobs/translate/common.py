@@ -132,7 +132,7 @@ def no_servers(job: ResolvedJob, instead: str) -> Iterator[str]:
 def left_out(job: ResolvedJob, system: str, **keys: str) -> Iterator[str]:
     """Notes about keys of the spec that a system has no word for: the key in Python's spelling, and what it means there."""
     for key, meaning in keys.items():
-        path = re.sub("_([a-z])", lambda found: found[1].upper(), key).split("__")
+        path = [re.sub("_([a-z])", lambda found: found[1].upper(), part) for part in key.split("__")]
         home: Any = job.spec
         for part in path:
             home = home.get(part) if isinstance(home, dict) else None

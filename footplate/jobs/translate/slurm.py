@@ -42,7 +42,8 @@ SCRIPT = """\
 
 set -euo pipefail
 {before}
-MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+HOSTS="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+MASTER_ADDR="${{HOSTS%%$'\\n'*}}"
 MASTER_PORT=$(({first_port} + SLURM_JOB_ID % {ports}))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 

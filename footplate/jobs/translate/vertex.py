@@ -84,13 +84,10 @@ def _pool(job: ResolvedJob, one: Replica) -> dict[str, Any]:
     kind = accelerator(one)
     attached = {"acceleratorType": kind.name, "acceleratorCount": one.machine.count} if kind else {}
     disk = job.spec.get(_config_key(one.role), {}).get("diskConfig")
-    disks = {
-        "diskSpec": _given({"bootDiskType": disk.get("bootDiskType"), "bootDiskSizeGb": disk.get("bootDiskSizeGb")})
-    }
     return {
         "machineSpec": {"machineType": machine_type(one).replace("cloud_tpu", "cloud-tpu"), **attached},
         "replicaCount": str(one.count),
-        **(disks if disk else {}),
+        **({"diskSpec": dict(disk)} if disk else {}),
         **_program(job, one),
     }
 
@@ -160,7 +157,7 @@ def _packages(job: ResolvedJob) -> Iterator[str]:
     if not uris:
         yield (
             "There is no package: Vertex AI installs those on Cloud Storage. Build one (python -m build --sdist), copy it "
-            "there, and name it with --packages gs://…"
+            "to gs://, and name it with --packages."
         )
     for uri in uris:
         if not uri.startswith("gs://"):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shlex
@@ -73,7 +72,8 @@ def check_ray(document: dict[str, Any]) -> None:
 KUBEFLOW: dict[str, Any] = {
     "apiVersion": str, "kind": str, "metadata": {"name": str, "labels": None},
     "spec": {
-        "runPolicy": {"activeDeadlineSeconds": int, "cleanPodPolicy": str}, "pytorchReplicaSpecs": None, "tfReplicaSpecs": None
+        "runPolicy": {"activeDeadlineSeconds": int, "cleanPodPolicy": str},
+        "pytorchReplicaSpecs": None, "tfReplicaSpecs": None,
     },
 }  # fmt: skip
 REPLICA: dict[str, Any] = {
@@ -117,9 +117,9 @@ STAND_INS = {
 }
 SHOWS = """
 for name in RANK WORLD_SIZE NODE_RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT FOOTPLATE_JOB_DIR; do
-  printf '%s' "${!name-}" | base64 -w0; echo
+  printf '%s\\0' "${!name-}"
 done
-for word in "$@"; do printf '%s' "$word" | base64 -w0; echo; done
+for word in "$@"; do printf '%s\\0' "$word"; done
 """
 
 
@@ -139,6 +139,6 @@ def run_slurm(script: str, directory: Path) -> tuple[list[str], list[str]]:
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "2",
     }
-    done = subprocess.run(["bash"], input=script, env=environ, capture_output=True, text=True, check=True)
-    lines = [base64.b64decode(line).decode() for line in done.stdout.splitlines()]
-    return lines[:8], lines[8:]
+    done = subprocess.run(["bash"], input=script.encode(), env=environ, capture_output=True, check=True)
+    words = done.stdout.decode().split("\0")[:-1]
+    return words[:8], words[8:]
