@@ -3,7 +3,8 @@
 Its key is the digest of the requirements and of the interpreter. It stands on the environment that Footplate runs in: what
 is installed there is there too (torch is not downloaded again), and what is installed over it wins.
 
-1  A lock on `KEY.lock` lets one process make it; others wait, and find it made. It ends with its process.
+1  A lock on `KEY.lock` lets one process make it; others wait, and find it made. The lock ends with its process, and with
+   the pip that it has started: one that outlives it writes into no environment that another makes.
 2  Without `READY` in it, an environment was cut off while it was made: it is removed, and made anew.
 3  `python -m venv`, a `.pth` file that leads to our own packages, and pip, which says what it does in the job's log.
 4  `READY` is written last.
@@ -18,7 +19,6 @@ import fcntl
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import site
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.errors import PackageError
-from footplate.jobs.package.requirements import MAIN, is_list
+from footplate.jobs.package.requirements import MAIN, is_list, users_environ
 
 READY = "footplate-ready"
 _LINES_KEPT = 40
@@ -85,27 +85,30 @@ def environment(wanted: Wanted, home: Path, log: TextIO) -> Path:
     python = place / "bin" / "python"
     if (place / READY).is_file():
         return python
-    with _locked(place.with_suffix(".lock")):
+    with _locked(place.with_suffix(".lock")) as lock:
         if (place / READY).is_file():
             return python
         shutil.rmtree(place, ignore_errors=True)
         print(f"making an environment with {_listed(wanted)}", file=log, flush=True)
-        _make(place, python, log)
-        _install(python, wanted, log)
+        _make(place, python, log, lock)
+        _install(python, wanted, log, lock)
         (place / READY).write_text(json.dumps(wanted.arguments()))
     return python
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[int]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
-def _make(place: Path, python: Path, log: TextIO) -> None:
+def _make(place: Path, python: Path, log: TextIO, lock: int) -> None:
     own_pip = importlib.util.find_spec("pip") is not None  # then it is there through the .pth file
-    _run([sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(place)], log, "venv")
+    command = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(place)]
+    code, said = _run(command, log, lock)
+    if code:
+        raise PackageError(f"venv ended with {code}:\n{_last(said)}")
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
@@ -124,27 +127,24 @@ def our_packages() -> list[str]:
     return [path for path in dict.fromkeys(here) if Path(path).is_dir()]
 
 
-def _install(python: Path, wanted: Wanted, log: TextIO) -> None:
+def _install(python: Path, wanted: Wanted, log: TextIO, lock: int) -> None:
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *wanted.arguments()]
-    code, said = _run(command, log)
+    code, said = _run(command, log, lock)
     if code:
         raise PackageError(f"{_culprit(wanted, said)} can't be installed. pip said:\n{_last(said)}")
 
 
-def _run(command: Sequence[str], log: TextIO, purpose: str | None = None) -> tuple[int, list[str]]:
-    """Run a command, its output to the log; returns how it ended, and its last lines."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("FOOTPLATE_", "PYTHON"))}
+def _run(command: Sequence[str], log: TextIO, lock: int) -> tuple[int, list[str]]:
+    """Run a command that keeps the lock too, its output to the log; returns how it ended, and its last lines."""
     said: deque[str] = deque(maxlen=_LINES_KEPT)
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, text=True,
-        errors="replace",
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=users_environ(),
+        pass_fds=(lock,), text=True, errors="replace",
     ) as process:  # fmt: skip
         for line in process.stdout or ():
             log.write(line)
             log.flush()
             said.append(line.rstrip("\n"))
-    if process.returncode and purpose:
-        raise PackageError(f"{purpose} ended with {process.returncode}:\n{_last(list(said))}")
     return process.returncode, list(said)
 
 

@@ -6,6 +6,7 @@ submitted. A `pyproject.toml` with its dependencies written out is read.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
@@ -73,11 +74,18 @@ def needed(source: Path, python: Path) -> list[str]:
 def _of_setup(source: Path, python: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         command = [str(python), "setup.py", "-q", "egg_info", "--egg-base", scratch]
-        asked = subprocess.run(command, cwd=source, capture_output=True, text=True, errors="replace")
+        asked = subprocess.run(
+            command, cwd=source, env=users_environ(), capture_output=True, text=True, errors="replace"
+        )
         if asked.returncode:
             raise PackageError(f"setup.py can't say what it needs: {_last_lines(asked.stderr)}")
         found = list(Path(scratch).glob("*.egg-info/requires.txt"))
         return unmarked(found[0].read_text("utf-8")) if found else []
+
+
+def users_environ() -> dict[str, str]:
+    """The variables of this process without Footplate's own, of which some are secret, and without Python's."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("FOOTPLATE_", "PYTHON"))}
 
 
 def unmarked(requires: str) -> list[str]:

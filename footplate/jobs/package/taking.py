@@ -142,6 +142,11 @@ def _read(path: Path) -> bytes:
         raise PackageError(f"{path} can't be read: {error.strerror}.") from None
 
 
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(secrets.LOOKED_AT)
+
+
 def _value(content: bytes) -> Callable[[], bytes]:
     return lambda: content
 
@@ -163,7 +168,7 @@ def _check_size(sizes: dict[str, int]) -> None:
 
 
 def _warnings(found: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
-    suspects = [one.name for one in found if secrets.looks_secret(one.name, _read(one.path))]
+    suspects = [one.name for one in found if secrets.looks_secret(one.name, _head(one.path))]
     if suspects:
         yield (
             f"The package holds what looks like secrets: {_some(suspects)}. They are kept with the job; name them in "

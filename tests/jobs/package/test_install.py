@@ -197,6 +197,13 @@ def test_a_setup_py_that_fails_says_its_last_words(project):
         install(project.take(), project.home, io.StringIO())
 
 
+def test_a_setup_py_is_not_shown_footplates_own_variables(project, monkeypatch):
+    monkeypatch.setenv("FOOTPLATE_TOKEN", "secret")
+    project.write("setup.py", "import os\nraise SystemExit(f'token {os.environ.get(\"FOOTPLATE_TOKEN\")}')\n")
+    with pytest.raises(PackageError, match="token None"):
+        install(project.take(), project.home, io.StringIO())
+
+
 def test_the_dependencies_of_a_pyproject_are_read(tmp_path):
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "trainer"\nversion = "1"\ndependencies = ["numpy>=1", "helpers"]\n'

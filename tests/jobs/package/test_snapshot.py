@@ -6,10 +6,12 @@ import os
 import tarfile
 import time
 
+import object_storage
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from footplate.data.location import connect
 from footplate.errors import PackageError
 from footplate.jobs.package import archive, snapshot, stored, taking
 from footplate.jobs.package.archive import Member
@@ -196,6 +198,21 @@ def test_the_digest_of_an_archive_is_this_one_on_every_machine(tmp_path):
 def test_wheels_go_in_under_their_names(project):
     wheel = project.write("dist/helpers-1.0-py3-none-any.whl", b"PK")
     assert ("packages/helpers-1.0-py3-none-any.whl", 2) in project.take(str(wheel)).files
+
+
+@pytest.mark.engine
+def test_wheels_are_fetched_from_a_bucket(project, monkeypatch):
+    port = object_storage.free_port()
+    with object_storage.serve_s3(port):
+        for name, value in object_storage.s3_settings(port).items():
+            monkeypatch.setenv(name, value)
+        object_storage.make_bucket(port)
+        with connect("s3", os.environ).open_output_stream("lake/helpers-1.0-py3-none-any.whl") as out:
+            out.write(b"PK")
+        taken = project.take("s3://lake/helpers-1.0-py3-none-any.whl")
+        assert ("packages/helpers-1.0-py3-none-any.whl", 2) in taken.files
+        with pytest.raises(PackageError, match=r"--packages s3://lake/none-1\.whl can't be read"):
+            project.take("s3://lake/none-1.whl")
 
 
 @pytest.mark.parametrize(
