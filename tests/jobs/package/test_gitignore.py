@@ -60,7 +60,7 @@ def gits(root: Path) -> set[str]:
     return {name for name in shown.split("\0") if name and not name.endswith(".gitignore")}
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(LINES, max_size=5), st.lists(LINES, max_size=3))
 def test_git_leaves_out_the_same_files(lines, inner):
     root = Path(tempfile.mkdtemp())

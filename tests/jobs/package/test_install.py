@@ -81,41 +81,37 @@ def test_the_footplate_that_installs_is_the_one_that_a_job_imports(project):
     assert run(ready, "-c", "import footplate; print(footplate.__file__)") == footplate.__file__
 
 
+WHAT_IT_HAS = """
+import cloudpickle, helpers, importlib.util
+print(helpers.version, cloudpickle.version, importlib.util.find_spec("torch").origin)
+"""
+
+
 @pytest.mark.slow
-def test_requirements_go_into_an_environment_which_is_made_once(project, wheels):
+def test_requirements_go_into_an_environment_made_once_over_what_is_installed_here(project, wheels):
+    import cloudpickle
+
     make_wheel(wheels)
-    project.write("requirements.txt", "helpers==1.0\n")
+    make_wheel(wheels, "cloudpickle", "0.0.1")
+    project.write("requirements.txt", "helpers==1.0\ncloudpickle==0.0.1\n")
     log = io.StringIO()
     first = install(project.take(), project.home, log)
-    assert "making an environment with requirements.txt: helpers==1.0" in log.getvalue()
-    assert "Successfully installed helpers-1.0" in log.getvalue()
-    project.write("trainer/task.py", "import helpers, torch; print(helpers.version, torch.__file__)")
+    assert (
+        "making an environment with requirements.txt: helpers==1.0, requirements.txt: cloudpickle==0.0.1"
+        in log.getvalue()
+    )
+    assert "Successfully installed" in log.getvalue()
+    project.write("trainer/task.py", WHAT_IT_HAS)
     log = io.StringIO()
     second = install(project.take(), project.home, log)  # the code is another, the requirements are the same
     assert second.python == first.python != Path(sys.executable)
     assert log.getvalue() == ""
-    version, torch_at = run(second, "-m", "trainer.task").split()
-    assert version == "1.0"
+    helpers, pickler, torch_at = run(second, "-m", "trainer.task").split()
+    assert (helpers, pickler) == ("1.0", "0.0.1")
     assert not Path(torch_at).is_relative_to(project.home)  # it is there already, and wasn't installed again
-
-
-@pytest.mark.slow
-def test_a_package_of_another_version_wins_over_what_is_installed_here_and_leaves_that_alone(project, wheels):
-    import cloudpickle
-
-    make_wheel(wheels, "cloudpickle", "0.0.1")
-    project.write("requirements.txt", "cloudpickle==0.0.1\n")
-    ready = install(project.take(), project.home, io.StringIO())
-    assert run(ready, "-c", "import cloudpickle; print(cloudpickle.version)") == "0.0.1"
-    assert (
-        run(install_none(project), "-c", "import cloudpickle; print(cloudpickle.__version__)")
-        == cloudpickle.__version__
-    )
-
-
-def install_none(project):
     (project.root / "requirements.txt").unlink()
-    return install(project.take(), project.home, io.StringIO())
+    without = install(project.take(), project.home, log)
+    assert run(without, "-c", "import cloudpickle; print(cloudpickle.__version__)") == cloudpickle.__version__
 
 
 @pytest.mark.slow
