@@ -30,6 +30,10 @@ class LaunchError(FootplateError):
     """Something that can't travel to or from worker processes, or a worker lost for good."""
 
 
+class PackageError(FootplateError):
+    """A job's package that can't be packed, or can't be installed."""
+
+
 class MissingExtra(FootplateError, ImportError):
     """An optional dependency that the asked-for feature needs is not installed."""
 

@@ -1,0 +1,109 @@
+r"""What `.gitignore` says of a path, as git does it.
+
+A file's lines are read from the last to the first, and the first that matches decides; so are the files of directories,
+from the innermost out. A directory that is left out isn't looked into, so nothing below it can be let in again.
+
+    *.csv        anywhere below                    /data      only beside this .gitignore
+    build/       directories alone                 docs/*.md  a slash within: from this .gitignore's directory
+    !keep.csv    let in after all                  a/**/b     any number of directories between
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = ".gitignore"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line: what it matches, relative to its file's directory; whether it lets in; whether it is about directories."""
+
+    pattern: re.Pattern[str]
+    lets_in: bool
+    directories: bool
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A `.gitignore`: the directory that it lies in, and its lines, last first."""
+
+    directory: Path
+    rules: tuple[Rule, ...]
+
+
+def read(directory: Path) -> list[Rules]:
+    """The rules of a directory's own `.gitignore`: a list of one, or of none where there is no such file."""
+    try:
+        text = (directory / NAME).read_text("utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    found = [rule for line in text.split("\n") if (rule := _rule(line))]
+    return [Rules(directory, tuple(reversed(found)))]
+
+
+def above(directory: Path) -> list[Rules]:
+    """The rules that reach a directory from those above it, up to the root of its git repository; outermost first."""
+    homes = [directory, *directory.parents]
+    root = next((index for index, home in enumerate(homes) if (home / ".git").exists()), None)
+    if root is None:
+        return []
+    return [rules for home in reversed(homes[1 : root + 1]) for rules in read(home)]
+
+
+def ignored(path: Path, is_directory: bool, all_rules: Sequence[Rules]) -> bool:
+    """Whether a path is left out, by rules from the outermost to the innermost."""
+    for rules in reversed(all_rules):
+        relative = path.relative_to(rules.directory).as_posix()
+        for rule in rules.rules:
+            if (is_directory or not rule.directories) and rule.pattern.fullmatch(relative):
+                return not rule.lets_in
+    return False
+
+
+def _rule(line: str) -> Rule | None:
+    line = re.sub(r"(?<!\\) +$", "", line.removesuffix("\r"))
+    if not line or line.startswith("#"):
+        return None
+    lets_in = line.startswith("!")
+    line = line.removeprefix("!")
+    directories = line.endswith("/")
+    line = line.removesuffix("/")
+    anchored = "/" in line
+    expression = _translate(line.removeprefix("/"))
+    if expression is None:
+        return None
+    prefix = "" if anchored else "(?:.*/)?"
+    return Rule(re.compile(prefix + expression, re.DOTALL), lets_in, directories)
+
+
+_PIECES = re.compile(r"^\*\*/|/\*\*/|/\*\*$|\*+|\?|\[[!^]?\]?(?:\\.|[^\]\\])*\]|\\.|.", re.DOTALL)
+_SPECIAL = {"**/": "(?:.*/)?", "/**/": "/(?:.*/)?", "/**": "/.+", "?": "[^/]"}
+
+
+def _translate(pattern: str) -> str | None:
+    """The regular expression of a pattern; None of one that matches nothing."""
+    if not pattern or (pattern.endswith("\\") and not pattern.endswith("\\\\")):
+        return None
+    pieces = []
+    for piece in _PIECES.findall(pattern):
+        if piece in _SPECIAL:
+            pieces.append(_SPECIAL[piece])
+        elif piece.startswith("*"):
+            pieces.append("[^/]*")
+        elif piece.startswith("[") and len(piece) > 1:
+            inside = piece[1:-1]
+            negated = inside[:1] in ("!", "^")
+            inside = re.sub(r"\\(.)", r"\1", inside[negated:]).replace("\\", r"\\").replace("[", r"\[")
+            inside = inside.replace("]", r"\]").replace("^", r"\^").replace("&", r"\&").replace("~", r"\~")
+            pieces.append(f"(?!/)[{'^' if negated else ''}{inside}]")
+        else:
+            pieces.append(re.escape(piece.removeprefix("\\") if len(piece) > 1 else piece))
+    try:
+        re.compile("".join(pieces))
+    except re.error:  # a class such as [z-a]
+        return None
+    return "".join(pieces)

@@ -1,0 +1,57 @@
+"""`install`: a package that was taken, ready to run.
+
+Without requirements it is unpacked, and the interpreter that runs Footplate runs it, with the package first in its path.
+With them there is an environment (`environment.py`), whose interpreter runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import footplate
+from footplate.jobs.package.environment import Wanted, environment, our_packages
+from footplate.jobs.package.requirements import needed
+from footplate.jobs.package.taking import PACKAGES, SOURCE, Snapshot
+from footplate.jobs.package.unpacking import unpack
+
+
+@dataclass(frozen=True)
+class Installed:
+    """How a program is run: `python -m MODULE`, with `env` over the environment that it gets."""
+
+    python: Path
+    env: dict[str, str]
+
+
+def install(snapshot: Snapshot, home: Path, log: TextIO) -> Installed:
+    """Make a package ready to run. Safe to be called by several processes at once; the second time it is fast.
+
+    Args:
+        snapshot: the package.
+        home: the directory in which packages and environments are kept.
+        log: where pip says what it does, if there is something for it to do.
+
+    Raises:
+        PackageError: the archive is damaged, or what the package needs can't be installed.
+    """
+    home = home.absolute()
+    place = unpack(snapshot.path, snapshot.digest, home)
+    source = place / SOURCE
+    distributions = tuple(sorted((place / PACKAGES).glob("*")))
+    python = Path(sys.executable)
+    wanted = Wanted(source, tuple(needed(source, python)), distributions)
+    if not wanted.nothing:
+        python = environment(wanted, home, log)
+    path = [str(source)] if source.is_dir() else []
+    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_place(our_packages())])})
+
+
+def _own_place(installed: Iterable[str]) -> list[str]:
+    """Where this Footplate is imported from, unless it is installed: a job is to have the one that submitted it."""
+    place = str(Path(footplate.__file__).resolve().parent.parent)
+    return [] if place in installed else [place]

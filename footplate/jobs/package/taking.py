@@ -1,0 +1,178 @@
+"""`snapshot`: the program as it is now, put away under a name that says what is in it.
+
+    source/trainer/task.py, source/requirements.txt, …    the package, and what belongs to it (`files.py`)
+    packages/helpers-1.0-py3-none-any.whl, …              what `--packages` names: from here, gs:// or s3://
+
+The archive is written under another name and renamed, so that it is there whole or not at all. Taken again, unchanged, it
+is the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from footplate.errors import PackageError
+from footplate.jobs.package import archive, requirements, secrets
+from footplate.jobs.package.archive import Member
+from footplate.jobs.package.files import Found, collect
+
+MAX_BYTES = 500 * 2**20  # as much as Ray takes for a working directory
+SOURCE, PACKAGES = "source", "packages"
+DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A program, put away.
+
+    Attributes:
+        digest: of all that is in it; 64 hexadecimal digits.
+        path: the archive.
+        files: the name and the bytes of each file, by name.
+        warnings: what the user may not have meant, each a sentence.
+    """
+
+    digest: str
+    path: Path
+    files: tuple[tuple[str, int], ...]
+    warnings: tuple[str, ...] = ()
+
+
+def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> Snapshot:
+    """Take a program as it is now.
+
+    Args:
+        package_path: the directory of its package; None when `packages` bring it.
+        packages: wheels and source distributions: paths, or URIs of gs:// and s3://.
+        home: the directory in which packages are kept; it is made if it isn't there.
+
+    Raises:
+        PackageError: it is no package; a file can't be read, or can't go in; it is too large.
+    """
+    collected = collect(package_path) if package_path is not None else None
+    found = collected.files if collected else ()
+    members = [Member(f"{SOURCE}/{one.name}", partial(_read, one.path), one.executable) for one in found]
+    for one in found:
+        if requirements.is_list(one.name):
+            requirements.check(one.name, _read(one.path))
+    fetched = _fetch(packages)
+    _check_size(
+        {**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}}
+    )
+    members += [Member(f"{PACKAGES}/{name}", _value(content)) for name, content in fetched.items()]
+    digest, path = _put_away(members, home.absolute() / "packages")
+    return Snapshot(digest, path, _files(path), tuple(_warnings(found, collected.ignored if collected else ())))
+
+
+def stored(digest: str, home: Path) -> Snapshot:
+    """The program that was taken under a digest, without its warnings.
+
+    Raises:
+        PackageError: there is none.
+    """
+    path = home.absolute() / "packages" / f"{digest}.tar"
+    if not digest.isalnum() or not path.is_file():
+        raise PackageError(f"{path}: the job's package is not there any more. Submit the job again.")
+    return Snapshot(digest, path, _files(path))
+
+
+def _files(path: Path) -> tuple[tuple[str, int], ...]:
+    with tarfile.open(path) as tar:
+        return tuple((member.name, member.size) for member in tar)
+
+
+def _put_away(members: Sequence[Member], home: Path) -> tuple[str, Path]:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=home, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            digest = archive.write(members, out)
+            out.flush()
+            os.fsync(out.fileno())
+        path = home / f"{digest}.tar"
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    return digest, path
+
+
+def _fetch(packages: Sequence[str]) -> dict[str, bytes]:
+    """The distributions, by the names of their files."""
+    fetched: dict[str, bytes] = {}
+    for uri in packages:
+        name = PurePosixPath(uri).name
+        if not name.endswith(DISTRIBUTIONS) or name.startswith(("-", ".")):
+            raise PackageError(
+                f"--packages {uri}: expected a wheel or a source distribution: {', '.join(DISTRIBUTIONS)}."
+            )
+        content = _read_uri(uri)
+        if fetched.get(name, content) != content:
+            raise PackageError(
+                f"--packages {uri}: there are two different packages of the name {name}. Keep one of them."
+            )
+        fetched[name] = content
+    return fetched
+
+
+def _read_uri(uri: str) -> bytes:
+    if "://" not in uri:
+        return _read(Path(uri).expanduser())
+    from footplate.data.location import locate
+
+    place = locate(uri)
+    try:
+        with place.filesystem.open_input_file(place.path) as file:
+            return file.read()
+    except OSError as error:
+        raise PackageError(f"--packages {uri} can't be read: {error}") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PackageError(f"{path} can't be read: {error.strerror}.") from None
+
+
+def _value(content: bytes) -> Callable[[], bytes]:
+    return lambda: content
+
+
+def _size(one: Found) -> int:
+    return one.path.stat().st_size
+
+
+def _check_size(sizes: dict[str, int]) -> None:
+    total = sum(sizes.values())
+    if total <= MAX_BYTES:
+        return
+    biggest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
+    listed = ", ".join(f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in biggest)
+    raise PackageError(
+        f"The package has {total / 2**20:.0f} MiB in {len(sizes)} files; at most {MAX_BYTES // 2**20} MiB can be sent. "
+        f"The biggest: {listed}. Keep data elsewhere, such as in a table or a bucket, or name it in .gitignore."
+    )
+
+
+def _warnings(found: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
+    suspects = [one.name for one in found if secrets.looks_secret(one.name, _read(one.path))]
+    if suspects:
+        yield (
+            f"The package holds what looks like secrets: {_some(suspects)}. They are kept with the job; name them in "
+            ".gitignore, or move them out of the package, if they are not meant to be."
+        )
+    if ignored:
+        yield f"Left out of the package, as .gitignore says: {_some(ignored)}."
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

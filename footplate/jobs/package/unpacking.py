@@ -1,0 +1,90 @@
+"""An archive → a directory, whatever the archive holds.
+
+Our archives hold plain files alone, each below `source/` or `packages/`. Anything else (an absolute name, `..`, a link, a
+device, a name given twice) is refused before a byte is written. What is unpacked appears whole, by a rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from footplate.errors import PackageError
+from footplate.jobs.package.archive import EXECUTABLE, PLAIN
+from footplate.jobs.package.taking import MAX_BYTES, PACKAGES, SOURCE
+
+_MAX_MEMBERS = 200_000
+
+
+def unpack(archive: Path, digest: str, home: Path) -> Path:
+    """Unpack an archive into `home/unpacked/DIGEST`, unless it is there; returns that.
+
+    Raises:
+        PackageError: the archive is not the one of that digest, or none of ours.
+    """
+    target = home / "unpacked" / digest
+    if target.is_dir():
+        return target
+    with archive.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+            raise PackageError(f"{archive} is not what it was when the job was submitted. Submit the job again.")
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix="."))
+    try:
+        extract(archive, scratch)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():  # else somebody was faster: theirs is the same
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def extract(archive: Path, into: Path) -> None:
+    """Write an archive's files below a directory.
+
+    Raises:
+        PackageError: it holds anything but files with names of ours.
+    """
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            members = _checked(tar)
+            for name, member in members.items():
+                path = into / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                mode = EXECUTABLE if member.mode & 0o100 else PLAIN
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+                    shutil.copyfileobj(tar.extractfile(member), out)  # pyright: ignore[reportArgumentType]
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
+        raise PackageError(f"{archive} is no archive of a package: {error}.") from None
+
+
+def _checked(tar: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
+    found: dict[str, tarfile.TarInfo] = {}
+    total = 0
+    for member in tar:
+        path = PurePosixPath(member.name)
+        parts = path.parts
+        if not member.isreg() or member.issparse():
+            raise _refused(tar, member, "it is no plain file")
+        if len(parts) < 2 or parts[0] not in (SOURCE, PACKAGES) or ".." in parts or "\0" in member.name:
+            raise _refused(tar, member, f"expected a name below {SOURCE}/ or {PACKAGES}/")
+        if str(path) in found:
+            raise _refused(tar, member, "it is there twice")
+        total += member.size
+        if total > 2 * MAX_BYTES or len(found) >= _MAX_MEMBERS:
+            raise _refused(tar, member, "with it the archive is larger than any package may be")
+        found[str(path)] = member
+    for name in found:
+        if any(str(parent) in found for parent in PurePosixPath(name).parents):
+            raise _refused(tar, found[name], "it lies in a file")
+    return found
+
+
+def _refused(tar: tarfile.TarFile, member: tarfile.TarInfo, why: str) -> PackageError:
+    return PackageError(f"{tar.name}: {member.name!r} can't be unpacked: {why}.")
