@@ -1,9 +1,10 @@
-"""`footplate jobs submit training NAME [options] -- ARGUMENTS` and `footplate jobs check FILE`.
+"""`footplate jobs submit training NAME [options] -- ARGUMENTS`, `footplate jobs check FILE`, and the other actions.
 
 Submitting takes gcloud's flags and its config.yaml, as people have them from AI Platform Training. Flags win over the file.
 What follows `--` is the program's; an option on the wrong side of it is answered with where it belongs.
 
-Nothing runs a job yet: `submit` wants `--dry-run`, which shows the job as it would be submitted.
+`submit` returns when the job is in the queue; with `--stream-logs` it shows what the job writes, and ends with it.
+`--dry-run` shows the job as it would be submitted. What can be done with a job after that is in `jobs_watch.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from footplate.errors import ConfigError
 
@@ -54,7 +55,8 @@ def parser(name: str) -> ArgumentParser:
 
 
 def add_actions(made: ArgumentParser) -> None:
-    """Add `submit training` and `check` to the parser."""
+    """Add `submit training`, `check` and the others to the parser."""
+    from footplate.cli import jobs_watch
     from footplate.cli.formats import add_format
     from footplate.cli.parsing import make_parser
 
@@ -68,6 +70,7 @@ def add_actions(made: ArgumentParser) -> None:
     commands = made.add_subcommands(dest="action")
     commands.add_subcommand("submit", submit, help="submit a job")
     commands.add_subcommand("check", check, help="is a job's config.yaml right")
+    jobs_watch.add_to(commands)
     submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
 
 
@@ -90,6 +93,9 @@ def _training() -> ArgumentParser:
                 made.add_argument(*names, type=str | None, default=None, help=f"of the {role}: {about}")
     made.add_argument("--modernize", action="store_true", help="take today's machines for those that are gone")
     made.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
+    made.add_argument("--backend", type=Literal["local"], default="local", help="where it runs: on this machine")
+    made.add_argument("--stream-logs", action="store_true", help="show what the job writes, until it ends")
+    made.add_argument("--async", action="store_true", help="return when the job is in the queue; so it is by default")
     add_format(made, "yaml")
     return made
 
@@ -101,11 +107,12 @@ def _older(flag: str) -> list[str]:
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Submit or check; returns 1 when a file that is checked has problems, else 0.
+    """Submit, check or another action; returns 1 when a checked file has problems, or a job that was waited for failed.
 
     Raises:
         FootplateError: a mistake in the arguments; the job can't be submitted as it is.
     """
+    from footplate.cli import jobs_watch
     from footplate.cli.parsing import parse
 
     made = parser(name)
@@ -119,6 +126,8 @@ def run(name: str, argv: Sequence[str]) -> int:
     given = parse(made, ours)
     if given.action == "check":
         return _check(given.check.file, given.check.modernize, given.check.format)
+    if given.action in jobs_watch.ACTIONS:
+        return jobs_watch.run(given.action, given[given.action])
     return _submit(given.submit.training, args)
 
 
@@ -172,11 +181,25 @@ def _submit(given: Namespace, args: list[str]) -> int:
     for notice in job.notices:
         print(f"{notice} --modernize takes it." if "equivalent" in notice else notice, file=sys.stderr)
     if not given.dry_run:
-        raise ConfigError(
-            f"{given.name}: the job is right, but nothing runs jobs yet. See it with --dry-run; train with: footplate run"
-        )
+        return _run(job, given)
     shown = {**job.to_dict(), "packagePath": given.package_path}
     show_as(given.format, shown, lambda: render(job))
+    return 0
+
+
+def _run(job: ResolvedJob, given: Namespace) -> int:
+    from footplate.cli.jobs_watch import stream
+    from footplate.jobs.verbs import Jobs
+
+    jobs = Jobs.here()
+    for notice in jobs.submit(job, Path(given.package_path) if given.package_path else None):
+        print(notice, file=sys.stderr)
+    if given.stream_logs:
+        return stream(jobs, given.name)
+    print(
+        f"{given.name} is submitted. See it:\n  footplate jobs describe {given.name}\n"
+        f"  footplate jobs stream-logs {given.name}"
+    )
     return 0
 
 

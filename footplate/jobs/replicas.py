@@ -24,9 +24,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from footplate.jobs.spec.resolving import ResolvedJob
+if TYPE_CHECKING:
+    from footplate.jobs.spec.resolving import ResolvedJob
 
 POOLS = {
     "master": "workerpool0",
