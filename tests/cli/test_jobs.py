@@ -151,12 +151,6 @@ def test_a_module_that_the_package_lacks(submit):
     assert "--module-name: trainer has no module trainer.tusk: expected trainer/tusk.py." in found.err
 
 
-def test_without_dry_run_it_says_that_nothing_runs_jobs_yet(submit):
-    found = submit(*WITH_FILE)
-    assert found.code == 2
-    assert "nothing runs jobs yet" in found.err
-
-
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
     assert footplate("jobs", "check", "config.yaml").code == 0
     Path("bad.yaml").write_text("trainingInput:\n  masterTyp: x\n  scaleTier: BIG\n")
