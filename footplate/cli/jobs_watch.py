@@ -108,12 +108,11 @@ def _said(job: Job, state: State) -> str:
 
 def _list(jobs: Jobs, given: Namespace) -> int:
     from footplate.cli.formats import grid, show_as
-    from footplate.jobs.local.sweep import sweep
 
     if given.limit < 0:
         raise ConfigError(f"--limit {given.limit}: expected how many jobs to show, or 0 for all.")
     wanted = _filters(given.filter)
-    sweep(jobs.home, jobs.store)
+    jobs.sweep()
     found = [one for one in jobs.store.list(wanted.get("state")) if _passes(one, wanted)]
     rows = found[: given.limit] if given.limit else found
     shown = [_row(one) for one in rows]
@@ -276,13 +275,11 @@ def _resubmit(jobs: Jobs, given: Namespace) -> int:
 def _daemon(jobs: Jobs, given: Namespace) -> int:
     import signal
 
-    from footplate.jobs.local.sweep import sweep
-
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"looking after the jobs in {jobs.home.root}", flush=True)
     while True:
         try:
-            sweep(jobs.home, jobs.store)
+            jobs.sweep()
         except ConfigError as error:  # a full disk, a server that is away: it may be there the next time
             print(error, file=sys.stderr, flush=True)
         time.sleep(_EVERY_S)

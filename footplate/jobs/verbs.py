@@ -96,8 +96,12 @@ class Jobs:
                 labels=dict(resolved.labels),
             )
         )
-        sweep(self.home, self.store)
+        self.sweep()
         return (*taken.warnings, *machine.shortages(needs, machine.resources()), *_of_images(resolved))
+
+    def sweep(self) -> None:
+        """Start what is due, and take care of what was lost."""
+        sweep(self.home, self.store)
 
     def find(self, name: str) -> Job:
         """A job, after a sweep.
@@ -105,7 +109,7 @@ class Jobs:
         Raises:
             UnknownJob: there is none of this name.
         """
-        sweep(self.home, self.store)
+        self.sweep()
         return self.store.find(name)
 
     def cancel(self, name: str) -> State:
@@ -195,7 +199,7 @@ class Jobs:
             time.sleep(LOOK_S)
             if time.monotonic() - swept > SWEEP_S:
                 swept = time.monotonic()
-                sweep(self.home, self.store)
+                self.sweep()
 
     def _refuse_known(self, name: str) -> None:
         if self.store.state(name) is not None:

@@ -57,17 +57,12 @@ class Store:
         Raises:
             ConfigError: there is one of its name.
         """
-        values = [_plain(getattr(job, one)) for one in _PLAIN]
-        values += [getattr(job.needs, one) for one in _NEEDS]
-        values += [_to_json(getattr(job, one)) for one in _JSON]
 
         def work(execute: Execute) -> float:
             there = execute("SELECT created FROM jobs WHERE name = ?", job.name)
             if there:
                 return there[0][0]
-            places = ", ".join("?" * len(_COLUMNS))
-            execute(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({places})", *values)
-            _note(execute, job.name, Transition(None, job.state, job.created, job.attempt, job.cause))
+            insert(execute, job)
             return job.created
 
         if self._database.transaction(work) != job.created:
@@ -221,6 +216,16 @@ class Store:
             "ORDER BY attempt, role, position"
         )
         return [Process(*row) for row in self._database.read(query, name)]
+
+
+def insert(execute: Execute, job: Job) -> None:
+    """Put a job's row, and its first transition, inside a transaction."""
+    values = [_plain(getattr(job, one)) for one in _PLAIN]
+    values += [getattr(job.needs, one) for one in _NEEDS]
+    values += [_to_json(getattr(job, one)) for one in _JSON]
+    places = ", ".join("?" * len(_COLUMNS))
+    execute(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({places})", *values)
+    _note(execute, job.name, Transition(None, job.state, job.created, job.attempt, job.cause))
 
 
 def _note(execute: Execute, name: str, one: Transition) -> None:
