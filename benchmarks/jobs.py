@@ -237,7 +237,7 @@ def main() -> None:
         print(f"{name:36} {value:10.3f}")
     report(
         "jobs", "Jobs on this machine: seconds from a command to the user's first line", {"seconds": "s"}, rows, ratios,
-        figures, before, ["psutil", "pydantic", "jsonargparse"], path, add=True,
+        figures, before, ["footplate", "psutil", "pydantic", "jsonargparse"], path, add=True,
     )  # fmt: skip
 
 

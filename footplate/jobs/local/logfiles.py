@@ -71,9 +71,9 @@ class Reader:
         self._at = 0
 
     def read(self) -> bytes:
-        """What has been written since the last time."""
+        """What has been written since the last time; nothing more once the files are deleted."""
         pieces = []
-        while True:
+        while part(self._first, self._number).exists():
             next_is_there = part(self._first, self._number + 1).exists()  # looked for first: then this one is complete
             with part(self._first, self._number).open("rb") as file:
                 file.seek(self._at)
@@ -82,3 +82,4 @@ class Reader:
             if not next_is_there:
                 return b"".join(pieces)
             self._number, self._at = self._number + 1, 0
+        return b"".join(pieces)

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from footplate.errors import ConfigError, FootplateError
+from footplate.hardware.machine import usable_cores
 from footplate.jobs.home import Home
 from footplate.jobs.local import environment
 from footplate.jobs.local.gang import GRACE_S, Gang, Member, Replica
@@ -80,6 +81,7 @@ class Supervisor:
         self._attempt = job.attempt
         self._started = job.started
         self._swept = time.monotonic()
+        self._ask_again = 0.0
         self._told = False
 
     def run(self) -> bool:
@@ -132,9 +134,10 @@ class Supervisor:
         if not (folder / "prepare.log").stat().st_size:
             (folder / "prepare.log").unlink()
         before = environment.read(self._home.job(plan.name), os.environ)
-        there, count = resources(), sum(one.count for one in plan.replicas)
+        has_gpus, count = resources().gpus > 0, sum(one.count for one in plan.replicas)
+        share = {"OMP_NUM_THREADS": str(max(1, int(usable_cores()) // count))} if count > 1 else {}
         common = {
-            "OMP_NUM_THREADS": str(max(1, int(there.cpus) // count)),
+            **share,
             **before,
             **installed.env,
             "PYTHONPATH": os.pathsep.join(filter(None, [installed.env.get("PYTHONPATH"), before.get("PYTHONPATH")])),
@@ -152,7 +155,7 @@ class Supervisor:
                 one.role,
                 one.index,
                 [str(installed.python), "-P", *plan.arguments],
-                {**common, **one.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))} if there.gpus else {})},
+                {**common, **one.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))} if has_gpus else {})},
                 directory,
                 folder / f"{one.role}-{one.index}.log",
             )
@@ -190,10 +193,14 @@ class Supervisor:
             return "told"
         if self._started is not None and time.time() > self._started + self._plan.max_running_time_s:
             return "over"
-        with contextlib.suppress(ConfigError):
-            if self._store.state(self._plan.name) == State.CANCELLING:
-                return "cancelled"
-        return None
+        if time.monotonic() < self._ask_again:
+            return None
+        try:
+            return "cancelled" if self._store.state(self._plan.name) == State.CANCELLING else None
+        except ConfigError as error:  # while it is away, the gang must be heard all the same
+            log.warning("%s: %s", self._plan.name, error)
+            self._ask_again = time.monotonic() + STORE_S
+            return None
 
     def _begin_anew(self, cause: str, state: policy.State) -> Stopped | None:
         log.warning("%s: attempt %d: %s", self._plan.name, self._attempt, cause)
@@ -263,7 +270,7 @@ class Supervisor:
 def main(name: str) -> None:
     """Look after a job, unless somebody does."""
     home, ended = Home.here(), False
-    store = open_store(home)
+    store = open_store(home, patience_s=1.0)
     with contextlib.suppress(Held), held(home.job(name) / LOCK, LOCK_S):
         job = store.find(name)
         if job.state not in SUPERVISED:

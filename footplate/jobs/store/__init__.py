@@ -15,8 +15,12 @@ from footplate.jobs.home import Home
 from footplate.jobs.store.jobs import Store
 
 
-def open_store(home: Home) -> Store:
+def open_store(home: Home, patience_s: float = 60.0) -> Store:
     """The store of a home.
+
+    Args:
+        home: which.
+        patience_s: how long a server that is away is waited for, each time that it is needed.
 
     Raises:
         ConfigError: its address is none, its file can't be used, or its server doesn't answer.
@@ -28,4 +32,4 @@ def open_store(home: Home) -> Store:
         return Store(SQLite(home.root / "jobs.db"))
     from footplate.jobs.store.postgres import Postgres
 
-    return Store(Postgres(home.store))
+    return Store(Postgres(home.store, patience_s))

@@ -1,7 +1,7 @@
 """The store on a PostgreSQL server, `FOOTPLATE_STORE=postgresql://…`, which a team's machines share.
 
 Each machine runs the jobs that were submitted on it; everybody sees, and may cancel, all of them. A server that restarts or
-can't be reached for a while is waited for, `PATIENCE_S`: supervisors ask all the time, and a job must not die of it.
+can't be reached for a while is waited for: supervisors ask all the time, and a job must not die of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from footplate.extras import require
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 
-PATIENCE_S = 300.0
-CONNECT_S = 10
+CONNECT_S = 5
 _PAUSE_S = 0.5
 _LOCK = 0x466F6F74  # of the one who makes the tables; any number will do, as long as it is always the same
 
@@ -25,18 +24,23 @@ _LOCK = 0x466F6F74  # of the one who makes the tables; any number will do, as lo
 class Postgres:
     """A `Database` on a server.
 
+    Args:
+        url: its address.
+        patience_s: how long it is waited for, once it was there.
+
     Raises:
         ConfigError: it can't be reached, or refuses us.
         MissingExtra: there is no client for it here.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, patience_s: float) -> None:
         if urlsplit(url).scheme not in ("postgresql", "postgres"):
             raise ConfigError(
                 "FOOTPLATE_STORE: expected postgresql://USER@HOST/DATABASE; without it, jobs are kept in a file."
             )
         self._psycopg: Any = require("psycopg", "postgres", "A store of jobs on PostgreSQL")
         self._url = url
+        self._patience_s = patience_s
         self._connection: Any = None
         try:
             self._connect()
@@ -50,7 +54,7 @@ class Postgres:
         )
 
     def transaction(self, work: Callable[[Execute], T]) -> T:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 if self._connection.closed:
