@@ -188,7 +188,9 @@ def test_a_supervisor_that_is_always_lost_is_given_up(bench: Bench, monkeypatch:
     bench.submit()
     bench.is_in(State.RUNNING)
     monkeypatch.setattr(sweep, "LIMITS", sweep.Restarts(max_host_restarts=0))
-    os.kill(bench.supervisor(), signal.SIGKILL)
+    pid = bench.supervisor()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid))
     job = bench.jobs.wait("my_job")
     assert (job.state, job.attempt) == (State.FAILED, 1)
     assert job.cause == "its supervisor was lost; max_host_restarts=0 is used up"
@@ -274,6 +276,7 @@ def test_when_the_master_is_done_parameter_servers_are_stopped_and_evaluators_fi
     assert bench.output(who="evaluator-0") == "evaluated\n"
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_ends_the_attempt_of_all(bench: Bench):
     bench.program(
         """
@@ -425,7 +428,7 @@ TRAINS = textwrap.dedent(
     class Told(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             print(trainer.global_step, float(outputs).hex(), flush=True)
-            if trainer.global_step == 5 and os.environ["FOOTPLATE_JOB_ATTEMPT"] == "1":
+            if trainer.global_step == 6 and os.environ["FOOTPLATE_JOB_ATTEMPT"] == "1":
                 os.kill(os.getpid() if sys.argv[2] == "process" else os.getppid(), signal.SIGKILL)
                 while True:
                     signal.pause()
@@ -446,8 +449,15 @@ def test_a_trainer_that_says_nothing_of_it_continues_from_its_newest_checkpoint(
     (bench.directory / "trainer" / "task.py").write_text(TRAINS)
     bench.submit(args=(str(bench.directory), victim))
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
-    steps = re.findall(r"^(\d+) (\S+)$", bench.output() + bench.output(attempt=2), re.MULTILINE)
-    assert [int(step) for step, _ in steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]
-    assert steps[4] == steps[5]  # the same loss, to the last bit
+    first, second = (dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=one), re.MULTILINE)) for one in (1, 2))
+    begun = min(map(int, second))
+    assert begun in (
+        3,
+        5,
+    )  # after the checkpoint of step 2, or of step 4 if that was complete when the process was killed
+    assert list(second) == [str(step) for step in range(begun, 11)]
+    both = first.keys() & second.keys()
+    assert both or victim == "supervisor"  # with which its last lines may be lost
+    assert [first[step] for step in both] == [second[step] for step in both]  # the same loss, to the last bit
     assert any((bench.directory / "out").rglob("meta.json"))
     assert not (bench.directory / "runs").exists()
