@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the kills")
     given: argparse.Namespace = parser.parse_args()
     path = given.json.absolute() if given.json else None
-    rounds, count, many = (2, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
+    rounds, count, many = (1, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
     os.environ["FOOTPLATE_CPUS"] = "16"  # a job declares four: four at a time
     before, rows, ratios, figures = machine(), [], {}, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:

@@ -191,6 +191,8 @@ def _run(job: ResolvedJob, given: Namespace) -> int:
     from footplate.cli.jobs_watch import stream
     from footplate.jobs.verbs import Jobs
 
+    if given["async"] and given.stream_logs:
+        raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
     jobs = Jobs.here()
     for notice in jobs.submit(job, Path(given.package_path) if given.package_path else None):
         print(notice, file=sys.stderr)
