@@ -106,7 +106,7 @@ def test_the_programs_options_before_the_dashes(submit):
         "after --: footplate jobs submit training … -- --learning-rate\n"
     )
     assert 'Did you mean "--job-dir"' in submit(*WITH_FILE, "--job_dir=gs://abc/d").err
-    assert "--stream-logs is gcloud's" in submit(*WITH_FILE, "--stream-logs").err
+    assert "--staging-bucket is gcloud's" in submit(*WITH_FILE, "--staging-bucket", "gs://abc").err
 
 
 def test_options_of_ours_after_the_dashes(submit):

@@ -60,11 +60,10 @@ def shortages(wanted: Resources, machine: Resources) -> list[str]:
         (wanted.gpus, machine.gpus, "accelerators"),
         (wanted.memory_gb, machine.memory_gb, "GB of memory"),
     ]
-    short = [(f"{asked:g} {what}", f"{there:g}") for asked, there, what in pairs if asked > there]
+    short = [f"{asked:g} {what} (here: {there:g})" for asked, there, what in pairs if asked > there]
     if not short:
         return []
-    asked, there = (", ".join(part) for part in zip(*short, strict=True))
-    return [f"The spec asks for {asked}; this machine has {there}. The job runs with that, when all of it is free."]
+    return [f"The spec asks for {', '.join(short)}. The job runs with what there is here, when all of it is free."]
 
 
 def choose_devices(count: int, taken: Iterable[int], machine: Resources) -> tuple[int, ...]:
