@@ -9,6 +9,7 @@ What follows `--` is the program's; an option on the wrong side of it is answere
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,8 +55,8 @@ def parser(name: str) -> ArgumentParser:
     return make_parser(name, "Submit training jobs, and check their configuration.")
 
 
-def add_actions(made: ArgumentParser) -> None:
-    """Add `submit training`, `check` and the others to the parser."""
+def add_actions(made: ArgumentParser, only: str | None = None) -> None:
+    """Add `submit training`, `check` and the others to the parser; of those that take time to make, perhaps only one."""
     from footplate.cli import jobs_watch
     from footplate.cli.formats import add_format
     from footplate.cli.parsing import make_parser
@@ -70,8 +71,9 @@ def add_actions(made: ArgumentParser) -> None:
     commands = made.add_subcommands(dest="action")
     commands.add_subcommand("submit", submit, help="submit a job")
     commands.add_subcommand("check", check, help="is a job's config.yaml right")
-    jobs_watch.add_to(commands)
-    submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
+    jobs_watch.add_to(commands, only)
+    if only in (None, "submit"):
+        submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
 
 
 def _training() -> ArgumentParser:
@@ -116,9 +118,9 @@ def run(name: str, argv: Sequence[str]) -> int:
     from footplate.cli.parsing import parse
 
     made = parser(name)
-    add_actions(made)
     end = list(argv).index("--") if "--" in argv else len(argv)
     ours, args = list(argv[:end]), list(argv[end + 1 :])
+    add_actions(made, ours[0] if ours and ours[0] in ("submit", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
         _refuse_strangers(ours[2:])
     elif args:
@@ -131,6 +133,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     return _submit(given.submit.training, args)
 
 
+@functools.cache
 def options() -> set[str]:
     """The options of `jobs submit training`."""
     return {option for action in _training()._actions for option in action.option_strings}

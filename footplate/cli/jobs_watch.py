@@ -37,12 +37,14 @@ _ABOUT = {
 }
 
 
-def add_to(commands: Any) -> None:
-    """Add the actions to those of `jobs`."""
+def add_to(commands: Any, only: str | None = None) -> None:
+    """Add the actions to those of `jobs`, or only one of them."""
     from footplate.cli.formats import add_format
     from footplate.cli.parsing import make_parser
 
     for action, about in _ABOUT.items():
+        if only not in (None, action):
+            continue
         made = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
         if action not in ("list", "daemon"):
             made.add_argument("name", type=str, help="the job's name")
