@@ -48,7 +48,8 @@ note("begin", first_line)
 time.sleep(float(sys.argv[2]))
 note("end", time.time())
 """
-FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "out"}
+FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "out", "scale-tier": "CUSTOM"}
+FLAGS["master-machine-type"] = "n1-highcpu-8"  # little memory: several at a time
 
 
 class Workplace:
@@ -214,7 +215,7 @@ def main() -> None:
     given: argparse.Namespace = parser.parse_args()
     path = given.json.absolute() if given.json else None
     rounds, count, many = (1, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
-    os.environ["FOOTPLATE_CPUS"] = "16"  # a job declares four: four at a time
+    os.environ["FOOTPLATE_CPUS"] = "32"  # a job declares eight
     before, rows, ratios, figures = machine(), [], {}, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         place = Workplace(Path(directory))
