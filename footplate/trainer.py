@@ -49,6 +49,7 @@ from footplate.step.precision import Precision
 from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
+from footplate.training import job
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import only_writer
@@ -144,7 +145,8 @@ class Trainer(View):
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
         seed: of all randomness; the one of `seed_everything`, or a fresh one that checkpoints remember.
-        default_root_dir: the run's directory, on this machine: checkpoints, metrics, logs. Default: a new one in `runs/`.
+        default_root_dir: the run's directory, on this machine: checkpoints, metrics, logs. Default: a new one in `runs/`;
+            in a job, the job's.
         gpus: the older spelling of `accelerator="cuda", devices=…`.
         tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
         **others: Lightning's other arguments, which are refused with a word on what to do instead.
@@ -250,11 +252,14 @@ class Trainer(View):
         self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
         self.failed_in_step = False
         self.launch_id: str | None = None  # of the launch that this process is of, where the trainer started it
+        self.job_fit: str | None = None  # of a job: which call of fit this is
         self.inference_mode = inference_mode
         self.detect_anomaly = detect_anomaly
         self.compile = check_compile(compile)
         self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
-        self.run_dir = local_directory(default_root_dir or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S"))
+        self.run_dir = local_directory(
+            default_root_dir or job.directory() or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+        )
 
         if self.fast_dev_run:
             self.max_steps, self.max_epochs, self.num_sanity_val_steps = self.fast_dev_run, 1, 0
@@ -331,6 +336,8 @@ class Trainer(View):
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
+        if self.launch_id is None:
+            self.job_fit = job.next_fit()
         if self.starts_ranks:
             from footplate.training.ranks import in_ranks
 
@@ -725,6 +732,7 @@ class Trainer(View):
             return
         state["footplate"]["failed_in_step"] = self.failed_in_step
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback), "launch": self.launch_id}
+        meta["job_fit"] = self.job_fit
         if joint is None:
             self._writer.save(state, path, meta, then, first=self._flush_loggers)
         else:

@@ -106,6 +106,20 @@ def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_jobs_loses_none(tmp_path: Path):
+    file = tmp_path / "jobs.json"
+    command = [sys.executable, str(BENCHMARKS / "jobs.py"), "--quick", "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    assert set(found["ratios"]) == {"submit_over_bare"}
+    assert [row["name"] for row in found["rows"]] == ["bare", "command", "from Python"]
+    figures = found["figures"]
+    assert (figures["jobs"], figures["lost"], figures["duplicated"]) == (10, 0, 0)
+    assert figures["list_ms_at_500"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("part", "package", "ratios", "entrants"),

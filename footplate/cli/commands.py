@@ -25,7 +25,7 @@ COMMANDS = {
     "predict": Command("footplate.cli.fit", "write a model's predictions as a table"),
     "run": Command("footplate.cli.run", "run a script in several processes, here or on a cluster"),
     "scale": Command("footplate.cli.scale", "run the same training at several sizes: what does adding devices bring?"),
-    "jobs": Command("footplate.cli.jobs", "check training jobs, and show them as they would be submitted"),
+    "jobs": Command("footplate.cli.jobs", "submit training jobs, check them, watch them"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and what fits together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show what this machine can train on, and what it lacks"),

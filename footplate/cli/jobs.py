@@ -1,17 +1,19 @@
-"""`footplate jobs submit training NAME [options] -- ARGUMENTS` and `footplate jobs check FILE`.
+"""`footplate jobs submit training NAME [options] -- ARGUMENTS`, `footplate jobs check FILE`, and the other actions.
 
 Submitting takes gcloud's flags and its config.yaml, as people have them from AI Platform Training. Flags win over the file.
 What follows `--` is the program's; an option on the wrong side of it is answered with where it belongs.
 
-Nothing runs a job yet: `submit` wants `--dry-run`, which shows the job as it would be submitted.
+`submit` returns when the job is in the queue; with `--stream-logs` it shows what the job writes, and ends with it.
+`--dry-run` shows the job as it would be submitted. What can be done with a job after that is in `jobs_watch.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from footplate.errors import ConfigError
 
@@ -53,9 +55,9 @@ def parser(name: str) -> ArgumentParser:
     return make_parser(name, "Submit training jobs, and check their configuration.")
 
 
-def add_actions(made: ArgumentParser) -> None:
-    """Add `submit training` and `check` to the parser."""
-    from footplate.cli import translate
+def add_actions(made: ArgumentParser, only: str | None = None) -> None:
+    """Add `submit training`, `check` and the others to the parser; of those that take time to make, perhaps only one."""
+    from footplate.cli import jobs_watch, translate
     from footplate.cli.formats import add_format
     from footplate.cli.parsing import make_parser
 
@@ -69,8 +71,11 @@ def add_actions(made: ArgumentParser) -> None:
     commands = made.add_subcommands(dest="action")
     commands.add_subcommand("submit", submit, help="submit a job")
     commands.add_subcommand("check", check, help="is a job's config.yaml right")
-    commands.add_subcommand("translate", translate.parser(), help="say a job in another system's words")
-    submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
+    if only in (None, "translate"):
+        commands.add_subcommand("translate", translate.parser(), help="say a job in another system's words")
+    jobs_watch.add_to(commands, only)
+    if only in (None, "submit"):
+        submit.add_subcommands(dest="kind").add_subcommand("training", _training(), help="a training job")
 
 
 def _training() -> ArgumentParser:
@@ -92,6 +97,9 @@ def _training() -> ArgumentParser:
                 made.add_argument(*names, type=str | None, default=None, help=f"of the {role}: {about}")
     made.add_argument("--modernize", action="store_true", help="take today's machines for those that are gone")
     made.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
+    made.add_argument("--backend", type=Literal["local"], default="local", help="where it runs: on this machine")
+    made.add_argument("--stream-logs", action="store_true", help="show what the job writes, until it ends")
+    made.add_argument("--async", action="store_true", help="return when the job is in the queue; so it is by default")
     add_format(made, "yaml")
     return made
 
@@ -103,31 +111,33 @@ def _older(flag: str) -> list[str]:
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Submit or check; returns 1 when a file that is checked has problems, else 0.
+    """Submit, check or another action; returns 1 when a checked file has problems, or a job that was waited for failed.
 
     Raises:
         FootplateError: a mistake in the arguments; the job can't be submitted as it is.
     """
+    from footplate.cli import jobs_watch, translate
     from footplate.cli.parsing import parse
 
     made = parser(name)
-    add_actions(made)
     end = list(argv).index("--") if "--" in argv else len(argv)
     ours, args = list(argv[:end]), list(argv[end + 1 :])
+    add_actions(made, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
         _refuse_strangers(ours[2:])
     elif args and ours[:1] != ["translate"]:
         raise ConfigError(f'-- {" ".join(args)}: only "jobs submit training" passes arguments on to a program.')
     given = parse(made, ours)
     if given.action == "translate":
-        from footplate.cli import translate
-
         return translate.run(given.translate, args)
     if given.action == "check":
         return _check(given.check.file, given.check.modernize, given.check.format)
+    if given.action in jobs_watch.ACTIONS:
+        return jobs_watch.run(given.action, given[given.action])
     return _submit(given.submit.training, args)
 
 
+@functools.cache
 def options() -> set[str]:
     """The options of `jobs submit training`."""
     return {option for action in _training()._actions for option in action.option_strings}
@@ -178,11 +188,27 @@ def _submit(given: Namespace, args: list[str]) -> int:
     for notice in job.notices:
         print(f"{notice} --modernize takes it." if "equivalent" in notice else notice, file=sys.stderr)
     if not given.dry_run:
-        raise ConfigError(
-            f"{given.name}: the job is right, but nothing runs jobs yet. See it with --dry-run; train with: footplate run"
-        )
+        return _run(job, given)
     shown = {**job.to_dict(), "packagePath": given.package_path}
     show_as(given.format, shown, lambda: render(job))
+    return 0
+
+
+def _run(job: ResolvedJob, given: Namespace) -> int:
+    from footplate.cli.jobs_watch import stream
+    from footplate.jobs.verbs import Jobs
+
+    if given["async"] and given.stream_logs:
+        raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
+    jobs = Jobs.here()
+    for notice in jobs.submit(job, Path(given.package_path) if given.package_path else None):
+        print(notice, file=sys.stderr)
+    if given.stream_logs:
+        return stream(jobs, given.name)
+    print(
+        f"{given.name} is submitted. See it:\n  footplate jobs describe {given.name}\n"
+        f"  footplate jobs stream-logs {given.name}"
+    )
     return 0
 
 

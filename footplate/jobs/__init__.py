@@ -1,7 +1,15 @@
-"""Training jobs: what a job is made of, and on which machines it can run.
+"""Training jobs: what a job is made of, on which machines it can run, and what runs it on this one.
 
-    catalog/   machine types, accelerators, regions: data with its sources, and what fits together
-    spec/      a job as its config.yaml and its flags describe it, checked and resolved
+catalog/      machine types, accelerators, regions: data with its sources, and what fits together
+spec/         a job as its config.yaml and its flags describe it, checked and resolved
+package/      its program, taken when it is submitted, installed where it runs
+replicas.py   what each of its processes is told of the others
+translate/    the same job in other systems' words
 
-Nothing here runs a job yet.
+verbs.py      submit, wait, cancel, …: begin here
+states.py     QUEUED, RUNNING, …, and which may follow which
+store/        jobs and their transitions, durable
+scheduling.py which of the waiting jobs begin now
+local/        sweeps, supervisors, processes, logs
+plan.py, record.py, home.py   what is passed between them
 """

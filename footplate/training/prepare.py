@@ -20,6 +20,7 @@ from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
 from footplate.tracking.base import Logger
+from footplate.training import job
 from footplate.training.settings import as_list, check_count, count_batches, limit_batches
 
 if TYPE_CHECKING:
@@ -247,6 +248,10 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
     if started_again(trainer):
         found = checkpoint.newest(directories, lambda meta: meta.get("launch") == trainer.launch_id)
+        if found is not None:
+            return found
+    if trainer.job_fit is not None and trainer.stage == "fit" and job.begun_again():
+        found = checkpoint.newest(directories, lambda meta: meta.get("job_fit") == trainer.job_fit)
         if found is not None:
             return found
     if ckpt_path is None:

@@ -49,6 +49,7 @@ class Call:
 
     Attributes:
         launch_id: by which a restart knows the checkpoints of this very call.
+        job_fit: by which a later attempt of a job does.
         given: the trainer's arguments.
         callbacks: the trainer's.
         loggers: the trainer's.
@@ -59,6 +60,7 @@ class Call:
     """
 
     launch_id: str
+    job_fit: str | None
     given: Mapping[str, Any]
     callbacks: list[Any]
     loggers: list[Any]
@@ -90,7 +92,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     """
     given = {**trainer.given, "seed": trainer.seed, "default_root_dir": str(trainer.run_dir.absolute())}
     call = Call(
-        uuid.uuid4().hex, given, trainer.own_callbacks, trainer.loggers, module, method, arguments,
+        uuid.uuid4().hex, trainer.job_fit, given, trainer.own_callbacks, trainer.loggers, module, method, arguments,
         logging.getLogger("footplate").getEffectiveLevel(),
     )  # fmt: skip
     outcome = launch(
@@ -126,7 +128,7 @@ def _make(call: Call) -> Outcome | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said at home already
         trainer = Trainer(**call.given)
-    trainer.launch_id = call.launch_id
+    trainer.launch_id, trainer.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks = call.callbacks
     if trainer.world.rank == 0:
         trainer.loggers = call.loggers

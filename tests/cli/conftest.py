@@ -138,12 +138,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def footplate(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Outcome]]:
     """Runs `footplate …` in the project, in this process."""
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("FOOTPLATE_SEED", "0")
+    monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     level = logging.getLogger("footplate").level
 

@@ -106,7 +106,7 @@ def test_the_programs_options_before_the_dashes(submit):
         "after --: footplate jobs submit training … -- --learning-rate\n"
     )
     assert 'Did you mean "--job-dir"' in submit(*WITH_FILE, "--job_dir=gs://abc/d").err
-    assert "--stream-logs is gcloud's" in submit(*WITH_FILE, "--stream-logs").err
+    assert "--staging-bucket is gcloud's" in submit(*WITH_FILE, "--staging-bucket", "gs://abc").err
 
 
 def test_options_of_ours_after_the_dashes(submit):
@@ -149,12 +149,6 @@ def test_all_problems_at_once(submit):
 def test_a_module_that_the_package_lacks(submit):
     found = submit("--package-path", "trainer", "--module-name", "trainer.tusk", "--region", "us-central1", "--dry-run")
     assert "--module-name: trainer has no module trainer.tusk: expected trainer/tusk.py." in found.err
-
-
-def test_without_dry_run_it_says_that_nothing_runs_jobs_yet(submit):
-    found = submit(*WITH_FILE)
-    assert found.code == 2
-    assert "nothing runs jobs yet" in found.err
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):

@@ -1,0 +1,246 @@
+"""Jobs on this machine: how long from submission to the user's first line, what a list costs, and what kills cost.
+
+    python benchmarks/jobs.py                      all three
+    python benchmarks/jobs.py --only queue --jobs 1000
+
+**start**: from the start of a command to the first line of `trainer.task`, for `python -m trainer.task`, for
+`footplate jobs submit training`, and for a submission from a Python process that runs already.
+**list**: 10,000 finished jobs in the store: all of them fetched; and the command `footplate jobs list`. **queue**:
+many tiny jobs, while supervisors are killed at random (kill -9). Of each job its program notes every begin and end.
+`lost` are jobs that did not succeed, or whose program never came to its end; `duplicated` are those that two
+processes ran at the same time. `repeated` were run again after their program's end, as its supervisor was killed
+before it had written that down: a program that finds its work done ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+from common import arguments_parser, interleave, machine, median, ratio, report, row
+
+from footplate.jobs.home import Home
+from footplate.jobs.record import Job
+from footplate.jobs.states import SUPERVISED, State
+from footplate.jobs.store import open_store
+from footplate.jobs.verbs import Jobs
+
+TASK = """import time; first_line = time.time()
+import os, sys
+name, path = os.environ.get("FOOTPLATE_JOB_NAME", "bare"), sys.argv[1]
+def note(what, at):
+    with open(path, "a") as file:
+        file.write(f"{name} {os.getpid()} {what} {at}\\n")
+note("begin", first_line)
+time.sleep(float(sys.argv[2]))
+note("end", time.time())
+"""
+FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "out", "scale-tier": "CUSTOM"}
+FLAGS["master-machine-type"] = "n1-highcpu-8"  # little memory: several at a time
+
+
+class Workplace:
+    """A directory with a package, and a home of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notes = directory / "notes"
+        self.numbers = 0
+        package = directory / "trainer"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "task.py").write_text(TASK)
+        os.environ["FOOTPLATE_HOME"] = str(directory / "home")
+        os.chdir(directory)
+        self.jobs = Jobs.here()
+
+    def name(self) -> str:
+        """A new job's."""
+        self.numbers += 1
+        return f"job_{self.numbers}"
+
+    def submit(self, name: str, seconds: float = 0.0) -> None:
+        """Submit from this process."""
+        from footplate.jobs.spec.draft import draft
+        from footplate.jobs.spec.resolving import resolve
+
+        args = (str(self.notes), str(seconds))
+        self.jobs.submit(resolve(draft(None, FLAGS, args, name)), Path("trainer"))
+
+    def read(self) -> dict[str, list[tuple[str, str, float]]]:
+        """What the programs have noted: of each job, who, what and when."""
+        found = defaultdict(list)
+        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
+        for name, pid, what, at in map(str.split, lines):
+            found[name].append((pid, what, float(at)))
+        return found
+
+    def first_line(self, name: str) -> float:
+        """When a job's program began; waits for it."""
+        while not (found := self.read()[name]):
+            time.sleep(0.002)
+        return found[0][2]
+
+
+def measure_start(place: Workplace, entrant: str) -> dict[str, float]:
+    """Seconds from the start of a command to the user's first line."""
+    name = "bare" if entrant == "bare" else place.name()
+    if entrant == "bare":
+        place.notes.unlink(missing_ok=True)
+    began = time.time()
+    if entrant == "from Python":
+        place.submit(name)
+    else:
+        flags = [word for key, value in FLAGS.items() for word in (f"--{key}", value)]
+        commands = {
+            "bare": ["trainer.task", str(place.notes), "0"],
+            "command": [
+                *["footplate", "jobs", "submit", "training", name, "--package-path", "trainer", *flags],
+                *["--", str(place.notes), "0"],
+            ],
+        }
+        subprocess.run([sys.executable, "-m", *commands[entrant]], check=True, capture_output=True)
+    figures = {"seconds": place.first_line(name) - began}
+    if entrant != "bare":
+        place.jobs.wait(name)
+    return figures
+
+
+def measure_list(directory: Path, count: int) -> dict[str, float]:
+    """What a list of so many finished jobs costs, in ms."""
+    home = Home(directory)
+    store = open_store(home)
+    spec = {"trainingInput": {"args": ["--epochs", "2"] * 10}}
+    first = Job(
+        "job", State.SUCCEEDED, 1.0, 1.0, "here", started=2.0, ended=3.0, spec=spec, plan=spec, labels={"a": "b"}
+    )
+    store._database.transaction(
+        lambda execute: [_insert(execute, replace(first, name=f"job_{n}", created=n)) for n in range(count)]
+    )
+    fetched = []
+    for _ in range(10):
+        began = time.perf_counter()
+        assert len(store.list()) == count
+        fetched.append(time.perf_counter() - began)
+    command = [sys.executable, "-m", "footplate", "jobs", "list", "--limit", "20"]
+    ran = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "FOOTPLATE_HOME": str(directory)})
+        ran.append(time.perf_counter() - began)
+    return {
+        f"list_ms_at_{count}": 1000 * statistics.median(fetched),
+        f"list_command_ms_at_{count}": 1000 * statistics.median(ran),
+    }
+
+
+def _insert(execute, job: Job) -> None:
+    from footplate.jobs.store.jobs import insert
+
+    insert(execute, job)
+
+
+def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[str, float]:
+    """So many tiny jobs, and so many supervisors killed."""
+    draw, began, killed, cpu = random.Random(seed), time.time(), 0, time.process_time()
+    names = [place.name() for _ in range(count)]
+    for name in names:
+        place.submit(name, seconds=0.2)
+    submitted = time.time()
+    next_kill = time.time()
+    while place.jobs.store.waiting(os.uname().nodename) or place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
+        time.sleep(0.1)
+        place.jobs.sweep()
+        if killed < kills and time.time() > next_kill:
+            killed += _kill_one(place, draw)
+            next_kill = time.time() + draw.uniform(0, 2.0)
+    ended, notes = time.time(), place.read()
+    states = {one.name: one.state for one in place.jobs.store.list()}
+    lost = [
+        one for one in names if states[one] != State.SUCCEEDED or not any(what == "end" for _, what, _ in notes[one])
+    ]
+    ends = [sum(what == "end" for _, what, _ in notes[one]) for one in names]
+    return {
+        "jobs": count,
+        "supervisors_killed": killed,
+        "lost": len(lost),
+        "duplicated": sum(_overlaps(notes[one]) for one in names),
+        "repeated": sum(one > 1 for one in ends),
+        "submit_s": submitted - began,
+        "queue_s": ended - began,
+        "jobs_per_s": count / (ended - began),
+        "submitter_cpu_s": time.process_time() - cpu,
+        "submitter_rss_mb": psutil.Process().memory_info().rss / 2**20,
+    }
+
+
+def _kill_one(place: Workplace, draw: random.Random) -> int:
+    owners = [job.owner["pid"] for job in place.jobs.store.of_host(os.uname().nodename, SUPERVISED) if job.owner]
+    if not owners:
+        return 0
+    with suppress(ProcessLookupError):
+        os.kill(draw.choice(owners), signal.SIGKILL)
+        return 1
+    return 0
+
+
+def _overlaps(notes: list[tuple[str, str, float]]) -> bool:
+    """Whether a process of a job began between another's begin and its end, or its last sign of life."""
+    spans: dict[str, list[float]] = defaultdict(list)
+    for pid, _, at in notes:
+        spans[pid].append(at)
+    ordered = sorted((min(times), max(times)) for times in spans.values())
+    return any(after[0] < before[1] for before, after in pairwise(ordered))
+
+
+def main() -> None:
+    parser = arguments_parser(__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["start", "list", "queue"], help="one of the three")
+    parser.add_argument("--jobs", type=int, default=1000, help="in the queue")
+    parser.add_argument("--rounds", type=int, default=12, help="of the starts")
+    parser.add_argument("--seed", type=int, default=1, help="of the kills")
+    given: argparse.Namespace = parser.parse_args()
+    path = given.json.absolute() if given.json else None
+    rounds, count, many = (1, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
+    os.environ["FOOTPLATE_CPUS"] = "32"  # a job declares eight
+    before, rows, ratios, figures = machine(), [], {}, {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        place = Workplace(Path(directory))
+        if given.only in (None, "start"):
+            place.submit("warm")
+            place.jobs.wait("warm")
+            found = interleave(["bare", "command", "from Python"], lambda one: measure_start(place, one), rounds)
+            rows = [row(name, runs) for name, runs in found.items()]
+            ratios["submit_over_bare"] = ratio(found, "command", "bare", "seconds")
+            figures["bare_start_s"] = median(found["bare"], "seconds")
+            figures["submit_to_user_code_s"] = median(found["command"], "seconds")
+            figures["submit_to_user_code_from_python_s"] = median(found["from Python"], "seconds")
+        if given.only in (None, "list"):
+            with tempfile.TemporaryDirectory() as other:
+                figures |= measure_list(Path(other), many)
+        if given.only in (None, "queue"):
+            figures |= measure_queue(place, count, kills=count // 10, seed=given.seed)
+        place.jobs.store.close()
+    for name, value in figures.items():
+        print(f"{name:36} {value:10.3f}")
+    report(
+        "jobs", "Jobs on this machine: seconds from a command to the user's first line", {"seconds": "s"}, rows, ratios,
+        figures, before, ["footplate", "psutil", "pydantic", "jsonargparse"], path, add=True,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

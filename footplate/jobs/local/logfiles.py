@@ -1,0 +1,85 @@
+"""What a process writes, kept in files: `master-0.log`, and when that is full, `master-0.log.1`, `.2`, …
+
+A full file is never renamed or cut, so whoever reads it while it grows misses nothing and reads nothing twice: when
+the next file is there, this one is complete. All of them stay until the job is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FULL = 64 * 2**20  # bytes
+
+
+def part(first: Path, number: int) -> Path:
+    """A file of the row that begins with `first`."""
+    return first.with_name(f"{first.name}.{number}") if number else first
+
+
+class Writer:
+    """Writes one process's output.
+
+    Args:
+        first: the first file.
+        full: the bytes after which the next one begins.
+    """
+
+    def __init__(self, first: Path, full: int = FULL) -> None:
+        self._first = first
+        self._full = full
+        self._number = 0
+        self._file = first.open("ab", buffering=0)
+        self._broken = False
+        self.last = b""  # the end of what was written: what the process said last
+
+    def write(self, data: bytes) -> None:
+        """Keep a piece."""
+        self.last = (self.last + data)[-4096:]
+        try:
+            if self._file.tell() >= self._full:
+                following = part(self._first, self._number + 1).open("ab", buffering=0)
+                self._file.close()
+                self._file, self._number = following, self._number + 1
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            self._broken = False
+        except OSError as error:  # a full disk: the program goes on, and what it says is kept again when there is room
+            if not self._broken:
+                log.warning("%s: %s; what is written now is lost", self._first, error.strerror)
+            self._broken = True
+
+    def last_line(self) -> str:
+        """The last line that says something."""
+        lines = [line.strip() for line in self.last.decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+    def close(self) -> None:
+        """End the file."""
+        self._file.close()
+
+
+class Reader:
+    """Reads a row of files while they grow."""
+
+    def __init__(self, first: Path) -> None:
+        self._first = first
+        self._number = 0
+        self._at = 0
+
+    def read(self) -> bytes:
+        """What has been written since the last time; nothing more once the files are deleted."""
+        pieces = []
+        while part(self._first, self._number).exists():
+            next_is_there = part(self._first, self._number + 1).exists()  # looked for first: then this one is complete
+            with part(self._first, self._number).open("rb") as file:
+                file.seek(self._at)
+                pieces.append(file.read())
+                self._at = file.tell()
+            if not next_is_there:
+                return b"".join(pieces)
+            self._number, self._at = self._number + 1, 0
+        return b"".join(pieces)

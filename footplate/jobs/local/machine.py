@@ -1,0 +1,97 @@
+"""What this machine has for jobs, what a job needs of it, and which devices each process gets.
+
+`FOOTPLATE_CPUS` says how many cores jobs may take, where that is to be fewer than all, or more.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from footplate.errors import ConfigError
+from footplate.hardware.machine import cgroup_limits, usable_cores
+from footplate.hardware.nvml import NvmlError, find_driver
+from footplate.jobs.plan import Role
+from footplate.jobs.scheduling import Resources
+
+if TYPE_CHECKING:
+    from footplate.jobs.spec.resolving import ResolvedJob
+
+
+def host() -> str:
+    """The name of this machine, by which a shared store knows whose jobs are whose."""
+    return platform.node()
+
+
+def resources() -> Resources:
+    """What jobs may take.
+
+    Raises:
+        ConfigError: `FOOTPLATE_CPUS` is no number.
+    """
+    given = os.environ.get("FOOTPLATE_CPUS")
+    try:
+        cpus = float(given) if given else usable_cores()
+    except ValueError:
+        raise ConfigError(f'FOOTPLATE_CPUS="{given}": expected how many cores jobs may take, such as 4.') from None
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup_limits().memory_bytes
+    return Resources(cpus, _gpus(), round(min(memory, limit or memory) / 2**30, 1))
+
+
+def needs(resolved: ResolvedJob) -> Resources:
+    """What the machines of a spec have, together."""
+    from footplate.jobs.catalog.rows import catalog
+
+    total = Resources()
+    for one in resolved.replicas:
+        machine = catalog().machines[one.machine.machine]
+        for _ in range(one.count):
+            total = total + Resources(machine.vcpus or 0, one.machine.count or 0, machine.memory_gb or 0)
+    return total
+
+
+def shortages(wanted: Resources, machine: Resources) -> list[str]:
+    """What a spec declares beyond this machine, in a sentence; nothing when it fits."""
+    pairs = [
+        (wanted.cpus, machine.cpus, "vCPU"),
+        (wanted.gpus, machine.gpus, "accelerators"),
+        (wanted.memory_gb, machine.memory_gb, "GB of memory"),
+    ]
+    short = [f"{asked:g} {what} (here: {there:g})" for asked, there, what in pairs if asked > there]
+    if not short:
+        return []
+    return [f"The spec asks for {', '.join(short)}. The job runs with what there is here, when all of it is free."]
+
+
+def choose_devices(count: int, taken: Iterable[int], machine: Resources) -> tuple[int, ...]:
+    """The numbers of so many accelerators that nobody has, or of all that are left."""
+    used = set(taken)
+    return tuple(one for one in range(machine.gpus) if one not in used)[:count]
+
+
+def share_devices(devices: Sequence[int], roles: Sequence[Role]) -> Iterator[tuple[int, ...]]:
+    """A job's accelerators, dealt out to its processes in the order of its roles.
+
+    Each gets as many as its machine was to have, as long as there are any; processes for which none is left share them all
+    with others, one each, in turn.
+
+    >>> list(share_devices([4, 5, 6], [Role("master", 1, 2), Role("worker", 2, 2), Role("parameter_server", 1)]))
+    [(4, 5), (6,), (4,), ()]
+    """
+    left, turn = list(devices), 0
+    for role in roles:
+        for _ in range(role.count):
+            mine, left = tuple(left[: role.gpus]), left[role.gpus :]
+            if role.gpus and not mine and devices:
+                mine, turn = (devices[turn % len(devices)],), turn + 1
+            yield mine
+
+
+def _gpus() -> int:
+    try:
+        return len(find_driver().gpus)
+    except NvmlError:
+        return 0

@@ -1,0 +1,70 @@
+"""The store in a file of this machine, with a write-ahead log: readers and the writer don't wait for each other.
+
+A commit is synced to the disk, so it outlasts the machine's sudden end. The file must be on a disk of this machine: over
+NFS the log can't be shared.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from footplate.errors import ConfigError
+from footplate.jobs.store import tables
+from footplate.jobs.store.database import Execute, T
+
+BUSY_S = 60.0  # for another's transaction, each of which takes milliseconds
+
+
+class SQLite:
+    """A `Database` in a file, which is made if it isn't there.
+
+    Raises:
+        ConfigError: the file can't be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            path.chmod(0o600)
+            if self._connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+        except (sqlite3.Error, OSError) as error:
+            raise self._unusable(error) from None
+        tables.create(self, "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'")
+
+    def transaction(self, work: Callable[[Execute], T]) -> T:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                found = work(self._execute)
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise self._unusable(error) from None
+        return found
+
+    def read(self, sql: str, *values: object) -> list[tuple[object, ...]]:
+        try:
+            return self._execute(sql, *values)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self._path}, the store of jobs, can't be used: {error}. Free space, mend its permissions, or set "
+            "FOOTPLATE_HOME to a folder on a disk of this machine."
+        )

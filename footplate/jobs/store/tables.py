@@ -1,0 +1,56 @@
+"""The tables. `DOUBLE PRECISION` is a double in both databases; JSON is kept as text, which nobody searches."""
+
+from __future__ import annotations
+
+from footplate.errors import ConfigError
+from footplate.jobs.store.database import Database, Execute
+
+VERSION = 1
+
+_TABLES = (
+    """CREATE TABLE jobs (
+        name TEXT PRIMARY KEY, state TEXT NOT NULL, created DOUBLE PRECISION NOT NULL, queued DOUBLE PRECISION NOT NULL,
+        started DOUBLE PRECISION, ended DOUBLE PRECISION, host TEXT NOT NULL, backend TEXT NOT NULL,
+        priority INTEGER NOT NULL, attempt INTEGER NOT NULL, failures INTEGER NOT NULL, losses INTEGER NOT NULL,
+        cause TEXT NOT NULL, cpus DOUBLE PRECISION NOT NULL, gpus INTEGER NOT NULL, memory_gb DOUBLE PRECISION NOT NULL,
+        devices TEXT NOT NULL, plan TEXT NOT NULL, spec TEXT NOT NULL, labels TEXT NOT NULL, owner TEXT)""",
+    "CREATE INDEX jobs_by_state ON jobs (state, host)",
+    "CREATE INDEX jobs_by_age ON jobs (created)",
+    """CREATE TABLE transitions (
+        job TEXT NOT NULL, number INTEGER NOT NULL, source TEXT, target TEXT NOT NULL, at DOUBLE PRECISION NOT NULL,
+        attempt INTEGER NOT NULL, cause TEXT NOT NULL, PRIMARY KEY (job, number))""",
+    """CREATE TABLE processes (
+        job TEXT NOT NULL, attempt INTEGER NOT NULL, role TEXT NOT NULL, position INTEGER NOT NULL, pid BIGINT NOT NULL,
+        mark DOUBLE PRECISION NOT NULL, began DOUBLE PRECISION NOT NULL, ended DOUBLE PRECISION, outcome TEXT NOT NULL,
+        PRIMARY KEY (job, attempt, role, position))""",
+    "CREATE TABLE schema_version (version INTEGER NOT NULL)",
+)
+
+
+def create(database: Database, there: str, *before: str) -> None:
+    """Make the tables unless they are there.
+
+    Args:
+        database: whose.
+        there: a query that has a row when they are.
+        before: statements that keep others from doing the same meanwhile.
+
+    Raises:
+        ConfigError: they are of a later version of Footplate.
+    """
+
+    def look(execute: Execute) -> int:
+        for statement in before:
+            execute(statement)
+        if execute(there):
+            return execute("SELECT version FROM schema_version")[0][0]
+        for statement in _TABLES:
+            execute(statement)
+        execute("INSERT INTO schema_version VALUES (?)", VERSION)
+        return VERSION
+
+    if (found := database.transaction(look)) != VERSION:
+        raise ConfigError(
+            f"the store of jobs is of version {found}, and this Footplate knows version {VERSION}. Use the Footplate that "
+            "wrote it, or set FOOTPLATE_HOME to another folder."
+        )

@@ -1,0 +1,157 @@
+"""`footplate jobs list | describe | stream-logs | cancel | wait | delete | resubmit | daemon`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import yaml
+from jobs.conftest import bench, until  # noqa: F401  a fixture
+
+from footplate.jobs.states import State
+
+SUBMIT = ["--package-path", "trainer", "--module-name", "trainer.task", "--region", "us-central1", "--job-dir", "out"]
+
+
+@pytest.fixture
+def submit(footplate, bench, monkeypatch):  # noqa: F811
+    """Runs `footplate jobs submit training NAME` with the bench's program."""
+    monkeypatch.chdir(bench.directory)
+    return lambda name, *argv: footplate("jobs", "submit", "training", name, *SUBMIT, *argv)
+
+
+def test_submit_says_where_to_look_and_wait_ends_with_the_job(submit, footplate, bench):  # noqa: F811
+    bench.program("print(sys.argv[1:])")
+    found = submit("my_job", "--labels", "team=vision", "--", "--epochs", "2")
+    assert found.code == 0
+    assert "my_job is submitted." in found.out
+    assert "footplate jobs stream-logs my_job" in found.out
+    found = footplate("jobs", "wait", "my_job")
+    assert (found.code, found.out) == (0, "my_job is SUCCEEDED\n")
+    assert bench.output() == f"['--epochs', '2', '--job-dir', '{bench.directory}/out']\n"
+
+
+def test_streamed_logs_end_with_the_job_and_its_code(submit, footplate, bench):  # noqa: F811
+    bench.program("print('hello'); sys.exit(2 if attempt == 1 else 0)")
+    found = submit("my_job", "--stream-logs")
+    assert (found.code, found.out) == (1, "[master-0] hello\n")
+    assert "my_job is FAILED: master 0 ended with exit code 2" in found.err
+    assert footplate("jobs", "wait", "my_job").code == 1
+    footplate("jobs", "resubmit", "my_job")
+    found = footplate("jobs", "stream-logs", "my_job")
+    assert (found.code, found.out) == (0, "[master-0] hello\n[master-0] hello\n")
+    assert "--- attempt 2 ---" in found.err
+
+
+def test_list_filters_and_limits(submit, footplate, bench):  # noqa: F811
+    assert footplate("jobs", "list").out == "There are no such jobs.\n"
+    bench.program("until_there('go') if sys.argv[1] == 'waits' else None")
+    submit("first", "--labels", "team=vision", "--", "ends")
+    footplate("jobs", "wait", "first")
+    submit("second", "--", "waits")
+    found = json.loads(footplate("jobs", "list", "--format", "json").out)
+    assert [one["jobId"] for one in found] == ["second", "first"]
+    for text, wanted in {
+        "state=SUCCEEDED": ["first"],
+        "labels.team=vision": ["first"],
+        "labels.team=speech": [],
+        "state=succeeded AND name=first": ["first"],
+    }.items():
+        found = json.loads(footplate("jobs", "list", "--filter", text, "--format", "json").out)
+        assert [one["jobId"] for one in found] == wanted
+    found = footplate("jobs", "list", "--limit", "1")
+    assert "second" in found.out
+    assert "first" not in found.out
+    assert found.err == "1 more: --limit 2\n"
+
+
+def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F811
+    bench.program("")
+    submit("my_job")
+    footplate("jobs", "wait", "my_job")
+    found = yaml.safe_load(footplate("jobs", "describe", "my_job").out)
+    assert (found["state"], found["attempt"]) == ("SUCCEEDED", 1)
+    assert [one["to"] for one in found["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert found["processes"][0]["outcome"] == "ended with exit code 0"
+    assert found["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
+    assert "what has happened:" in footplate("jobs", "describe", "my_job", "--format", "table").out
+
+
+def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
+    bench.program("(place / 'ready').touch(); time.sleep(600)")
+    submit("my_job")
+    bench.there("ready")
+    found = footplate("jobs", "delete", "my_job")
+    assert (found.code, found.err) == (
+        2,
+        "footplate jobs: my_job is RUNNING. Cancel it first: footplate jobs cancel my_job\n",
+    )
+    assert footplate("jobs", "cancel", "my_job").out == "my_job is CANCELLING\n"
+    assert footplate("jobs", "wait", "my_job").code == 1
+    assert footplate("jobs", "delete", "my_job").code == 0
+    assert footplate("jobs", "list").out == "There are no such jobs.\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["describe", "flower_1"], 'there is no job "flower_1". Did you mean "flowers_1"? See: footplate jobs list'),
+        (["wait", "../../etc"], 'there is no job "../../etc".'),
+        (
+            ["list", "--filter", "stat=RUNNING"],
+            'expected KEY=VALUE, several with AND between them. Did you mean "state"?',
+        ),
+        (["list", "--filter", "state=RUNING"], 'there is no such state. Did you mean "RUNNING"?'),
+        (["list", "--limit", "-1"], "--limit -1: expected how many jobs to show"),
+        (["describe"], "name"),
+    ],
+)
+def test_mistakes(submit, footplate, bench, argv, message):  # noqa: F811
+    bench.program("")
+    submit("flowers_1")
+    found = footplate("jobs", *argv)
+    assert found.code == 2
+    assert message in found.err
+
+
+def test_an_image_alone_is_refused_since_nothing_here_runs_containers(submit, footplate, bench):  # noqa: F811
+    found = footplate(
+        "jobs",
+        "submit",
+        "training",
+        "my_job",
+        "--master-image-uri",
+        "gcr.io/project/image:1",
+        "--region",
+        "us-central1",
+    )
+    assert found.code == 2
+    assert "names a container image and no module" in found.err
+
+
+def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
+    bench.program(
+        textwrap.dedent(
+            """
+            (place / f"began-{attempt}").touch()
+            if attempt == 1:
+                time.sleep(600)
+            """
+        )
+    )
+    daemon = subprocess.Popen([sys.executable, "-m", "footplate", "jobs", "daemon"], stdout=subprocess.DEVNULL)
+    try:
+        bench.submit()
+        bench.there("began-1")
+        bench.is_in(State.RUNNING)
+        os.kill(bench.supervisor(), signal.SIGKILL)
+        until(lambda: bench.jobs.store.state("my_job") == State.SUCCEEDED)  # nobody sweeps but the daemon
+        assert (bench.directory / "began-2").exists()
+    finally:
+        daemon.terminate()
+        assert daemon.wait() == 0

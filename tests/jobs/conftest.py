@@ -1,0 +1,105 @@
+"""A home of the test's own, in which real jobs run: real supervisors, real processes, which are gone when the test is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.jobs.local.identity import Identity
+from footplate.jobs.states import SUPERVISED, State
+from footplate.jobs.verbs import Jobs
+
+PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for something that is true, and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+    return found
+
+
+class Bench:
+    """Jobs, and what tests do to them."""
+
+    def __init__(self, jobs: Jobs, directory: Path) -> None:
+        self.jobs = jobs
+        self.directory = directory
+
+    def program(self, source: str) -> None:
+        """Make `trainer.task` of it. It finds `place`, the directory of the test, and `until_there(name)`."""
+        package = self.directory / "trainer"
+        package.mkdir(exist_ok=True)
+        (package / "__init__.py").touch()
+        head = f"""
+            import json, os, signal, sys, time
+            from pathlib import Path
+            place = Path({str(self.directory)!r})
+            attempt, role = int(os.environ["FOOTPLATE_JOB_ATTEMPT"]), json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+            def until_there(name):
+                while not (place / name).exists():
+                    time.sleep(0.01)
+            """
+        (package / "task.py").write_text(textwrap.dedent(head) + textwrap.dedent(source))
+
+    def submit(self, name: str = "my_job", args: tuple[str, ...] = (), text: str = "", **flags: str) -> tuple[str, ...]:
+        """Submit the program; `flags` have underscores for dashes."""
+        from footplate.jobs.spec.draft import draft
+        from footplate.jobs.spec.resolving import resolve
+        from footplate.jobs.spec.yamlfile import parse
+
+        given = {"module-name": "trainer.task", "region": "us-central1", "job-dir": str(self.directory / "out")}
+        given |= {key.replace("_", "-"): value for key, value in flags.items()}
+        return self.jobs.submit(resolve(draft(parse(text), given, args, name)), self.directory / "trainer")
+
+    def there(self, name: str) -> Path:
+        """Wait for a file of the test's directory."""
+        path = self.directory / name
+        until(path.exists)
+        return path
+
+    def is_in(self, state: State, name: str = "my_job") -> None:
+        """Wait until a job is in a state."""
+        until(lambda: self.jobs.store.state(name) == state)
+
+    def supervisor(self, name: str = "my_job") -> int:
+        """The process id of a job's supervisor."""
+        return until(lambda: (self.jobs.store.find(name).owner or {}).get("pid"))
+
+    def states(self, name: str = "my_job") -> list[str]:
+        """Where a job has been."""
+        return [str(one.target) for one in self.jobs.store.transitions(name)]
+
+    def output(self, name: str = "my_job", attempt: int = 1, who: str = "master-0") -> str:
+        """What a process has written."""
+        return (self.jobs.home.attempt(name, attempt) / f"{who}.log").read_text()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
+    monkeypatch.setenv("FOOTPLATE_CPUS", "64")
+    directory = tmp_path / "work"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    made = Bench(Jobs.here(), directory)
+    yield made
+    for job in made.jobs.store.of_host(os.uname().nodename, SUPERVISED):
+        owner = Identity.from_dict(job.owner)
+        if owner is not None and owner.alive():
+            with suppress(ProcessLookupError):
+                os.kill(owner.pid, signal.SIGKILL)
+        for one in made.jobs.store.processes(job.name):
+            until(lambda one=one: Identity.of(one.pid) is None or Identity.of(one.pid).began != one.mark)
+    made.jobs.store.close()

@@ -1,0 +1,58 @@
+"""What processes write: kept in a row of files, read while it grows, nothing lost and nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from footplate.jobs.home import Home
+from footplate.jobs.local.follow import Follower
+from footplate.jobs.local.logfiles import Reader, Writer, part
+
+pieces = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces, st.integers(1, 60))
+def test_whoever_reads_along_reads_all_once(tmp_path: Path, written: list[tuple[bytes, bool]], full: int):
+    first = tmp_path / "master-0.log"
+    for left in tmp_path.iterdir():
+        left.unlink()
+    writer, reader, read = Writer(first, full), Reader(first), b""
+    for data, look in written:
+        writer.write(data)
+        if look:
+            read += reader.read()
+    writer.close()
+    assert read + reader.read() == b"".join(data for data, _ in written)
+
+
+def test_a_full_file_is_followed_by_another(tmp_path: Path):
+    writer = Writer(tmp_path / "master-0.log", full=10)
+    for _ in range(5):
+        writer.write(b"12345\n")
+    writer.close()
+    sizes = [part(tmp_path / "master-0.log", number).stat().st_size for number in range(3)]
+    assert sizes == [12, 12, 6]
+
+
+def test_the_last_line_that_says_something(tmp_path: Path):
+    writer = Writer(tmp_path / "master-0.log")
+    writer.write(b"Traceback\nValueError: x\n\n  \n")
+    assert writer.last_line() == "ValueError: x"
+
+
+def test_lines_come_whole_and_with_who_wrote_them(tmp_path: Path):
+    home = Home(tmp_path)
+    folder = home.attempt("job", 1)
+    folder.mkdir(parents=True)
+    master, worker = Writer(folder / "master-0.log"), Writer(folder / "worker-10.log")
+    follower = Follower(home, "job")
+    master.write(b"one\ntw")
+    worker.write(b"three\n")
+    assert [(one.source, one.text) for one in follower.lines()] == [("master-0", "one\n"), ("worker-10", "three\n")]
+    master.write(b"o\nfour")
+    assert [one.text for one in follower.lines()] == ["two\n"]
+    assert [one.text for one in follower.lines(last=True)] == ["four\n"]

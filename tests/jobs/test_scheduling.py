@@ -1,0 +1,93 @@
+"""Who begins now: never more than there is, everybody some day, by priority and age."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from footplate.jobs.scheduling import PASSING_S, Resources, Waiting, free, starts
+
+MACHINE = Resources(cpus=4, gpus=2, memory_gb=16)
+
+needs = st.builds(
+    Resources,
+    cpus=st.floats(0, 8, allow_nan=False).map(lambda value: round(value, 1)),
+    gpus=st.integers(0, 4),
+    memory_gb=st.integers(0, 32).map(float),
+)
+queues = st.lists(
+    st.builds(
+        Waiting,
+        name=st.uuids().map(str),
+        needs=needs,
+        since=st.floats(0, 5000, allow_nan=False),
+        priority=st.integers(0, 1000),
+    ),
+    max_size=12,
+    unique_by=lambda one: one.name,
+)
+
+
+def job(name: str, cpus: float, since: float = 0.0, priority: int = 0) -> Waiting:
+    return Waiting(name, Resources(cpus=cpus), since, priority)
+
+
+def names(jobs: list[Waiting]) -> list[str]:
+    return [one.name for one in jobs]
+
+
+@given(st.lists(needs, max_size=4), queues, st.floats(5000, 9000))
+def test_never_more_begins_than_there_is_room_for(running: list[Resources], queue: list[Waiting], now: float):
+    begun = starts(MACHINE, running, queue, now)
+    room = free(MACHINE, running)
+    for one in begun:
+        assert one.needs.capped(MACHINE).within(room)
+        room = room - one.needs.capped(MACHINE)
+    assert len(set(names(begun))) == len(begun)
+
+
+@given(queues)
+def test_with_the_machine_empty_the_first_in_the_row_begins(queue: list[Waiting]):
+    if queue:
+        assert min(queue, key=lambda one: one.turn) in starts(MACHINE, [], queue, 5000.0)
+
+
+@settings(max_examples=60)
+@given(queues, st.randoms(use_true_random=False))
+def test_every_job_begins_some_day_though_small_and_urgent_ones_keep_coming(queue: list[Waiting], random):
+    now, running, left, number = 5000.0, [], list(queue), 0
+    while any(one in left for one in queue):
+        left.append(Waiting(f"late-{number}", Resources(1, 0, 1), now, 1000))
+        number += 1
+        for one in starts(MACHINE, [needs for _, needs in running], left, now):
+            left.remove(one)
+            running.append((now + random.uniform(1, 300), one.needs))
+        now += 100
+        running = [one for one in running if one[0] > now]
+        assert number < 3000, "somebody starves"
+
+
+def test_a_small_job_passes_a_large_one_for_a_while_and_then_waits_with_it():
+    running = [Resources(cpus=3)]
+    queue = [job("large", 4, since=0), job("small", 1, since=10)]
+    assert names(starts(MACHINE, running, queue, PASSING_S - 1)) == ["small"]
+    assert starts(MACHINE, running, queue, PASSING_S) == []
+    assert names(starts(MACHINE, [], queue, PASSING_S)) == ["large"]
+
+
+def test_a_point_of_priority_is_a_minute_of_waiting():
+    one = Resources(cpus=4)
+    early, urgent = Waiting("early", one, 0.0, 0), Waiting("urgent", one, 3600.0, 61)
+    assert names(starts(MACHINE, [], [early, urgent], 4000.0)) == ["urgent"]
+    assert names(starts(MACHINE, [], [early, Waiting("urgent", one, 3600.0, 59)], 4000.0)) == ["early"]
+
+
+def test_what_the_machine_does_not_have_is_not_waited_for():
+    huge = Waiting("huge", Resources(cpus=96, gpus=8, memory_gb=1000), 0.0)
+    assert names(starts(MACHINE, [], [huge], 1.0)) == ["huge"]
+    assert starts(MACHINE, [Resources(cpus=1)], [huge], 1.0) == []
+
+
+def test_a_machine_that_shrank_has_no_room_until_enough_has_ended():
+    small = Resources(cpus=2, gpus=0, memory_gb=4)
+    assert starts(small, [Resources(cpus=1), Resources(cpus=4)], [job("next", 1)], 1.0) == []

@@ -1,0 +1,269 @@
+"""The store: one suite for SQLite and for a real PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from footplate.errors import ConfigError
+from footplate.jobs.home import Home
+from footplate.jobs.record import Job, Process
+from footplate.jobs.scheduling import Resources
+from footplate.jobs.states import SUPERVISED, State, may_follow
+from footplate.jobs.store import open_store
+from footplate.jobs.store.jobs import Store, UnknownJob
+
+HERE = "this_machine"
+
+
+class Server:
+    """A PostgreSQL server in a directory of its own; as root it runs as `nobody`, since it refuses root."""
+
+    def __init__(self, directory: Path) -> None:
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+        self._programs = found[-1] if found else Path(shutil.which("initdb") or "/nowhere").resolve().parent
+        self._data = directory / "data"
+        self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
+        if self._user:
+            for path in (directory, *directory.parents[:2]):
+                path.chmod(path.stat().st_mode | 0o011)
+            os.chown(directory, self._user.pw_uid, self._user.pw_gid)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._run("initdb", "-D", self._data, "-U", "jobs", "--auth=trust", "--no-sync")
+        self.start()
+
+    def start(self) -> None:
+        options = f"-h 127.0.0.1 -p {self.port} -k '' -F"
+        self._run("pg_ctl", "-D", self._data, "-o", options, "-l", self._data / "log", "-w", "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
+
+    def _run(self, program: str, *arguments: object) -> None:
+        command = [str(self._programs / program), *map(str, arguments)]
+        user = {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []} if self._user else {}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/", **user)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("postgres"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.engine)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """A function that connects to one store anew each time."""
+    if request.param == "sqlite":
+        return lambda: open_store(Home(tmp_path))
+    import psycopg
+
+    port = request.getfixturevalue("server").port
+    name = f"test_{time.monotonic_ns()}"
+    with psycopg.connect(f"postgresql://jobs@127.0.0.1:{port}/postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return lambda: open_store(Home(tmp_path, f"postgresql://jobs@127.0.0.1:{port}/{name}"))
+
+
+@pytest.fixture
+def store(opened: Callable[[], Store]) -> Iterator[Store]:
+    made = opened()
+    yield made
+    made.close()
+
+
+def job(name: str = "one", **changes: object) -> Job:
+    made = Job(
+        name, State.QUEUED, 1000.5, 1000.5, HERE, priority=3, needs=Resources(1.5, 2, 7.5), devices=(0, 3),
+        plan={"package": "abc"}, spec={"jobId": name, "args": ["ä", "'; DROP TABLE jobs; --"]}, labels={"team": "vision"},
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_what_is_put_in_comes_out(store: Store):
+    store.add(job(owner={"pid": 7, "began": 1.5, "boot": "x"}))
+    assert store.find("one") == job(owner={"pid": 7, "began": 1.5, "boot": "x"})
+    assert store.find("one").id == "one-1000500000"
+
+
+def test_a_name_is_taken_once(store: Store):
+    store.add(job())
+    with pytest.raises(ConfigError, match="there is a job one already"):
+        store.add(job(created=2000.0))
+    assert store.find("one").created == 1000.5
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(store: Store):
+    store.add(job("flowers_1"))
+    with pytest.raises(UnknownJob, match=r'no job "flower_1"\. Did you mean "flowers_1"\?'):
+        store.find("flower_1")
+
+
+def test_a_transition_is_noted_with_its_time_cause_and_attempt(store: Store):
+    store.add(job())
+    assert store.move("one", State.QUEUED, State.PREPARING, 1001.0, attempt=1, owner=None)
+    assert store.move("one", State.PREPARING, State.RUNNING, 1002.0, started=1002.0)
+    assert store.move("one", State.RUNNING, State.FAILED, 1003.0, "it broke", ended=1003.0)
+    found = store.find("one")
+    assert (found.state, found.started, found.ended, found.cause) == (State.FAILED, 1002.0, 1003.0, "it broke")
+    steps = [(one.source, one.target, one.at, one.attempt, one.cause) for one in store.transitions("one")]
+    assert steps == [
+        (None, State.QUEUED, 1000.5, 0, ""),
+        (State.QUEUED, State.PREPARING, 1001.0, 1, ""),
+        (State.PREPARING, State.RUNNING, 1002.0, 1, ""),
+        (State.RUNNING, State.FAILED, 1003.0, 1, "it broke"),
+    ]
+
+
+def test_a_job_that_was_moved_meanwhile_is_not_moved_again(store: Store):
+    store.add(job())
+    assert store.move("one", State.QUEUED, State.CANCELLED, 1001.0)
+    assert not store.move("one", State.QUEUED, State.PREPARING, 1002.0)
+    assert store.state("one") == State.CANCELLED
+    assert not store.move("two", State.QUEUED, State.PREPARING, 1002.0)
+
+
+def test_a_move_that_is_repeated_because_its_answer_was_lost_is_done_once(store: Store):
+    store.add(job())
+    assert [store.move("one", State.QUEUED, State.PREPARING, 1001.0) for _ in range(2)] == [True, True]
+    assert len(store.transitions("one")) == 2
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(State), st.sampled_from(State))
+def test_a_transition_that_is_none_is_refused(store: Store, source: State, target: State):
+    if not may_follow(source, target):
+        with pytest.raises(ValueError, match="never follows"):
+            store.move("one", source, target, 1.0)
+
+
+def test_of_two_who_want_the_same_transition_one_gets_it(opened: Callable[[], Store], store: Store):
+    for number in range(20):
+        store.add(job(f"job_{number}"))
+    won: list[str] = []
+
+    def grab(at: float) -> None:
+        own = opened()
+        won.extend(
+            name for name in (f"job_{number}" for number in range(20))
+            if own.move(name, State.QUEUED, State.PREPARING, at, attempt=1)
+        )  # fmt: skip
+        own.close()
+
+    threads = [threading.Thread(target=grab, args=(2000.0 + number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(won) == sorted(f"job_{number}" for number in range(20))
+
+
+def test_stores_are_opened_at_once_for_the_first_time(opened: Callable[[], Store]):
+    failed: list[Exception] = []
+
+    def use(number: int) -> None:
+        try:
+            own = opened()
+            own.add(job(f"job_{number}"))
+            own.close()
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failed
+    assert len(opened().list()) == 6
+
+
+def test_lists_are_the_newest_first_and_of_a_state_or_a_machine(store: Store):
+    store.add(job("old", created=1.0, queued=1.0))
+    store.add(job("new", created=3.0, queued=3.0))
+    store.add(job("elsewhere", created=2.0, queued=2.0, host="another"))
+    store.move("old", State.QUEUED, State.PREPARING, 4.0)
+    assert [one.name for one in store.list()] == ["new", "elsewhere", "old"]
+    assert [one.name for one in store.list(limit=1)] == ["new"]
+    assert [one.name for one in store.list(State.PREPARING)] == ["old"]
+    assert [one.name for one in store.of_host(HERE, SUPERVISED)] == ["old"]
+    assert [(one.name, one.needs, one.since) for one in store.waiting(HERE)] == [("new", Resources(1.5, 2, 7.5), 3.0)]
+
+
+def test_processes_are_noted_with_their_end(store: Store):
+    store.add(job())
+    one = Process(1, "worker", 0, pid=42, mark=7.0, began=5.0)
+    store.begin_processes("one", [one, replace(one, role="master", pid=41)])
+    store.end_processes("one", [replace(one, ended=6.0, outcome="ended with exit code 0")])
+    assert store.processes("one") == [
+        replace(one, role="master", pid=41),
+        replace(one, ended=6.0, outcome="ended with exit code 0"),
+    ]
+
+
+def test_only_what_has_ended_is_deleted_and_then_nothing_is_left(store: Store):
+    store.add(job())
+    assert store.delete("one") == State.QUEUED
+    store.move("one", State.QUEUED, State.CANCELLED, 2.0)
+    assert store.delete("one") is None
+    assert (store.state("one"), store.transitions("one"), store.processes("one")) == (None, [], [])
+
+
+def test_a_store_of_a_later_version_is_refused(opened: Callable[[], Store]):
+    first = opened()
+    first._database.transaction(lambda execute: execute("UPDATE schema_version SET version = 99"))
+    first.close()
+    with pytest.raises(ConfigError, match="version 99, and this Footplate knows version 1"):
+        opened()
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path: Path):
+    (tmp_path / "jobs.db").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(ConfigError, match=r"jobs\.db, the store of jobs, can't be used: file is not a database"):
+        open_store(Home(tmp_path))
+
+
+def test_the_file_is_the_users_alone(tmp_path: Path):
+    open_store(Home(tmp_path)).close()
+    assert (tmp_path / "jobs.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_path: Path):
+    with pytest.raises(ConfigError, match="expected postgresql://"):
+        open_store(Home(tmp_path, "mysql://me:mine@host/jobs"))
+
+
+@pytest.mark.engine
+def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1/jobs \(FOOTPLATE_STORE\) can't be used") as caught:
+        open_store(Home(tmp_path, f"postgresql://me:mine@127.0.0.1:{port}/jobs"))
+    assert "mine" not in str(caught.value)
+
+
+@pytest.mark.engine
+def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path):
+    store = open_store(Home(tmp_path, f"postgresql://jobs@127.0.0.1:{server.port}/postgres"))
+    store.add(job())
+    server.stop()
+    back = threading.Timer(1.0, server.start)
+    back.start()
+    assert store.move("one", State.QUEUED, State.PREPARING, 1001.0)
+    back.join()
+    assert store.state("one") == State.PREPARING
+    store.close()
