@@ -68,7 +68,7 @@ def compile_step(request: Request) -> dict[str, Any]:
 def _devices(request: Request) -> list[Any]:
     import jax
 
-    if request.platform == "cpu":
+    if request.topology is None:
         return [jax.devices("cpu")[0]]
     from jax.experimental import topologies
 
@@ -129,6 +129,7 @@ def _measured(compiled: Any, arguments: tuple[Any, ...], device: Any, steps: int
     """Run the program on made-up numbers: seconds of a step, and how much the process's memory has grown at most."""
     import jax
 
+    jax.jit(lambda x: x @ x)(jax.numpy.ones((512, 512))).block_until_ready()  # threads and their buffers are there
     _forget_peak()
     before = _status("VmRSS")
     state, rates, key, batch = _made_up(arguments, compiled.input_shardings[0])
@@ -154,7 +155,7 @@ def _made_up(arguments: tuple[Any, ...], shardings: Any) -> Any:
     numbers = np.random.default_rng(0)
 
     def make(spec: Any, sharding: Any) -> Any:
-        if jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(spec.dtype, jax.dtypes.prng_key):
             return jax.device_put(jax.random.key(0), sharding)
         if jax.numpy.issubdtype(spec.dtype, jax.numpy.floating):
             values = (np.abs(numbers.standard_normal(spec.shape, dtype=np.float32)) * 0.02).astype(spec.dtype)

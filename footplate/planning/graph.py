@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
@@ -81,7 +82,7 @@ def _flops(node: Node) -> float:
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0.0
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
     return float(count(*args, **kwargs, out_val=node.meta["val"]))
 
 

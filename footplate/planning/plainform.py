@@ -70,7 +70,12 @@ def plain(captured: Captured) -> PlainStep:
     constants = {node.target: getattr(graph, node.target) for node in nodes if node.op == "get_attr"}
     others = {one.name: getattr(captured, one.name) for one in fields(captured) if one.name != "graph"}
     # Trees may hold the user's classes, which the other process can't import; lowering asks for neither.
-    others |= {"batch": (None, captured.batch[1]), "output": None, "reads": Reads(), "logs": dict.fromkeys(captured.logs, {})}
+    others |= {
+        "batch": (None, captured.batch[1]),
+        "output": None,
+        "reads": Reads(),
+        "logs": {name: {} for name in captured.logs},
+    }
     return PlainStep(nodes, constants, others)
 
 
@@ -117,7 +122,9 @@ def _as_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_as_plain(one) for one in value) if type(value) in (list, tuple) else [*map(_as_plain, value)]
+        return (
+            type(value)(_as_plain(one) for one in value) if type(value) in (list, tuple) else [*map(_as_plain, value)]
+        )
     return value
 
 

@@ -193,7 +193,7 @@ def _machine_of(row: Accelerator, count: int) -> tuple[str, float | None]:
         counts = {one.accelerator_count for one in known.machines.values() if one.accelerator == row.name}
         counts |= {each for (_, accelerator), some in known.counts.items() if accelerator == row.name for each in some}
         raise ConfigError(
-            f"no machine of the catalog has {count} {row.short}; there are machines with {', '.join(map(str, sorted(counts)))}."
+            f"no machine of the catalog has {count} {row.short}; there are with {', '.join(map(str, sorted(counts)))}."
         )
     machine = found[0]
     if machine.accelerator:
