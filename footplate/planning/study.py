@@ -270,8 +270,8 @@ def _compiled(
         outputs=made.outputs_bytes if fits else None,
         code=made.code_bytes if fits else None,
     )
-    # The CPU's compiler calls libraries for products, whose arithmetic it doesn't count: the graph's count is the surer.
-    flops = made.flops if target.kind == "tpu" else max(made.flops, counted.flops)
+    # A compiler counts the body of a loop once, and a library's product not at all.
+    flops = max(made.flops, counted.flops)
     return _finished(
         about,
         target,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from footplate import optim
 from footplate.errors import ConfigError
-from footplate.hooks import overrides
+from footplate.hooks import overrides, step_arguments
 from footplate.step.capture import Captured, CaptureError, capture_training
 from footplate.step.capture.functional import pytree
 
@@ -175,10 +175,11 @@ def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
 def _cast_inside(module: Any) -> None:
     """`training_step` of this one module runs under autocast, as the trainer's bf16-mixed has it."""
     plain: Callable[..., Any] = type(module).training_step
+    count = step_arguments(module.training_step, "training_step")
 
     def training_step(self: Any, batch: Any, batch_idx: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
-            return plain(*(self, batch, batch_idx)[: plain.__code__.co_argcount])
+            return plain(self, *(batch, batch_idx)[:count])
 
     vars(module)["training_step"] = MethodType(training_step, module)
 

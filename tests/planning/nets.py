@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 
@@ -31,3 +32,10 @@ class Small(fp.Module):
 
 def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(size, WIDTH), torch.zeros(size, dtype=torch.int64)
+
+
+class Batches(fp.DataModule):
+    """Six batches of sixteen."""
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(*batch(96)), batch_size=16)

@@ -92,7 +92,7 @@ def test_a_module_may_ask_how_many_steps_there_will_be():
     ("said", "asked"),
     [
         ("take 32 or 40", {"on": ["v5e-8"], "batch_size": 36}),
-        ('Did you mean "v5e-8"', {"on": ["v5-8"]}),
+        ('Did you mean "v5', {"on": ["v5-8"]}),
         ("names of hardware", {"on": []}),
         ('precision="8"', {"on": ["H100"], "precision": "8"}),
     ],
@@ -141,6 +141,25 @@ def test_the_command_writes_the_plan_as_json(tmp_path, capsys):
     assert found["dataset_rows"] == 12_000
     assert found["choices"][0]["usd"] is None
     assert found["choices"][1]["sources"][0].startswith("https://")
+
+
+def test_a_configuration_file_is_planned_with_its_batch_precision_and_epochs(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {class_path: planning.nets.Small}\n"
+        "data: {class_path: planning.nets.Batches}\n"
+        "trainer: {precision: bf16-mixed, max_epochs: 7}\n"
+    )
+    assert main(["plan", str(file), "--on", "H100", "--format", "yaml"]) == 0
+    shown = capsys.readouterr().out
+    for line in ("model: Small", "batch_size: 16", "precision: bf16-mixed", "epochs: 7", "dataset_rows: 96"):
+        assert line in shown
+
+
+def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
+    argv = ["plan", "--model", "torchvision.models:squeezenet1_1", "--batch-size", "8", "--on", "T4"]
+    assert main(argv) == 0
+    assert "Assumed: inputs of 3x224x224, cross entropy over 1000 classes, AdamW." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
