@@ -54,6 +54,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "ViT-tiny": vit_tiny,
     "GPT-small": gpt_small,
 }
+ROUNDS = 2
 COLUMNS = {
     "foretold_mb": "memory MB, foretold",
     "peak_mb": "found",
@@ -92,7 +93,7 @@ def main() -> None:
     given = common.arguments(__doc__ or "")
     names = ["MLP"] if given.quick else list(MODELS)
     before = common.machine()
-    found = common.interleave(names, once, rounds=2)
+    found = common.interleave(names, once, rounds=common.QUICK_ROUNDS if given.quick else ROUNDS)
     memory = {f"memory_found_vs_foretold_{name}": quotients(found[name], "peak_mb", "foretold_mb") for name in names}
     time = {f"least_vs_fastest_step_{name}": quotients(found[name], "least_ms", "fastest_ms") for name in names}
     common.report(
