@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.capture import Captured, averaging  # noqa: F401  declares torch.ops.footplate.average
 
 AVERAGE = torch.ops.footplate.average.default
 _aten = torch.ops.aten
@@ -58,21 +58,16 @@ class Needs:
     averaged_bytes: int
 
 
-def needs(graph: GraphModule, state: int) -> Needs:
-    """What a captured step needs.
-
-    Args:
-        graph: `Captured.graph`.
-        state: how many of its inputs are state: `len(Captured.paths)`.
-    """
-    nodes = list(graph.graph.nodes)
+def needs(captured: Captured) -> Needs:
+    """What a captured step needs."""
+    nodes, state = list(captured.graph.graph.nodes), len(captured.paths)
     inputs = [_nbytes(node.meta["val"]) for node in nodes if node.op == "placeholder"]
     averages = [node for node in nodes if node.target is AVERAGE]
     return Needs(
         flops=sum(map(_flops, nodes)),
         traffic_bytes=_traffic(nodes),
         state_bytes=sum(inputs[:state]),
-        batch_bytes=sum(inputs[state:]),
+        batch_bytes=sum(inputs[state + captured.rates :]),
         peak_bytes=_peak(nodes),
         averaged_bytes=sum(_nbytes(node.meta["val"]) for node in averages),
     )

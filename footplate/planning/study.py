@@ -238,7 +238,7 @@ def _require_operations(captured: Captured) -> None:
 
 def _choice(about: Subject, target: Target, captures: _Captures, search: bool) -> Choice:
     captured = captures.of(target, about.batch_size)
-    counted = needs(captured.graph, len(captured.paths))
+    counted = needs(captured)
     if target.kind == "gpu":
         return _counted(about, target, counted, captures)
     made = program(plain(captured), target)
@@ -292,7 +292,7 @@ def _counted(about: Subject, target: Target, counted: Needs, captures: _Captures
     """A GPU, by the graph: two sizes of batch say what grows with it."""
     size = about.batch_size // target.devices
     twice = captures.of(target, 2 * about.batch_size)
-    growing = max(1, needs(twice.graph, len(twice.paths)).peak_bytes - counted.peak_bytes)
+    growing = max(1, needs(twice).peak_bytes - counted.peak_bytes)
     reckoned = largest.guess(size, counted.peak_bytes - growing, growing, target.memory_bytes)
     exchanged = [Collective("all-reduce", 1, counted.averaged_bytes)] if target.devices > 1 else []
     rate = target.flops_per_s(about.precision)

@@ -16,8 +16,7 @@ WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)
 
 def counted(module, example, size, averages=False):
     about = Subject("it", module, example, size)
-    found = captured(about, size, averages)
-    return needs(found.graph, len(found.paths))
+    return needs(captured(about, size, averages))
 
 
 def test_products_count_forward_and_backward():
