@@ -41,6 +41,7 @@ def vit_tiny() -> tuple[nn.Module, Any]:
 
 def gpt_small() -> tuple[nn.Module, Any]:
     """Eight layers of width 384, of the transformers library, on 8 × 256 tokens."""
+    common.let_torchvision_be_imported()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_layer=8, n_embd=384, n_head=6, n_positions=256, vocab_size=16384, use_cache=False)

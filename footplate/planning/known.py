@@ -7,6 +7,7 @@ entropy of what it answers with labels, AdamW; and the plan says that this was a
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,9 @@ def _found(name: str) -> Any:
 
 
 def _imported(name: str) -> Any:
-    """A module; torchvision's too where its compiled part can't be loaded, as beside a torch for the CPU."""
-    if name.split(".")[0] == "torchvision" and not hasattr(torch.ops.torchvision, "nms"):
+    """A module; torchvision, too, where its compiled part can't be loaded, as beside a torch for the CPU."""
+    uses_torchvision = name.split(".")[0] in ("torchvision", "timm", "transformers")
+    if uses_torchvision and find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
         try:
             importlib.import_module("torchvision")
         except RuntimeError:
