@@ -135,12 +135,13 @@ def _storages(nodes: list[Node]) -> dict[Node, tuple[_Storage, ...]]:
             found[node] = ()
         elif node.target is operator.getitem:
             whole, index = node.args
-            several = found[whole]  # type: ignore[index]
-            found[node] = (several[index],) if len(several) > 1 else several  # type: ignore[index]
+            found[node] = (found[whole][index],)  # type: ignore[index]
         elif _is_view(node):
             found[node] = found[node.all_input_nodes[0]]
         else:
-            found[node] = tuple(_Storage(_nbytes(tensor)) for tensor in _tensors(node.meta.get("val")))
+            value = node.meta.get("val")
+            several = value if isinstance(value, (list, tuple)) else (value,)
+            found[node] = tuple(_Storage(_nbytes(one)) for one in several)  # of what isn't a tensor, 0 bytes
     return found
 
 

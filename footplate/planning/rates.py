@@ -1,8 +1,8 @@
 """Peak rates of the machine that plans, measured: no catalog has them for every processor.
 
-Each is the best of several short tries with all the cores that this process may use, so that it is a rate which the
-machine has been seen to reach: matrix products in the precision that is planned, and copying within its caches, for a
-small step may never leave them. About a second in all.
+What one core reaches at its best in many very short tries, so short that a busy machine doesn't get between, times the
+cores that this process may use: products of matrices in the precision that is planned, and copies within a core's caches,
+for a small step may never leave them. Cores rarely scale that well, and memory never: what follows from it is a bound.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import torch
 
 from footplate.hardware.machine import usable_cores
 
+TRIES = 200
+
 
 @functools.cache
 def flops_per_s(dtype: torch.dtype) -> float:
     """Floating-point operations a second, in products of matrices."""
-    size = 1024
+    size = 256
     one, other = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     made = torch.empty(size, size, dtype=dtype)
-    with _all_cores():
-        return 2 * size**3 / _fastest(lambda: torch.mm(one, other, out=made))
+    with _one_core():
+        return usable_cores() * 2 * size**3 / _fastest(lambda: torch.mm(one, other, out=made))
 
 
 @functools.cache
 def bytes_per_s() -> float:
     """Bytes read and written a second, by copies that stay in a cache; the fastest cache counts."""
-    sizes = (2**14, 2**16, 2**18, 2**20)  # numbers of 4 bytes
-    with _all_cores():
-        return max(8 * size / _fastest(_copying(size)) for size in sizes)
+    sizes = (2**12, 2**14, 2**16, 2**18)  # numbers of 4 bytes
+    with _one_core():
+        return usable_cores() * max(8 * size / _fastest(_copying(size)) for size in sizes)
 
 
 def _copying(size: int) -> Callable[[], object]:
@@ -40,9 +42,9 @@ def _copying(size: int) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-def _fastest(work: Callable[[], object], tries: int = 30) -> float:
+def _fastest(work: Callable[[], object]) -> float:
     seconds = []
-    for _ in range(tries):
+    for _ in range(TRIES):
         begun = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - begun)
@@ -50,9 +52,9 @@ def _fastest(work: Callable[[], object], tries: int = 30) -> float:
 
 
 @contextmanager
-def _all_cores() -> Iterator[None]:
+def _one_core() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(max(before, int(usable_cores())))
+    torch.set_num_threads(1)
     try:
         yield
     finally:
