@@ -45,6 +45,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "memory": {**asdict(choice.memory), "headroom": choice.memory.headroom},
         "flops": choice.flops,
         "bytes_moved": choice.nbytes,
+        "bytes_accessed": choice.accessed,
         "collectives": [asdict(one) for one in choice.collectives],
         "compute_s": times.compute_s,
         "memory_s": times.memory_s,

@@ -69,7 +69,8 @@ class Choice:
         fits: whether memory suffices.
         memory: of one device.
         flops: of one device and step.
-        nbytes: that one device moves to and from its memory in a step.
+        nbytes: that one device must at least move to and from its memory in a step.
+        accessed: that all operations of the compiled program read and write, as its compiler counts; None for GPUs.
         collectives: what devices exchange in a step.
         roofline: the least time of a step.
         samples_per_second: of all devices, at most.
@@ -89,6 +90,7 @@ class Choice:
     memory: Memory
     flops: float | None
     nbytes: float | None
+    accessed: float | None
     collectives: tuple[Collective, ...]
     roofline: Roofline
     samples_per_second: float | None
@@ -270,7 +272,8 @@ def _compiled(
         outputs=made.outputs_bytes if fits else None,
         code=made.code_bytes if fits else None,
     )
-    # A compiler counts the body of a loop once, and a library's product not at all.
+    # A compiler counts the arithmetic of a loop's body once, and a library's product not at all. Of bytes it may count many
+    # times too many: a gather, say, as all of its operand for each index. So of each the count that makes a bound.
     flops = max(made.flops, counted.flops)
     return _finished(
         about,
@@ -278,7 +281,8 @@ def _compiled(
         fits=fits,
         memory=memory,
         flops=flops if fits else None,
-        nbytes=made.accessed_bytes if fits else None,
+        nbytes=min(made.accessed_bytes, counted.traffic_bytes) if fits else None,
+        accessed=made.accessed_bytes if fits else None,
         collectives=made.collectives,
         largest_batch=reckoned and reckoned * target.devices,
         searched=search,
@@ -308,6 +312,7 @@ def _counted(about: Subject, target: Target, counted: Needs, captures: _Captures
         ),
         flops=counted.flops,
         nbytes=float(counted.traffic_bytes),
+        accessed=None,
         collectives=tuple(exchanged),
         largest_batch=reckoned and reckoned * target.devices,
         searched=False,
