@@ -12,7 +12,8 @@ from typing import Any
 
 import common
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from footplate.planning import rates
 from footplate.planning.known import Supervised
@@ -39,14 +40,42 @@ def vit_tiny() -> tuple[nn.Module, Any]:
     return create_model("vit_tiny_patch16_224"), (images, torch.empty(16, dtype=torch.int64))
 
 
-def gpt_small() -> tuple[nn.Module, Any]:
-    """Eight layers of width 384, of the transformers library, on 8 × 256 tokens."""
-    common.let_torchvision_be_imported()
-    from transformers import GPT2Config, GPT2LMHeadModel
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
-    config = GPT2Config(n_layer=8, n_embd=384, n_head=6, n_positions=256, vocab_size=16384, use_cache=False)
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """A decoder whose head is its embedding; with its defaults GPT-2 small: 124 million parameters."""
+
+    def __init__(
+        self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, length: int = 1024
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[1], device=x.device))
+        return self.head(self.norm(self.blocks(self.tokens(x) + places)))
+
+
+def gpt_small() -> tuple[nn.Module, Any]:
     tokens = torch.empty(8, 256, dtype=torch.int64)
-    return GPT2LMHeadModel(config), (tokens, tokens)
+    return GPT(16384, 384, 8, 6, 256), (tokens, tokens)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {

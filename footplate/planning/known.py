@@ -96,8 +96,7 @@ def library_model(
             "by the configuration file of `footplate fit`."
         )
     inputs = _inputs(shape)
-    with torch.no_grad():
-        logits = answer_of(net(inputs.new_empty(2, *inputs.shape)))
+    logits = _answer(name, net, inputs)
     labels = torch.empty(size, *logits.shape[1:-1], dtype=torch.int64, device="meta")
     return Subject(
         name=name.rpartition(":")[2],
@@ -155,6 +154,18 @@ def _rows_of(data: Any, batch_size: int) -> int | None:
         return len(data.train_dataloader()) * batch_size
     except TypeError:
         return None
+
+
+def _answer(name: str, net: nn.Module, inputs: Tensor) -> Tensor:
+    """The logits of two inputs, without numbers."""
+    try:
+        with torch.no_grad():
+            return answer_of(net(inputs.new_empty(2, *inputs.shape)))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--model {name} can't answer inputs of shape {tuple(inputs.shape)} that have no numbers: {error} "
+            "Give the right --input, or plan it with fp.plan(module, batch, on=[…]), a module with a training_step."
+        ) from error
 
 
 def _found(name: str) -> Any:
