@@ -103,15 +103,13 @@ def program(step: PlainStep, target: Target, steps: int = 0) -> Program:
     kept = cache_directory() / f"{_key(request)}.json"
     if not steps and kept.exists():
         return _read(json.loads(kept.read_text()))
-    if target.kind == "tpu":
+    if target.kind != "tpu":
+        return _read(_compiled(request, kept))
+    with _alone():
+        if kept.exists():  # whoever was waited for has compiled the same
+            return _read(json.loads(kept.read_text()))
         logger.info("Compiling for %s (%s), which may take minutes; the result is kept.", target.name, target.topology)
-        with _alone():
-            reply = _run(request)
-    else:
-        reply = _run(request)
-    if not steps:
-        _keep(kept, reply)
-    return _read(reply)
+        return _read(_compiled(request, kept))
 
 
 def cache_directory() -> Path:
@@ -139,6 +137,13 @@ def _version(package: str) -> str | None:
 def _read(reply: dict[str, Any]) -> Program:
     found = tuple(Collective(**one) for one in reply.get("collectives", ()))
     return Program(**{**reply, "collectives": found})
+
+
+def _compiled(request: Request, kept: Path) -> dict[str, Any]:
+    reply = _run(request)
+    if not request.steps:
+        _keep(kept, reply)
+    return reply
 
 
 def _keep(path: Path, reply: dict[str, Any]) -> None:
