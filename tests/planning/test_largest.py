@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from footplate.planning.largest import guess, ladder, largest
 
-
 patient = settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no defect
 
 
