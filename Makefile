@@ -74,6 +74,7 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 	$(BIN)/python benchmarks/data_tokens.py --json benchmarks/results/data_tokens.json
 	$(BIN)/python benchmarks/augmentation.py --json benchmarks/results/augmentation.json
+	$(BIN)/python benchmarks/plan_accuracy.py --json benchmarks/results/plan_accuracy.json
 	$(BIN)/python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
 lock: setup  ## pin the present environment in requirements/constraints.txt

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from footplate.launch.runner import Runner as Runner
     from footplate.module import DataModule as DataModule
     from footplate.module import Module as Module
+    from footplate.planning.study import plan as plan
     from footplate.rng import seed_everything as seed_everything
     from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
@@ -76,6 +77,7 @@ _HOMES = {
     "Timer": "footplate.callbacks.timer",
     "Trainer": "footplate.trainer",
     "export_model": "footplate.export",
+    "plan": "footplate.planning.study",
     "scale": "footplate.scaling.study",
     "seed_everything": "footplate.rng",
 }

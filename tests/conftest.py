@@ -19,7 +19,7 @@ collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/t
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-# The suite tries the same examples each time, so that it fails for a change and not by chance; `make fuzz` looks for others.
+# The same examples each time: the suite fails for a change, and not by chance. `make fuzz` looks for others.
 settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("suite")

@@ -25,6 +25,9 @@ COMMANDS = {
     "predict": Command("footplate.cli.fit", "write a model's predictions as a table"),
     "run": Command("footplate.cli.run", "run a script in several processes, here or on a cluster"),
     "scale": Command("footplate.cli.scale", "run the same training at several sizes: what does adding devices bring?"),
+    "plan": Command(
+        "footplate.cli.plan", "what a training needs on hardware that isn't here: fits? how long? how much?"
+    ),
     "jobs": Command("footplate.cli.jobs", "submit training jobs, check them, watch them"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and what fits together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),

@@ -1,0 +1,148 @@
+"""What `footplate plan` foretells for this machine's CPU, beside what a process that runs the program finds.
+
+Memory: XLA's own account of the program (state, batch, temporaries) against the growth of the process at its peak, from
+just before its state is made; the compiler's memory is given back before. Time: the roofline against the fastest step by
+XLA. The machine's peak rates are measured anew in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import common
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from footplate.planning import rates
+from footplate.planning.known import Supervised
+from footplate.planning.study import plan
+
+
+def mlp() -> tuple[nn.Module, Any]:
+    layers = [nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)]
+    return nn.Sequential(*layers), (torch.empty(2048, 1024), torch.empty(2048, dtype=torch.int64))
+
+
+def resnet18() -> tuple[nn.Module, Any]:
+    common.let_torchvision_be_imported()
+    from torchvision.models import resnet18
+
+    return resnet18(), (torch.empty(32, 3, 128, 128), torch.empty(32, dtype=torch.int64))
+
+
+def vit_tiny() -> tuple[nn.Module, Any]:
+    common.let_torchvision_be_imported()
+    from timm import create_model
+
+    images = torch.empty(16, 3, 224, 224)
+    return create_model("vit_tiny_patch16_224"), (images, torch.empty(16, dtype=torch.int64))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """A decoder whose head is its embedding; with its defaults GPT-2 small: 124 million parameters."""
+
+    def __init__(
+        self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, length: int = 1024
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[1], device=x.device))
+        return self.head(self.norm(self.blocks(self.tokens(x) + places)))
+
+
+def gpt_small() -> tuple[nn.Module, Any]:
+    tokens = torch.empty(8, 256, dtype=torch.int64)
+    return GPT(16384, 384, 8, 6, 256), (tokens, tokens)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "MLP": mlp,
+    "ResNet-18": resnet18,
+    "ViT-tiny": vit_tiny,
+    "GPT-small": gpt_small,
+}
+ROUNDS = 2
+COLUMNS = {
+    "foretold_mb": "memory MB, foretold",
+    "peak_mb": "found",
+    "least_ms": "step ms, least",
+    "fastest_ms": "XLA, fastest",
+    "xla_ms": "XLA",
+    "eager_ms": "eager",
+}
+
+
+def once(name: str) -> common.Figures:
+    """Plan one model and run it."""
+    rates.flops_per_s.cache_clear()
+    rates.bytes_per_s.cache_clear()
+    with torch.device("meta"):
+        net, batch = MODELS[name]()
+    found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
+    assert found is not None
+    return {
+        "foretold_mb": found.foretold_peak_bytes / 1e6,
+        "peak_mb": found.peak_bytes / 1e6,
+        "least_ms": found.least_step_s * 1e3,
+        "fastest_ms": found.xla_fastest_step_s * 1e3,
+        "xla_ms": found.xla_step_s * 1e3,
+        "eager_ms": found.eager_step_s * 1e3,
+    }
+
+
+def quotients(runs: list[common.Figures], over: str, under: str) -> common.Figures:
+    """The median of two figures' quotients in the same run, with its spread."""
+    pair = {name: [{"it": run[name]} for run in runs] for name in (over, under)}
+    return common.ratio(pair, over, under, "it")
+
+
+def main() -> None:
+    given = common.arguments(__doc__ or "")
+    names = ["MLP"] if given.quick else list(MODELS)
+    before = common.machine()
+    found = common.interleave(names, once, rounds=common.QUICK_ROUNDS if given.quick else ROUNDS)
+    memory = {f"memory_found_vs_foretold_{name}": quotients(found[name], "peak_mb", "foretold_mb") for name in names}
+    time = {f"least_vs_fastest_step_{name}": quotients(found[name], "least_ms", "fastest_ms") for name in names}
+    common.report(
+        "plan_accuracy",
+        "What a plan foretells of this CPU, and what is found",
+        COLUMNS,
+        [common.row(name, found[name]) for name in names],
+        memory | time,
+        {
+            "largest_memory_error": max(abs(one["median"] - 1) for one in memory.values()),
+            "largest_least_vs_fastest": max(
+                run["least_ms"] / run["fastest_ms"] for runs in found.values() for run in runs
+            ),
+        },
+        before,
+        ("torch", "jax", "footplate"),
+        given.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Subjects by name: the demo's training, a model of a library, a run's configuration file.
+
+A bare `nn.Module` (torchvision's, timm's, one of yours) has no training step. It gets the usual one, a classifier's: cross
+entropy of what it answers with labels, AdamW; and the plan says that this was assumed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from footplate.errors import ConfigError, did_you_mean
+from footplate.module import Module
+from footplate.planning.subject import Subject, batch_size_of, example_of
+
+IMAGE = "3x224x224"
+
+
+class Supervised(Module):
+    """Any model that answers with logits, (B, classes) or (B, T, classes), trained with cross entropy and AdamW."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss of inputs and labels."""
+        logits = answer_of(self.net(batch[0]))
+        return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def answer_of(output: Any) -> Tensor:
+    """The logits of what a model returned: a tensor, or what the transformers library calls `logits`."""
+    found = getattr(output, "logits", output)
+    if not isinstance(found, Tensor):
+        raise ConfigError(f"the model returned a {type(output).__name__}: a plan by --model needs logits, as a tensor.")
+    return found
+
+
+def demo(batch_size: int | None, rows: int | None, epochs: int | None, precision: str) -> Subject:
+    """The demo's training."""
+    from footplate.data.table import Table
+    from footplate.demo import TABLES
+    from footplate.demo.model import FashionNet
+
+    with torch.device("meta"):
+        module = FashionNet()
+        batch = {"image": torch.empty(64, 1, 28, 28, dtype=torch.uint8), "label": torch.empty(64, dtype=torch.int64)}
+    return Subject(
+        name="the demo's FashionNet",
+        module=module,
+        batch=batch,
+        batch_size=batch_size or 64,
+        precision=precision,
+        rows=rows or Table(TABLES / "train").num_rows,
+        epochs=epochs or 10,
+    )
+
+
+def library_model(
+    name: str, shape: str, batch_size: int | None, rows: int | None, epochs: int | None, precision: str
+) -> Subject:
+    """A model by `module:callable`, made without weights.
+
+    Args:
+        name: such as `torchvision.models:resnet50`.
+        shape: of one input, such as `3x224x224`, or `1024:int64` for tokens.
+        batch_size: the global batch; 64 by default.
+        rows: of the data set.
+        epochs: 1 by default.
+        precision: see `subject.py`.
+
+    Raises:
+        ConfigError: there is no such thing, or it makes no module.
+        Exception: what it raised.
+    """
+    make = _found(name)
+    with torch.device("meta"):
+        net = make()
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"--model {name} made a {type(net).__name__}: expected a torch.nn.Module.")
+    size = batch_size or 64
+    if hasattr(net, "training_step"):
+        raise ConfigError(
+            f"--model {name} is a module with a training step of its own: plan it with fp.plan(model, batch, on=[…]), or "
+            "by the configuration file of `footplate fit`."
+        )
+    inputs = _inputs(shape)
+    logits = _answer(name, net, inputs)
+    labels = torch.empty(size, *logits.shape[1:-1], dtype=torch.int64, device="meta")
+    return Subject(
+        name=name.rpartition(":")[2],
+        module=Supervised(net),
+        batch=(inputs.new_empty(size, *inputs.shape), labels),
+        batch_size=size,
+        precision=precision,
+        rows=rows,
+        epochs=epochs or 1,
+        assumed=(f"inputs of {shape}, cross entropy over {logits.shape[-1]} classes, AdamW.",),
+    )
+
+
+def configured(
+    path: Path, batch_size: int | None, rows: int | None, epochs: int | None, precision: str | None
+) -> Subject:
+    """The training of a `footplate fit` configuration file: its model, the first batch of its data, its trainer's settings.
+
+    Raises:
+        FootplateError: a mistake in the file.
+        Exception: what the model's or data's code raised.
+    """
+    from footplate.cli.accepted import SHORT_NAMES
+    from footplate.cli.fit import parser
+    from footplate.cli.parsing import instantiate, parse
+    from footplate.planning.subject import precision_of
+
+    made = parser("fit")
+    objects = instantiate(made, parse(made, ["--config", str(path)], SHORT_NAMES))
+    trainer = objects.trainer
+    data = objects.data if objects.data is not None else objects.model
+    batch = example_of(data)
+    size = batch_size or batch_size_of(batch)
+    assumed = []
+    if rows is None:
+        rows = _rows_of(data, batch_size_of(batch))
+    if trainer.accumulate_grad_batches not in (None, 1):
+        assumed.append("a step for each batch: accumulate_grad_batches isn't part of the plan.")
+    return Subject(
+        name=type(objects.model).__name__,
+        module=objects.model,
+        batch=batch,
+        batch_size=size,
+        precision=precision_of(precision or str(trainer.precision or "32")),
+        rows=rows,
+        epochs=epochs or trainer.max_epochs or 1,
+        gradient_clip_val=trainer.gradient_clip_val,
+        assumed=tuple(assumed),
+    )
+
+
+def _rows_of(data: Any, batch_size: int) -> int | None:
+    """Samples of an epoch, where the loader knows how many batches it has."""
+    try:
+        return len(data.train_dataloader()) * batch_size
+    except TypeError:
+        return None
+
+
+def _answer(name: str, net: nn.Module, inputs: Tensor) -> Tensor:
+    """The logits of two inputs, without numbers."""
+    try:
+        with torch.no_grad():
+            return answer_of(net(inputs.new_empty(2, *inputs.shape)))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--model {name} can't answer inputs of shape {tuple(inputs.shape)} that have no numbers: {error} "
+            "Give the right --input, or plan it with fp.plan(module, batch, on=[…]), a module with a training_step."
+        ) from error
+
+
+def _found(name: str) -> Any:
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not attribute:
+        raise ConfigError(f"--model {name}: expected module:callable, such as torchvision.models:resnet50.")
+    try:
+        module = _imported(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--model {name}: {error}.") from None
+    if not callable(getattr(module, attribute, None)):
+        names = [one for one in dir(module) if not one.startswith("_") and callable(getattr(module, one))]
+        raise ConfigError(f"--model {name}: {module_name} has no {attribute}. {did_you_mean(attribute, names)[:200]}")
+    return getattr(module, attribute)
+
+
+def _imported(name: str) -> Any:
+    """A module; torchvision, too, where its compiled part can't be loaded, as beside a torch for the CPU."""
+    uses_torchvision = name.split(".")[0] in ("torchvision", "timm", "transformers")
+    if uses_torchvision and find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError:
+            for operator in ("nms", "qnms"):
+                torch.library.define(
+                    f"torchvision::{operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
+                )
+    return importlib.import_module(name)
+
+
+def _inputs(shape: str) -> Tensor:
+    """One input without memory, of a shape such as `3x224x224` or `1024:int64`."""
+    sizes, _, kind = shape.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    if not all(part.isdigit() for part in sizes.split("x")) or not isinstance(dtype, torch.dtype):
+        raise ConfigError(
+            f"--input {shape}: expected sizes such as {IMAGE}, and a type after a colon, such as 1024:int64."
+        )
+    return torch.empty([int(part) for part in sizes.split("x")], dtype=dtype, device="meta")

@@ -1,0 +1,203 @@
+"""The training that is planned for: a module, an example of its batches, and how long it is to train.
+
+Nothing of the user's is changed or filled with numbers: what is captured is a copy of the module whose tensors lie on
+torch's meta device, where they have a shape and no memory. A trainer that trains nothing stands in for the real one, for
+those modules that ask it in `configure_optimizers` how many steps there will be.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from footplate import optim
+from footplate.errors import ConfigError
+from footplate.hooks import overrides, step_arguments
+from footplate.step.capture import Captured, CaptureError, capture_training
+from footplate.step.capture.functional import pytree
+
+PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed"}
+NAMES = ("32-true", "bf16-mixed", "bf16-true")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is planned.
+
+    Attributes:
+        name: for people.
+        module: a `footplate.Module` or a `LightningModule`; its weights aren't used.
+        batch: an example: a tree of tensors, the first dimension of each being the batch's.
+        batch_size: of the global batch: of all devices together.
+        precision: one of `NAMES`.
+        rows: of the data set; None if nobody said.
+        epochs: how often it is gone through.
+        gradient_clip_val: as the `Trainer`'s.
+        assumed: sentences about what was not said and is assumed.
+    """
+
+    name: str
+    module: Any
+    batch: Any
+    batch_size: int
+    precision: str = "32-true"
+    rows: int | None = None
+    epochs: int = 1
+    gradient_clip_val: float | None = None
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training, as far as it is known."""
+        return max(1, -(-(self.rows or self.batch_size) // self.batch_size)) * self.epochs
+
+
+def precision_of(name: str) -> str:
+    """A precision by any of its names.
+
+    Raises:
+        ConfigError: one that can't be planned.
+    """
+    found = PRECISIONS.get(name, name)
+    if found not in NAMES:
+        raise ConfigError(f'precision="{name}": a plan knows {", ".join((*PRECISIONS, *NAMES))}.')
+    return found
+
+
+def per_device(subject: Subject, devices: int) -> int:
+    """The part of the batch that one device has.
+
+    Raises:
+        ConfigError: the batch can't be shared out evenly.
+    """
+    size, rest = divmod(subject.batch_size, devices)
+    if rest:
+        near = sorted({max(1, size) * devices, (size + 1) * devices})
+        raise ConfigError(
+            f"batch_size={subject.batch_size} can't be shared by {devices} devices evenly. It is the global batch, of all "
+            f"devices together; take {' or '.join(map(str, near))}."
+        )
+    return size
+
+
+def captured(subject: Subject, size: int, averages: bool) -> Captured:
+    """The training step of one device.
+
+    Args:
+        subject: what is planned.
+        size: of the batch of one device.
+        averages: whether there are other devices, to average gradients with.
+
+    Raises:
+        CaptureError: the step can't be captured.
+        ConfigError: the module has no optimizer, or several.
+    """
+    module = prepared(subject)
+    optimizers, _ = optim.configure(module)
+    if len(optimizers) != 1:
+        raise ConfigError(
+            f"{subject.name}: a plan needs one optimizer; configure_optimizers() returned {len(optimizers)}."
+        )
+    batch = pytree.tree_map(lambda leaf: resized_leaf(leaf, size, subject.precision), subject.batch)
+    clip = subject.gradient_clip_val
+    return capture_training(module, optimizers[0], batch, gradient_clip_val=clip, averages=averages)
+
+
+def prepared(subject: Subject) -> Any:
+    """The module as a trainer would begin with it, without weights: its hooks called, its precision set."""
+    module = without_weights(subject.module)
+    object.__setattr__(module, "_trainer", _Trainer(subject))
+    for name, given in (("configure_model", ()), ("setup", ("fit",))):
+        if overrides(module, name):
+            getattr(module, name)(*given)
+    if subject.precision == "bf16-true":
+        return module.to(torch.bfloat16)
+    if subject.precision == "bf16-mixed":
+        _cast_inside(module)
+    return module
+
+
+def without_weights(module: Any) -> Any:
+    """A copy of a module whose parameters and buffers have shapes and no memory."""
+    kept: dict[int, Any] = {}
+    for parameter in module.parameters():
+        kept[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    for buffer in module.buffers():
+        kept[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(module, kept)
+
+
+def batch_size_of(batch: Any) -> int:
+    """How many samples an example batch has.
+
+    Raises:
+        ConfigError: its tensors don't agree.
+    """
+    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(sizes) != 1:
+        raise ConfigError(f"batch: its tensors' first dimensions are {sorted(sizes)}; expected one number of samples.")
+    return sizes.pop()
+
+
+def example_of(data: Any) -> Any:
+    """An example batch: of a batch itself, of a loader its first, of a data module its training loader's first.
+
+    Raises:
+        ConfigError: there is no batch in it.
+    """
+    if hasattr(data, "train_dataloader"):
+        for name, given in (("prepare_data", ()), ("setup", ("fit",))):
+            getattr(data, name)(*given)
+        data = data.train_dataloader()
+    if isinstance(data, (Tensor, dict, tuple, list)):
+        return data
+    if not isinstance(data, Iterable):
+        raise ConfigError(f"data: expected a batch, a loader or a data module, got a {type(data).__name__}.")
+    for batch in data:
+        return batch
+    raise ConfigError("data: the training loader is empty.")
+
+
+def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
+    """A leaf of a batch for so many samples, without memory."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    dtype = torch.bfloat16 if precision == "bf16-true" and leaf.is_floating_point() else leaf.dtype
+    return torch.empty((size, *leaf.shape[1:]) if leaf.dim() else (), dtype=dtype, device="meta")
+
+
+def _cast_inside(module: Any) -> None:
+    """`training_step` of this one module runs under autocast, as the trainer's bf16-mixed has it."""
+    plain: Callable[..., Any] = type(module).training_step
+    count = step_arguments(module.training_step, "training_step")
+
+    def training_step(self: Any, batch: Any, batch_idx: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(self, *(batch, batch_idx)[:count])
+
+    vars(module)["training_step"] = MethodType(training_step, module)
+
+
+class _Trainer:
+    """What a plan knows of the trainer there will be."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.estimated_stepping_batches = subject.steps
+        self.max_epochs = subject.epochs
+        self.max_steps = -1
+        self.num_training_batches = -(-subject.steps // subject.epochs)
+        self.accumulate_grad_batches = 1
+        self.current_epoch = self.global_step = 0
+        self.loggers: list[Any] = []
+        self.logger = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CaptureError(f"the module asks its trainer for {name}, which isn't known before there is one.")

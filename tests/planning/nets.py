@@ -1,0 +1,41 @@
+"""A small module whose needs can be counted by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import footplate as fp
+
+WIDTH, CLASSES = 128, 10
+
+
+class Small(fp.Module):
+    """Two layers without biases: 128 → 128 → 10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, CLASSES, bias=False)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self.second(F.relu(self.first(x))), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(size, WIDTH), torch.zeros(size, dtype=torch.int64)
+
+
+class Batches(fp.DataModule):
+    """Six batches of sixteen."""
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(*batch(96)), batch_size=16)

@@ -1,0 +1,91 @@
+"""Arithmetic and memory counted from a graph, against numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import footplate as fp
+from footplate.planning.graph import needs
+from footplate.planning.subject import Subject, captured
+from planning.nets import CLASSES, WIDTH, Small, batch
+
+WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)
+
+
+def counted(module, example, size, averages=False):
+    about = Subject("it", module, example, size)
+    return needs(captured(about, size, averages))
+
+
+def test_products_count_forward_and_backward():
+    found = counted(Small(), batch(), 32)
+    forward = 2 * 32 * (WIDTH * WIDTH + WIDTH * CLASSES)
+    inputs_gradient = 2 * 32 * WIDTH * CLASSES  # of the second layer alone: nobody needs that of the batch
+    assert found.flops == 2 * forward + inputs_gradient
+
+
+def test_state_and_batch_are_what_they_weigh():
+    found = counted(Small(), batch(), 32)
+    assert found.state_bytes == WEIGHTS
+    assert found.batch_bytes == 32 * (4 * WIDTH + 8)
+
+
+def test_adamw_keeps_two_numbers_more_for_each_weight():
+    class Adaptive(Small):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+    steps = 2 * 4  # a count of steps for each parameter
+    assert counted(Adaptive(), batch(), 32).state_bytes == 3 * WEIGHTS + steps
+
+
+def test_memory_holds_state_gradients_and_activations_at_least():
+    found = counted(Small(), batch(4096), 4096)
+    hidden = 4 * 4096 * WIDTH
+    assert found.peak_bytes >= found.state_bytes + found.batch_bytes + 2 * hidden
+    assert found.peak_bytes <= found.state_bytes + found.batch_bytes + 4 * hidden + 2 * WEIGHTS
+
+
+def test_what_grows_with_the_batch_grows_in_proportion():
+    one, two, three = (counted(Small(), batch(), size).peak_bytes for size in (4096, 8192, 12288))
+    assert three - two == pytest.approx(two - one, rel=0.01)
+
+
+def test_a_chain_of_elementwise_operations_needs_no_memory_for_each():
+    class Deep(Small):
+        def forward(self, x):
+            with torch.no_grad():
+                for _ in range(20):
+                    x = x * 1.5 + 1
+            return x
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return super().training_step((self(x), y), batch_idx)
+
+    plain, deep = (counted(module, batch(), 4096).peak_bytes for module in (Small(), Deep()))
+    assert deep - plain <= 2 * 4 * 4096 * WIDTH
+
+
+def test_what_devices_exchange_is_the_gradients_and_what_is_logged():
+    found = counted(Small(), batch(), 32, averages=True)
+    assert found.averaged_bytes == WEIGHTS + 2 * 4  # the logged loss, and the loss
+    assert counted(Small(), batch(), 32).averaged_bytes == 0
+
+
+def test_convolutions_count_by_their_outputs():
+    class Convolution(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+
+        def training_step(self, batch, batch_idx):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    forward = 2 * 4 * 8 * 16 * 16 * 3 * 9
+    assert counted(Convolution(), torch.zeros(4, 3, 16, 16), 4).flops == 2 * forward

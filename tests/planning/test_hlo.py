@@ -1,0 +1,53 @@
+"""Collectives, read from programs: lines as XLA writes them, and a program that XLA has just made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from footplate.planning.hlo import Collective, collectives, wire_bytes
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("data",))
+def each(x, y):
+    return jax.lax.pmean([x, y], "data"), jax.lax.all_gather(x, "data")
+step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P(), check_vma=False))
+print(step.lower(jnp.ones((8, 16)), jnp.ones((4, 4), jnp.bfloat16)).compile().as_text())
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%a = f32[64,3]{1,0} all-reduce(%b), replica_groups={}", Collective("all-reduce", 1, 768)),
+        ("%a = (f32[8]{0:T(256)}, bf16[2,2]{1,0}) all-reduce(%b, %c)", Collective("all-reduce", 1, 40)),
+        ("%a = f32[] all-reduce-start(%b)", Collective("all-reduce", 1, 4)),
+        ("%a = (f32[2]{0}, f32[16]{0}) all-gather-start(%b)", Collective("all-gather", 1, 64)),
+        ("ROOT %a = pred[4]{0} all-to-all(%b)", Collective("all-to-all", 1, 4)),
+    ],
+)
+def test_a_line_is_read(line, expected):
+    assert collectives(line) == [expected]
+
+
+@pytest.mark.parametrize("line", ["%a = f32[4]{0} all-reduce-done(%b)", "%all-reduce.1 = f32[4]{0} add(%b, %c)", ""])
+def test_other_lines_are_no_collectives(line):
+    assert collectives(line) == []
+
+
+def test_a_program_of_four_devices_says_what_they_exchange():
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    made = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    found = {one.kind: one for one in collectives(made.stdout)}
+    assert found["all-gather"] == Collective("all-gather", 1, 8 * 16 * 4)
+    assert found["all-reduce"].nbytes in (2 * 16 * 4 + 4 * 2, 2 * 16 * 4 + 4 * 4)  # XLA may sum bfloat16 as float32
+
+
+def test_a_ring_sends_nearly_twice_what_it_averages():
+    assert wire_bytes([Collective("all-reduce", 1, 800)], 8) == 1400
+    assert wire_bytes([Collective("all-reduce", 1, 800)], 1) == 0

@@ -1,0 +1,228 @@
+"""Plans from the first line to the last: what is asked, what is refused, and what the compilers say."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import footplate as fp
+from footplate.cli.main import main
+from footplate.planning import compiled
+from footplate.planning.chart import draw
+from footplate.planning.plainform import fingerprint, plain, restored
+from footplate.planning.subject import Subject, captured
+from footplate.planning.targets import target_of
+from footplate.step.capture import CaptureError
+from planning.nets import CLASSES, WIDTH, Small, batch
+
+WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)
+
+
+def test_a_gpu_is_planned_from_the_graph_alone():
+    (choice,) = fp.plan(Small(), batch(), on=["A100"], dataset_rows=1_000_000, epochs=3).choices
+    assert choice.fits
+    assert choice.roofline.roof == "memory"
+    assert choice.hours == pytest.approx(3e6 / choice.samples_per_second / 3600)
+    assert choice.usd == pytest.approx(choice.hours * 3.673385)
+    assert choice.largest_batch > 1_000_000
+
+
+def test_the_batch_is_the_global_one():
+    one, eight = fp.plan(Small(), batch(64), on=["H100", "H100x8"]).choices
+    assert (one.per_device, eight.per_device) == (64, 8)
+    assert eight.collectives[0].nbytes == WEIGHTS + 8
+
+
+def test_the_cheapest_and_the_fastest_are_named_among_those_that_are_known():
+    plan = fp.plan(Small(), batch(64), on=["T4", "A100", "H100"])
+    assert plan.fastest.target.name == "H100"
+    assert plan.cheapest.target.name in ("T4", "A100")
+    assert "unknown" in str(plan)
+
+
+def test_a_model_that_is_too_large_does_not_fit_and_has_no_time():
+    with torch.device("meta"):
+        module = Small()
+        module.first = torch.nn.Linear(200_000, 200_000, bias=False)
+        module.second = torch.nn.Linear(200_000, CLASSES, bias=False)
+    (choice,) = fp.plan(module, (torch.empty(8, 200_000, device="meta"), batch(8)[1]), on=["H100"]).choices
+    assert not choice.fits
+    assert choice.memory.headroom < 0
+    assert choice.largest_batch is None
+    assert choice.samples_per_second is None
+
+
+def test_the_users_module_is_left_as_it_was():
+    module = Small()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    fp.plan(module, batch(), on=["H100"], precision="bf16-true")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert module._trainer is None
+
+
+def test_bfloat16_halves_the_state():
+    full, half = (
+        fp.plan(Small(), batch(), on=["H100"], precision=name).choices[0].memory for name in ("32", "bf16-true")
+    )
+    assert half.arguments < 0.6 * full.arguments
+
+
+def test_mixed_precision_keeps_the_state_and_multiplies_in_bfloat16():
+    found = captured(Subject("it", Small(), batch(), 32, "bf16-mixed"), 32, averages=False)
+    products = [node for node in found.graph.graph.nodes if str(node.target) == "aten.mm.default"]
+    assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
+    assert {node.meta["val"].dtype for node in found.graph.graph.nodes if node.op == "placeholder"} >= {torch.float32}
+
+
+def test_a_module_may_ask_how_many_steps_there_will_be():
+    asked = []
+
+    class Asking(Small):
+        def configure_optimizers(self):
+            asked.append(self.trainer.estimated_stepping_batches)
+            return super().configure_optimizers()
+
+    fp.plan(Asking(), batch(50), on=["H100"], dataset_rows=1001, epochs=2)
+    assert set(asked) == {42}
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("take 32 or 40", {"on": ["v5e-8"], "batch_size": 36}),
+        ('Did you mean "v5', {"on": ["v5-8"]}),
+        ("names of hardware", {"on": []}),
+        ('precision="8"', {"on": ["H100"], "precision": "8"}),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_compiled(said, asked):
+    with pytest.raises(fp.ConfigError, match=said):
+        fp.plan(Small(), batch(), **asked)
+
+
+def test_a_step_that_cannot_be_captured_says_where():
+    class Branching(Small):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * 2 if loss > 1 else loss
+
+    with pytest.raises(CaptureError, match=r"test_plan\.py"):
+        fp.plan(Branching(), batch(), on=["H100"])
+
+
+def test_operations_that_are_missing_are_all_named_before_a_compilation():
+    from footplate.step.lowering import MissingOperation
+
+    class Special(Small):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            x = torch.special.bessel_j0(x) + torch.special.i1(x)
+            return super().training_step((x, y), batch_idx)
+
+    with pytest.raises(MissingOperation, match=r"(?s)special_bessel_j0.*special_i1"):
+        fp.plan(Special(), batch(), on=["v5e-8"])
+
+
+def test_two_captures_of_a_step_have_one_fingerprint_and_another_batch_another():
+    about = Subject("it", Small(), batch(), 32)
+    one, again, other = (plain(captured(about, size, averages=True)) for size in (32, 32, 16))
+    assert fingerprint(one) == fingerprint(again) == fingerprint(plain(restored(one)))
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_the_command_writes_the_plan_as_json(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    assert main(["plan", "demo", "--on", "H100,T4", "--json", str(file), "--format", "json"]) == 0
+    found = json.loads(file.read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    assert [one["on"] for one in found["choices"]] == ["H100", "T4"]
+    assert found["dataset_rows"] == 12_000
+    assert found["choices"][0]["usd"] is None
+    assert found["choices"][1]["sources"][0].startswith("https://")
+
+
+def test_a_configuration_file_is_planned_with_its_batch_precision_and_epochs(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {class_path: planning.nets.Small}\n"
+        "data: {class_path: planning.nets.Batches}\n"
+        "trainer: {precision: bf16-mixed, max_epochs: 7}\n"
+    )
+    assert main(["plan", str(file), "--on", "H100", "--format", "yaml"]) == 0
+    shown = capsys.readouterr().out
+    for line in ("model: Small", "batch_size: 16", "precision: bf16-mixed", "epochs: 7", "dataset_rows: 96"):
+        assert line in shown
+
+
+def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
+    argv = ["plan", "--model", "torchvision.models:alexnet", "--batch-size", "8", "--on", "T4"]
+    assert main(argv) == 0
+    assert "Assumed: inputs of 3x224x224, cross entropy over 1000 classes, AdamW." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "expected one of"),
+        (["no_such_file.yaml"], "neither demo nor a file"),
+        (["demo", "--on", "H100", "--measure"], "--on H100,cpu"),
+        (["--model", "torch.nn:Linaer", "--on", "H100"], "Linaer"),
+        (["--model", "torch.nn", "--on", "H100"], "module:callable"),
+        (["--model", "torch.nn:Identity", "--input", "3x", "--on", "H100"], "--input"),
+        (["demo", "--batch-size", "0"], "at least 1"),
+        (["demo", "--chart", "plan.pdf"], r"\.png or \.svg"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_message(argv, said, capsys):
+    import re
+
+    assert main(["plan", *argv]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_chart_is_drawn(tmp_path):
+    plan = fp.plan(Small(), batch(64), on=["H100", "H100x8", "T4"])
+    for name in ("plan.png", "plan.svg"):
+        assert draw(plan, tmp_path / name).stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_this_machines_cpu_is_planned_by_xla_and_measured():
+    plan = fp.plan(Small(), batch(4096), on=["cpu"], measure=True)
+    (choice,) = plan.choices
+    assert choice.memory.arguments >= WEIGHTS + 4096 * 4 * WIDTH
+    assert plan.measured.xla_step_s > 0
+    assert plan.measured.eager_step_s > 0
+    assert plan.measured.peak_bytes > 0
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
+    caplog.set_level("INFO", logger="footplate")
+    module, example = Small(), batch(64)
+    (choice,) = fp.plan(module, example, on=["v5e-8"]).choices
+    assert choice.fits
+    assert choice.counted_by == "the TPU's compiler"
+    assert choice.memory.arguments >= WEIGHTS
+    assert choice.flops > 0
+    assert [one.kind for one in choice.collectives] == ["all-reduce"]
+    assert choice.collectives[0].nbytes >= WEIGHTS
+    assert "Compiling for v5e-8" in caplog.text
+
+    caplog.clear()
+    kept = compiled.cache_directory()
+    files = {path.name for path in kept.iterdir()}
+    (again,) = fp.plan(Small(), example, on=["v5e-8"]).choices
+    assert again.memory == choice.memory
+    assert "Compiling" not in caplog.text
+    assert {path.name for path in kept.iterdir()} == files
+
+    step = plain(captured(Subject("it", module, example, 64), 16, averages=True))
+    with ThreadPoolExecutor(2) as both:
+        programs = list(both.map(lambda on: compiled.program(step, target_of(on)), ("v6e-4", "v4-8")))
+    assert [one.devices for one in programs] == [4, 4]
+    assert "waiting for it" in caplog.text

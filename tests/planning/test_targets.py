@@ -1,0 +1,75 @@
+"""Names of hardware, and what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from footplate.errors import ConfigError
+from footplate.planning.targets import GENERATIONS, target_of
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "devices", "chips"),
+    [
+        ("v2-8", "v2:2x2", 8, 4),
+        ("v3-32", "v3:4x4", 32, 16),
+        ("v4-8", "v4:2x2x1", 4, 4),
+        ("v5e-8", "v5e:2x4", 8, 8),
+        ("v5litepod-16", "v5e:4x4", 16, 16),
+        ("v5p-16", "v5p:2x2x2", 8, 8),
+        ("v6e-1", "v6e:1x1", 1, 1),
+    ],
+)
+def test_a_slice_is_named_by_chips_or_cores_as_its_generation_is(name, topology, devices, chips):
+    found = target_of(name)
+    assert (found.topology, found.devices, found.chips) == (topology, devices, chips)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_shape_has_as_many_chips_as_it_stands_for(generation):
+    for chips, shape in GENERATIONS[generation].shapes.items():
+        product = 1
+        for side in shape.split("x"):
+            product *= int(side)
+        assert product == chips
+
+
+def test_a_core_of_a_v3_has_half_of_its_chips_memory_and_rates():
+    found = target_of("v3-8")
+    assert found.memory_bytes == 16 * 2**30
+    assert found.flops_per_s("bf16-mixed") == 123e12 / 2
+
+
+def test_full_single_precision_is_six_products_of_bfloat16_on_a_tpu():
+    found = target_of("v5e-8")
+    assert found.flops_per_s("32-true") == pytest.approx(197e12 / 6)
+
+
+def test_the_price_of_a_gpu_includes_its_machine():
+    assert target_of("A100").usd_per_hour == 3.673385
+    assert "n1-" in target_of("T4x2").machine
+
+
+def test_a_price_that_the_catalog_lacks_stays_unknown():
+    assert target_of("H100").usd_per_hour is None
+
+
+def test_a_rate_that_the_catalog_lacks_stays_unknown():
+    assert target_of("V100").flops_per_s("bf16-mixed") is None
+    assert target_of("v4-8").wire_bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("v5e-7", "v5e-8"),
+        ("v4-4", "cores, two a chip"),
+        ("v7-8", 'Did you mean "v'),
+        ("H1000", 'Did you mean "H100"'),
+        ("H100x3", "1, 2, 4, 8"),
+        ("", "nothing to plan for"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_those_that_there_are(name, said):
+    with pytest.raises(ConfigError, match=said):
+        target_of(name)
