@@ -119,7 +119,8 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
         if tensors:
             dtype = torch.result_type(*numbers[:2]) if len(numbers) > 1 else tensors[0].dtype
             common = array_type(dtype)
-    return Context(array_type(result.dtype), tuple(result.shape), common, key)
+    strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
+    return Context(array_type(result.dtype), tuple(result.shape), common, key, strides)
 
 
 def conformed(name: str, result: Any, expected: Any) -> Any:
