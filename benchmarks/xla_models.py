@@ -51,7 +51,7 @@ class Classifier(fp.Module):
 class Tagger(fp.Module):
     """Trains a recurrent network to say the next word."""
 
-    def __init__(self, cell: type[nn.RNNBase]) -> None:
+    def __init__(self, cell: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, 16)
         self.net = cell(16, 16, 2, batch_first=True)
@@ -79,10 +79,6 @@ class Transformer(fp.Module):
 
 def _images(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, 32, 32), torch.randint(0, CLASSES, (rows,))
-
-
-def _large_images(rows: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
 
 
 def _texts(rows: int) -> dict[str, Tensor]:
@@ -162,7 +158,6 @@ ENTRIES: dict[str, Entry] = {
     ),
     "timm RegNet": Entry(_timm("regnetx_002"), _images),
     "timm MobileNetV3": Entry(_timm("mobilenetv3_small_050", drop_rate=0.0), _images),
-    "timm MLP-Mixer": Entry(_timm("mixer_s32_224", img_size=64), _large_images),
     "BERT": Entry(
         _transformers("BertForSequenceClassification", num_labels=CLASSES, **_WIDTHS, **_NO_DROPOUT), _padded_texts
     ),

@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
 import footplate as fp
 from footplate.errors import ConfigError
 from footplate.step.capture import CaptureError, capture_training, load_state, state_of
 from footplate.step.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
 from footplate.step.lowering.parallel import data_parallel, mesh_of
+from footplate.step.precision import Precision
 from xla.test_parity import worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
@@ -42,23 +45,36 @@ def made(kind: type[fp.Module] = Small, steps: int = 5, rows: int = 8) -> tuple[
     return kind().double(), batches
 
 
+class Programs:
+    """A training step by one program, or by two when batches are accumulated."""
+
+    def __init__(self, module: Any, optimizer: Any, batch: Any, devices: int = 1, **settings: Any) -> None:
+        self.devices, self.window = devices, settings.get("accumulate_grad_batches", 1)
+        share = tuple(tensor[: len(tensor) // devices] for tensor in batch)
+        self.made = {}
+        for ends in {True} if self.window == 1 else (True, False):
+            one = capture_training(module, optimizer, share, averages=devices > 1, ends_window=ends, **settings)
+            if devices > 1:
+                step = data_parallel(one, mesh_of(jax.devices()[:devices]))
+            else:
+                step = jax.jit(lower(one), compiler_options={"xla_backend_optimization_level": 0})
+            self.made[ends] = one, step
+
+    def fit(self, module: Any, optimizer: Any, batches: list[Any]) -> list[float]:
+        """Train; module and optimizer are then as if they had been trained."""
+        gradients = self.window > 1
+        state, losses = arrays_of(state_of(module, optimizer, gradients)), []
+        for index, batch in enumerate(batches):
+            captured, step = self.made[(index + 1) % self.window == 0]
+            given = batch_arrays(captured, batch, self.devices)
+            state, loss, _ = step(state, rates_of(optimizer), jax.random.key(index), given)
+            losses.append(float(loss))
+        load_state(module, optimizer, tensors_like(state_of(module, optimizer, gradients), state))
+        return losses
+
+
 def fit(module: Any, optimizer: Any, batches: list[Any], devices: int = 1, **settings: Any) -> list[float]:
-    """Train by one program, or two when batches are accumulated; module and optimizer are as if they had been trained."""
-    window = settings.get("accumulate_grad_batches", 1)
-    share = tuple(tensor[: len(tensor) // devices] for tensor in batches[0])
-    state, losses = arrays_of(state_of(module, optimizer, gradients=window > 1)), []
-    programs: dict[bool, Any] = {}
-    for ends in {True} if window == 1 else (True, False):
-        captured = capture_training(module, optimizer, share, averages=devices > 1, ends_window=ends, **settings)
-        step = jax.jit(lower(captured)) if devices == 1 else data_parallel(captured, mesh_of(jax.devices()[:devices]))
-        programs[ends] = captured, step
-    for index, batch in enumerate(batches):
-        captured, step = programs[(index + 1) % window == 0]
-        given = batch_arrays(captured, batch, devices)
-        state, loss, _ = step(state, rates_of(optimizer), jax.random.key(index), given)
-        losses.append(float(loss))
-    load_state(module, optimizer, tensors_like(state_of(module, optimizer, gradients=window > 1), state))
-    return losses
+    return Programs(module, optimizer, batches[0], devices, **settings).fit(module, optimizer, batches)
 
 
 def eager(module: Any, optimizer: Any, batches: list[Any], window: int = 1) -> list[float]:
@@ -89,29 +105,38 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def check(make: Callable[[Any], Any], tolerance: float, window: int = 1, **settings: Any) -> None:
+def check(name: str) -> None:
+    tolerance, make = 1e-6 if name.startswith("SGD") else 1e-5, OPTIMIZERS[name]
     module, batches = made(steps=7)
-    reference, first = copy.deepcopy(module), batches[:3]
+    reference = copy.deepcopy(module)
     mine, other = make(module.parameters()), make(reference.parameters())
     with jax.enable_x64(True):
-        losses = fit(module, mine, first, accumulate_grad_batches=window, **settings)
-    assert losses == pytest.approx(eager(reference, other, first, window), rel=tolerance)
+        programs = Programs(module, mine, batches[0])
+        losses = programs.fit(module, mine, batches[:3])
+    assert losses == pytest.approx(eager(reference, other, batches[:3]), rel=tolerance)
     assert worst(module, reference) <= tolerance
     # What the optimizer remembers is torch's too: eager torch goes on from there, and XLA from what eager torch has.
-    eager(module, mine, batches[3:5], window)
-    eager(reference, other, batches[3:5], window)
+    eager(module, mine, batches[3:5])
+    eager(reference, other, batches[3:5])
     assert worst(module, reference) <= tolerance
     with jax.enable_x64(True):
-        fit(module, mine, batches[5:], accumulate_grad_batches=window, **settings)
-    eager(reference, other, batches[5:], window)
+        programs.fit(module, mine, batches[5:])
+    eager(reference, other, batches[5:])
     assert worst(module, reference) <= tolerance
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["SGD dampened", "AdamW", "RMSprop"])
+def test_an_optimizer_trains_as_in_eager_torch_and_goes_on_there_and_back(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("SGD dampened", "AdamW", "RMSprop")])
 def test_every_optimizer_trains_as_in_eager_torch_and_goes_on_there_and_back(name):
-    check(OPTIMIZERS[name], 1e-6 if name.startswith("SGD") else 1e-5)
+    check(name)
 
 
+@pytest.mark.slow
 def test_muon_trains_matrices_as_in_eager_torch():
     module, batches = made()
     reference = copy.deepcopy(module)
@@ -122,7 +147,7 @@ def test_muon_trains_matrices_as_in_eager_torch():
     with jax.enable_x64(True):
         fit(module, matrices(module), batches)
     eager(reference, matrices(reference), batches)
-    assert worst(module, reference) <= 0.02  # it orthogonalises in bfloat16
+    assert worst(module, reference) <= 0.05  # it orthogonalises in bfloat16
 
 
 def test_what_an_optimizer_has_not_begun_is_not_in_its_state():
@@ -147,7 +172,7 @@ def test_a_scheduler_of_the_learning_rate_needs_no_new_capture_and_one_of_the_be
         captured.check_attributes(module, optimizer)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_accumulated_batches_make_eager_torchs_steps(devices):
     module, batches = made(steps=6)
     reference = copy.deepcopy(module)
@@ -171,6 +196,104 @@ def test_an_unfinished_window_is_finished_by_eager_torch():
     mine.step()
     eager(reference, other, batches[:3], 3)
     assert worst(module, reference) <= 1e-6
+
+
+class Wide(fp.Module):
+    """Matrices, a convolution and attention, large enough for bfloat16 to matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(5, 16, 3, padding=1)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+        self.head = nn.Linear(16, 3)
+
+    def training_step(self, batch, batch_idx):
+        x = self.conv(batch[0][:, :, None].expand(-1, -1, 6)).mT
+        return F.cross_entropy(self.head(self.layer(x).mean(1)), batch[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true"])
+def test_bfloat16_comes_as_near_to_single_precision_as_eager_torchs(name):
+    module, batches = made(Wide, steps=8, rows=16)
+    module, batches = module.float(), [(x.float(), y) for x, y in batches]
+    single, half = copy.deepcopy(module), copy.deepcopy(module)
+    precision = Precision.parse(name)
+    precision.convert_module(module)
+    precision.convert_module(half)
+    makes = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (module, half, single)]
+    losses = fit(module, makes[0], batches, precision=name)
+    expected = eager(single, makes[2], batches)
+    in_half = []
+    for batch in batches:
+        makes[1].zero_grad()
+        with precision.forward_context(torch.device("cpu")):
+            loss = half.training_step(precision.convert_batch(batch), 0)
+        loss.backward()
+        makes[1].step()
+        in_half.append(loss.item())
+    assert losses != expected
+    assert losses == pytest.approx(expected, rel=0.02)
+    assert losses == pytest.approx(in_half, rel=0.02)
+    assert next(module.parameters()).dtype == precision.parameters
+
+
+def test_under_autocast_products_are_bfloat16_and_the_state_is_not():
+    module, batches = made(Wide)
+    module, batch = module.float(), (batches[0][0].float(), batches[0][1])
+    captured = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch, precision="bf16-mixed")
+    nodes = list(captured.graph.graph.nodes)
+    kinds = {node.meta["val"].dtype for node in nodes if str(node.target).startswith("aten.addmm")}
+    assert kinds == {torch.bfloat16}
+    assert {node.meta["val"].dtype for node in nodes[: len(captured.paths)]} == {torch.float32}
+
+
+class Rematerialised(fp.Module):
+    """A layer with dropout whose forward pass is computed again in the backward pass."""
+
+    def __init__(self, again: bool = True) -> None:
+        super().__init__()
+        self.again = again
+        self.layer = nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Dropout(0.5), nn.Linear(64, 3))
+        self.first = nn.Dropout(0.3)
+
+    def training_step(self, batch, batch_idx):
+        x = self.first(batch[0])
+        y = checkpoint(self.layer, x, use_reentrant=False) if self.again else self.layer(x)
+        return F.cross_entropy(y + self.first(x)[:, :3], batch[1])
+
+
+def test_a_checkpointed_layer_draws_the_same_numbers_when_it_is_computed_again():
+    module, batches = made(Rematerialised)
+    plain = copy.deepcopy(module)
+    plain.again = False
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (module, plain)]
+    with jax.enable_x64(True):
+        losses = fit(module, optimizers[0], batches)
+        assert losses == pytest.approx(fit(plain, optimizers[1], batches), rel=1e-9)
+    assert worst(module, plain) <= 1e-9
+
+
+def test_metrics_in_their_functional_form_are_part_of_the_program():
+    class Measured(Small):
+        def training_step(self, batch, batch_idx):
+            logits = self.net(batch[0])
+            self.log("accuracy", multiclass_accuracy(logits, batch[1], 3, average="micro", validate_args=False))
+            self.log("f1", multiclass_f1_score(logits, batch[1], 3, validate_args=False))
+            return F.cross_entropy(logits, batch[1])
+
+    module, batches = made(Measured)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    captured = capture_training(module, optimizer, batches[0])
+    with jax.enable_x64(True):
+        state = arrays_of(state_of(module, optimizer))
+        given = rates_of(optimizer), jax.random.key(0), batch_arrays(captured, batches[0])
+        _, _, logs = jax.jit(lower(captured))(state, *given)
+    logits = module.net(batches[0][0])
+    assert float(logs["accuracy"]) == pytest.approx(
+        multiclass_accuracy(logits, batches[0][1], 3, average="micro").item()
+    )
+    assert float(logs["f1"]) == pytest.approx(multiclass_f1_score(logits, batches[0][1], 3).item())
 
 
 class Hooked(Small):
@@ -237,7 +360,7 @@ def adversaries(module: Any) -> list[torch.optim.Optimizer]:
     ]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_optimizers_by_hand_train_as_in_eager_torch(devices, trainer):
     module, batches = made(Adversaries)
     reference = copy.deepcopy(module)

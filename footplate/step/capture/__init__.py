@@ -16,6 +16,7 @@ no side effects, of ATen's core operations:
     functional.py  all of torch's private interface that this needs, and nothing else
     attention.py   attention as one operation, whose backward pass computes its matrix again
     averaging.py   the one point at which several devices meet
+    draws.py       which random numbers a random operation draws, also when a layer is computed again
     counters.py    numbers that change from step to step: whoever uses one in a step is told, for it would be frozen
     frozen.py      plain attributes that a step reads or changes, and whether they are still what they were
     refusals.py    what can't be captured, with the line of the user's code that asked for it

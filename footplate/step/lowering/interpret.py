@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from footplate.errors import FootplateError
+from footplate.step.capture.draws import DRAW
 from footplate.step.lowering.arrays import array_type, to_array
 from footplate.step.lowering.table import LOWERINGS, Context, is_array
 
@@ -85,7 +86,9 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list
         elif node.op == "output":
             return list(args[0])
         else:
-            values[node] = run_node(node, args, kwargs, functools.partial(jax.random.fold_in, key, place))
+            values[node] = run_node(
+                node, args, kwargs, functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
+            )
         for used in node.all_input_nodes:
             if last_use[used] is node:
                 del values[used]

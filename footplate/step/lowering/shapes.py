@@ -144,7 +144,7 @@ def as_strided(context: Context, x: Any, size: Any, stride: Any, offset: int | N
 def as_strided_scatter(context: Context, x: Any, source: Any, size: Any, stride: Any, offset: int | None = None) -> Any:
     storage = _storage(x, context.strides).at[_offsets(size, stride, offset)].set(source.astype(x.dtype))
     order = _outermost_first(x, context.strides)
-    return jnp.transpose(storage.reshape([x.shape[dim] for dim in order]), np.argsort(order))
+    return jnp.transpose(storage.reshape([x.shape[dim] for dim in order]), [order.index(dim) for dim in range(x.ndim)])
 
 
 def _outermost_first(x: Any, strides: tuple[int, ...]) -> list[int]:
