@@ -14,6 +14,7 @@ A model that can't be captured is no failure: it is listed with the reason that 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import time
 from collections.abc import Callable
@@ -162,7 +163,11 @@ def main() -> None:
     kinds = ["sgd", "adamw", "bf16"]
     names = given.models or (["torchvision ViT"] if given.quick else list(ENTRIES))
     rows = [compared(name, ENTRIES[name], kinds) for name in names]
-    refused = {name: why_not(entry) for name, entry in UNFIT.items()} if not (given.quick or given.models) else {}
+    refused = {} if given.quick or given.models else {name: why_not(entry) for name, entry in UNFIT.items()}
+    if given.add and given.json.exists():
+        known = json.loads(given.json.read_text())
+        rows = [row for row in known["rows"] if row["name"] not in names] + rows
+        refused = known["figures"]["not_supported"] | refused
     report(
         "xla_parity",
         "Relative errors against eager torch: parameters after five steps; losses in bfloat16",
@@ -180,7 +185,6 @@ def main() -> None:
         before,
         ("torch", "jax", "torchvision", "timm", "transformers"),
         given.json,
-        given.add,
     )
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from footplate.step.capture import capture_training, state_of
 from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
@@ -63,6 +65,20 @@ def test_torchs_attention_becomes_one_operation():
     found = operations(GPT(p=0.1), (tokens[:, :-1], tokens[:, 1:]))
     assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
     assert "aten._softmax.default" not in found
+
+
+def test_torch_counts_the_operations_of_attention_as_its_own():
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
+    q.requires_grad_()
+    found = []
+    for attend in (
+        lambda: torch.ops.footplate.attention(q, k, v, None, None, 0.0, False, 0.5)[0],
+        lambda: F.scaled_dot_product_attention(q, k, v, scale=0.5),
+    ):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            attend()
+        found.append(counter.get_total_flops())
+    assert found[0] == found[1] > 0
 
 
 class Biased(nn.Module):

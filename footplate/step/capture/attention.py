@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import register_flop_formula
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -103,6 +104,21 @@ def _differentiate(ctx: Any, gradient: Tensor, of_sums: Any) -> tuple[Any, ...]:
 
 
 attention.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _products(q: Any, k: Any, v: Any, of_width: int, of_values: int) -> int:
+    """Floating-point operations of so many products over the width, and over that of values; of shapes."""
+    return 2 * math.prod(q[:-1]) * k[-2] * (of_width * q[-1] + of_values * v[-1])
+
+
+@register_flop_formula(torch.ops.footplate.attention)
+def _(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return _products(q, k, v, 1, 1)
+
+
+@register_flop_formula(torch.ops.footplate.attention_backward)
+def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return _products(q, k, v, 3, 2)
 
 
 class AttentionAsOne(TorchFunctionMode):
