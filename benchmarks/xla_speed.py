@@ -46,8 +46,8 @@ def _vit() -> Any:
 def _bert() -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    return Transformer(BertForMaskedLM(BertConfig(vocab_size=WORDS, **sizes)))
+    sizes: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return Transformer(BertForMaskedLM(BertConfig(vocab_size=WORDS, intermediate_size=1024, **sizes)))
 
 
 def _gpt() -> Any:

@@ -280,6 +280,8 @@ def test_metrics_in_their_functional_form_are_part_of_the_program():
             logits = self.net(batch[0])
             self.log("accuracy", multiclass_accuracy(logits, batch[1], 3, average="micro", validate_args=False))
             self.log("f1", multiclass_f1_score(logits, batch[1], 3, validate_args=False))
+            self.log("weighted", torch.bincount(batch[1], batch[0][:, 0], minlength=4)[1])
+            self.log("one_hot", F.one_hot(batch[1], 3)[:, 2].sum())
             return F.cross_entropy(logits, batch[1])
 
     module, batches = made(Measured)
@@ -293,6 +295,8 @@ def test_metrics_in_their_functional_form_are_part_of_the_program():
     assert float(logs["accuracy"]) == pytest.approx(
         multiclass_accuracy(logits, batches[0][1], 3, average="micro").item()
     )
+    assert float(logs["weighted"]) == pytest.approx(torch.bincount(batches[0][1], batches[0][0][:, 0])[1].item())
+    assert int(logs["one_hot"]) == (batches[0][1] == 2).sum()
     assert float(logs["f1"]) == pytest.approx(multiclass_f1_score(logits, batches[0][1], 3).item())
 
 

@@ -15,6 +15,7 @@ no side effects, of ATen's core operations:
     state.py       what a step reads and changes, by the module's and the optimizer's own names
     functional.py  all of torch's private interface that this needs, and nothing else
     attention.py   attention as one operation, whose backward pass computes its matrix again
+    shapes.py      functions whose result's shape their arguments say
     averaging.py   the one point at which several devices meet
     draws.py       which random numbers a random operation draws, also when a layer is computed again
     counters.py    numbers that change from step to step: whoever uses one in a step is told, for it would be frozen

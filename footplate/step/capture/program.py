@@ -28,6 +28,7 @@ from footplate.step.capture.optimizers import Optimizers, as_list
 from footplate.step.capture.optimizers import settings as optimizer_settings
 from footplate.step.capture.refusals import CaptureError, explained
 from footplate.step.capture.sequence import Sequence, Settings
+from footplate.step.capture.shapes import FixedShapes
 from footplate.step.capture.state import Installed, Path, State, state_of
 from footplate.step.precision import Precision
 
@@ -213,7 +214,7 @@ def _capture(
         output_tree[:], steps[:] = [returned_tree], [taken]
         return [*after, *_tensors(who, returned), *logs.values.values()]
 
-    with explained(who), changes.watched(), CounterWatch(), AttentionAsOne():
+    with explained(who), changes.watched(), CounterWatch(), AttentionAsOne(), FixedShapes():
         graph = functional.trace(whole, inputs, learning)
     if not trains:
         graph = _without_state(who, graph, tuple(state))
