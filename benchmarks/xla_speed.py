@@ -154,7 +154,7 @@ def main() -> None:
     torch.set_num_threads(int(before["usable_cores"]))
     rows, ratios = [], {}
     for name in given.models or (["GRU, 2 layers of 16"] if given.quick else list(MODELS)):
-        found = measured(name, *((2, 1) if given.quick else (10, 4)))
+        found = measured(name, *((1, 1) if given.quick else (10, 4)))
         rows += found[0]
         ratios |= found[1]
     medians = {
