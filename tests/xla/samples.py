@@ -191,6 +191,7 @@ enter(
     [aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default],
     lambda d: [call(d.n(2, 3))],
 )
+enter([torch.ops.prims.copy_strided.default], lambda d: [call(d.n(2, 3), [1, 2])])
 enter(
     [aten._to_copy.default],
     lambda d: [
@@ -566,8 +567,8 @@ enter(
 UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty.memory_format: lambda d: [call([2, 3], dtype=d.dtype)],
     aten.empty_like.default: lambda d: [call(d.n(2, 3))],
+    aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.new_empty.default: lambda d: [call(d.n(2, 3), [4])],
-    aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 2], [1, 2])],
     aten.empty_strided.default: lambda d: [call([2, 3], [3, 1], dtype=d.dtype)],
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from footplate.step.lowering.table import Context, aten, cast, comparing, elementwise, is_array, lowers
@@ -166,6 +167,11 @@ def same(context: Context, x: Any, **_: Any) -> Any:
 @lowers(aten._to_copy.default)
 def convert(context: Context, x: Any, **_: Any) -> Any:
     return x.astype(context.dtype)
+
+
+@lowers(torch.ops.prims.copy_strided.default)
+def with_strides(context: Context, x: Any, strides: Any) -> Any:
+    return x
 
 
 @lowers(aten.copy.default)
