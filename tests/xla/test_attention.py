@@ -31,6 +31,7 @@ def operations(net: nn.Module, batch: Any) -> set[str]:
     return {str(node.target) for node in captured.graph.graph.nodes}
 
 
+@pytest.mark.slow
 def test_the_gradient_with_dropout_is_that_of_what_was_computed():
     draw = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -123,6 +124,7 @@ def temporary(length: int) -> int:
     return program.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_length_and_not_with_its_square():
     short, long = temporary(1024), temporary(4096)
     assert long < 4.8 * short
