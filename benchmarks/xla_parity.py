@@ -161,7 +161,10 @@ def main() -> None:
     given = parser.parse_args()
     before = machine()
     names = given.models or (["torchvision ViT"] if given.quick else list(ENTRIES))
-    rows = [compared(name, ENTRIES[name]) for name in names]
+    rows = []
+    for name in names:
+        rows.append(compared(name, ENTRIES[name]))
+        print(rows[-1], flush=True)
     refused = {} if given.quick or given.models else {name: why_not(entry) for name, entry in UNFIT.items()}
     if given.add and given.json.exists():
         known = json.loads(given.json.read_text())
