@@ -546,6 +546,15 @@ enter(
     ],
 )
 
+enter(
+    [aten.index_put.default, aten._unsafe_index_put.default],
+    lambda d: [
+        call(d.n(3, 4), [d.b(3, 4)], d.n()),
+        call(d.n(3, 4), [d.b(3)], d.n(4)),
+        call(d.n(3, 4), [None, d.b(4)], d.n(1), True),
+    ],
+)
+
 # Creation
 
 enter(
