@@ -156,4 +156,6 @@ def let_torchvision_be_imported() -> None:
 def _number(value: float | None) -> str:
     if value is None:
         return ""
+    if 0 < abs(value) < 0.005:
+        return f"{value:.0e}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"

@@ -148,6 +148,18 @@ def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, 
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_xlas_models_compares_one_with_eager_torch(tmp_path: Path):
+    file = tmp_path / "xla_parity.json"
+    command = [sys.executable, str(BENCHMARKS / "xla_parity.py"), "--quick", "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    assert found["figures"]["models"] == len(found["rows"]) == 1
+    assert found["figures"]["failed"] == 0
+    assert 0 < found["figures"]["max_rel_err"] <= 1e-6
+
+
+@pytest.mark.slow
 def test_a_step_is_dearer_in_lightning_than_in_footplate():
     found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)

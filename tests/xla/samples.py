@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from footplate.step.capture import attention as _declared  # noqa: F401  declares torch.ops.footplate.attention
+
 aten = torch.ops.aten
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -322,6 +324,47 @@ enter(
 enter([aten.diagonal.default], lambda d: [call(d.n(3, 4)), call(d.n(2, 3, 4), 1, -2, -1)])
 enter([aten.tril.default, aten.triu.default], lambda d: [call(d.n(3, 4)), call(d.n(2, 4, 4), -1)])
 
+enter(
+    [aten.as_strided.default],
+    lambda d: [
+        call(d.n(4, 6), [2, 3], [6, 2], 1),
+        call(d.n(4, 6).t(), [2, 3], [6, 2]),
+        call(d.n(2, 3, 4).permute(2, 0, 1), [24], [1]),
+    ],
+)
+enter(
+    [aten.as_strided_scatter.default],
+    lambda d: [
+        call(d.n(24), d.n(2, 3), [2, 3], [6, 2], 1),
+        call(d.n(2, 3, 4).permute(2, 0, 1), d.n(3, 4), [3, 4], [4, 1]),
+    ],
+)
+
+# Attention
+
+
+def _attended(d: Draw) -> list[tuple[Any, ...]]:
+    q, k, v = d.n(2, 3, 5, 4), d.n(2, 3, 7, 4), d.n(2, 3, 7, 6)
+    hides_all = torch.arange(7) < torch.arange(5)[:, None]  # the first query sees nothing
+    return [
+        (q, k, v, None, None, 0.0, False, 0.5),
+        (q, k, v, None, None, 0.0, True, 0.5),
+        (q, k, v, hides_all, None, 0.0, False, 0.3),
+        (q, k, v, d.n(2, 1, 1, 7), None, 0.0, False, 0.5),
+        (d.n(3, 300, 4), d.n(3, 300, 4), d.n(3, 300, 4), d.b(3, 300, 300), None, 0.0, True, 0.5),
+    ]
+
+
+enter([torch.ops.footplate.attention.default], lambda d: [call(*one) for one in _attended(d)])
+enter(
+    [torch.ops.footplate.attention_backward.default],
+    lambda d: [
+        call(torch.randn_like(result), *one[:5], result, sums, *one[5:])
+        for one in _attended(d)
+        for result, sums in [torch.ops.footplate.attention(*one)]
+    ],
+)
+
 # Linear algebra
 
 enter([aten.mm.default], lambda d: [call(d.n(3, 4), d.n(4, 5)), call(d.i(2, 3), d.i(3, 2))])
@@ -500,6 +543,15 @@ enter(
         call(d.n(4, 5), [None, torch.tensor([3, 1])], d.n(4, 2)),
         call(d.n(4, 5), [torch.tensor([1, 2])], torch.tensor(0.0, dtype=d.dtype)),
         call(d.n(4, 5), [torch.tensor([-1, 0]), torch.tensor([0, -2])], d.n(2), True),
+    ],
+)
+
+enter(
+    [aten.index_put.default, aten._unsafe_index_put.default],
+    lambda d: [
+        call(d.n(3, 4), [d.b(3, 4)], d.n()),
+        call(d.n(3, 4), [d.b(3)], d.n(4)),
+        call(d.n(3, 4), [None, d.b(4)], d.n(1), True),
     ],
 )
 

@@ -8,10 +8,16 @@ no side effects, of ATen's core operations:
 
     (state, learning rates, key, batch) → (state, loss, logs)
 
-    program.py     the capture itself: in which order things run, and what comes back
+    program.py     the capture itself: what goes in, and what comes back
+    sequence.py    a training step in its order, with automatic and with manual optimisation
+    attached.py    the module as its step sees it
+    optimizers.py  what torch's optimizers remember from the beginning, and how their code is traced
     state.py       what a step reads and changes, by the module's and the optimizer's own names
     functional.py  all of torch's private interface that this needs, and nothing else
+    attention.py   attention as one operation, whose backward pass computes its matrix again
+    shapes.py      functions whose result's shape their arguments say
     averaging.py   the one point at which several devices meet
+    draws.py       which random numbers a random operation draws, also when a layer is computed again
     counters.py    numbers that change from step to step: whoever uses one in a step is told, for it would be frozen
     frozen.py      plain attributes that a step reads or changes, and whether they are still what they were
     refusals.py    what can't be captured, with the line of the user's code that asked for it

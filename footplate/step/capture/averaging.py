@@ -21,6 +21,13 @@ def _(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in tensors]
 
 
+def average_gradients(parameters: list[Tensor]) -> None:
+    """Average the gradients of parameters over the devices, where they have any."""
+    learning = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    for (parameter, _), mean in zip(learning, average([gradient for _, gradient in learning]), strict=True):
+        parameter.grad = mean
+
+
 def average_step(parameters: list[Tensor], loss: Tensor, logs: dict[str, Tensor], buffers: list[Tensor]) -> Tensor:
     """Average, all at once, what devices have each computed of their own part of the batch.
 

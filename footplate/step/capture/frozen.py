@@ -34,10 +34,12 @@ class Reads:
     Attributes:
         attributes: (name as the user writes it) → (value, line that read it).
         modes: whether each submodule was in training mode.
+        settings: those of each group of the optimizers, but for learning rates.
     """
 
     attributes: dict[str, tuple[Any, str]] = field(default_factory=dict)
     modes: dict[str, bool] = field(default_factory=dict)
+    settings: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, name: str, value: Any) -> None:
         """The step has read an attribute."""
@@ -60,6 +62,15 @@ class Reads:
                     f"{name or 'the module'} was in {before} mode when the step was captured and is in {now} mode"
                 )
         return found
+
+    def changed_settings(self, now: list[dict[str, Any]]) -> list[str]:
+        """A sentence for each setting of an optimizer's group that is no longer what it was."""
+        return [
+            f"{name} of the optimizer's group {number} was {before.get(name)!r} and is {after.get(name)!r} now"
+            for number, (before, after) in enumerate(zip(self.settings, now, strict=True))
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
+
+from footplate.step.capture.draws import Draws
 
 __all__ = ["FakeTensorMode", "as_compiled", "fake_like", "fake_mode", "is_traced", "pytree", "trace"]
 
@@ -60,11 +62,18 @@ def trace(
 
     Returns:
         The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
-        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`.
+        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the number
+        of its draw in `meta["draw"]`.
     """
+    draws: list[Draws] = []
 
     def functional(*given: Tensor) -> list[Tensor]:
-        return [_plain(output) for output in function(list(map(_functional, given, learning)))]
+        mode = get_proxy_mode()
+        assert mode is not None
+        nodes = mode.tracer.graph.nodes
+        draws[:] = [Draws(lambda: len(nodes))]
+        with draws[0].followed():
+            return [_plain(output) for output in function(list(map(_functional, given, learning)))]
 
     # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
@@ -72,6 +81,7 @@ def trace(
         graph = make_fx(
             functional, decomposition_table=cast(Any, core_aten_decompositions()), record_stack_traces=True
         )(*inputs)
+    draws[0].number(graph.graph)
     return _cleaned(graph)
 
 
@@ -92,9 +102,9 @@ def _plain(output: Tensor) -> Tensor:
 
 
 def _cleaned(module: GraphModule) -> GraphModule:
-    """Without the records that optimizers make for a profiler, and without what nobody uses."""
+    """Without the records that optimizers make for a profiler, checks of values, and what nobody uses."""
     for node in reversed(module.graph.nodes):
-        if str(node.target).startswith("profiler."):
+        if str(node.target).startswith(("profiler.", "aten._assert_async.")):
             node.replace_all_uses_with(None)  # type: ignore[arg-type]
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()

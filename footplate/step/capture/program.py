@@ -1,37 +1,36 @@
 """The capture of one step, from the first line of `training_step` to the last parameter that changes.
 
-In this order, as the eager step does it, each hook only where it is overridden:
-
-    training_step → on_before_zero_grad → on_before_backward → backward → on_after_backward
-    → on_before_optimizer_step → clip → optimizer.step
-
-All of it runs with tensors that have no memory, in the place of the module's and optimizer's own (`state.py`), which
-come back untouched. Learning rates are inputs, so a scheduler never makes a new program necessary. Random operations
-(dropout, `torch.rand`) stay operations of the graph; whoever runs it derives their numbers from a key, which is an input
-too: no draw is ever frozen.
+What runs in which order is in `sequence.py`. All of it runs with tensors that have no memory, in the place of the module's
+and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never makes a new
+program necessary. Random operations (dropout, `torch.rand`) stay operations of the graph; whoever runs it derives their
+numbers from a key, which is an input too: no draw is ever frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.optim import Optimizer
 
 from footplate.errors import ConfigError
-from footplate.hooks import overrides, step_arguments
+from footplate.hooks import overrides
 from footplate.step.capture import functional
-from footplate.step.capture.averaging import average_step
-from footplate.step.capture.counters import Counter, CounterWatch, CountingTrainer
+from footplate.step.capture.attached import Logs, attached, call_step
+from footplate.step.capture.attention import AttentionAsOne
+from footplate.step.capture.counters import CounterWatch
 from footplate.step.capture.frozen import Change, Changes, Reads, refuse_changes
 from footplate.step.capture.functional import pytree
-from footplate.step.capture.refusals import CaptureError, calling_place, explained
+from footplate.step.capture.optimizers import Optimizers, as_list
+from footplate.step.capture.optimizers import settings as optimizer_settings
+from footplate.step.capture.refusals import CaptureError, explained
+from footplate.step.capture.sequence import Sequence, Settings
+from footplate.step.capture.shapes import FixedShapes
 from footplate.step.capture.state import Installed, Path, State, state_of
+from footplate.step.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ class Captured:
         output: the form of what comes back: for training the loss, for an evaluation what the step returned.
         logs: for each name given to `self.log`, the other arguments of that call.
         trains: whether the state changes.
-        reads: the plain attributes that the step has read; they are constants of the graph.
+        reads: the plain attributes that the step has read, and the optimizers' settings; they are constants of the graph.
+        steps: how often an optimizer steps: what `global_step` grows by.
     """
 
     name: str
@@ -63,81 +63,90 @@ class Captured:
     logs: dict[str, dict[str, Any]]
     trains: bool
     reads: Reads
+    steps: int = 0
 
-    def check_attributes(self, module: nn.Module) -> None:
-        """Raise when an attribute that the step read is no longer what it was.
+    def check_attributes(self, module: nn.Module, optimizer: Optimizers = None) -> None:
+        """Raise when an attribute that the step read, or a setting of the optimizer, is no longer what it was.
+
+        Learning rates may change. OneCycleLR changes betas or momentum as well, unless `cycle_momentum=False`.
 
         Raises:
             CaptureError: with the attribute, both values, and the line that read it.
         """
         changed = self.reads.changed(module)
+        if optimizer is not None:
+            changed += self.reads.changed_settings(optimizer_settings(optimizer))
         if changed:
             raise CaptureError(f"{self.name} must be captured again:\n    " + "\n    ".join(changed))
 
 
 def capture_training(
     module: Any,
-    optimizer: Optimizer,
+    optimizer: Optimizers,
     batch: Any,
     *,
     gradient_clip_val: float | None = None,
     gradient_clip_algorithm: str = "norm",
     averages: bool = False,
+    precision: str = "32-true",
+    accumulate_grad_batches: int = 1,
+    ends_window: bool = True,
 ) -> Captured:
     """Capture `training_step`, the backward pass, clipping and `optimizer.step()`.
 
+    A window of N accumulated batches needs two programs: one with `ends_window=False`, for every batch but the last, and
+    one with True. Both have the window's gradients in their state (`state_of(module, optimizer, gradients=True)`).
+
     Args:
         module: a `footplate.Module` or `LightningModule`, on any device, the meta device too: only shapes are used.
-        optimizer: an SGD, Adam or AdamW of its parameters, with any number of groups.
+        optimizer: one of torch's (`optimizers.CAPTURED`) of its parameters, with any number of groups; a list of them for
+            manual optimisation.
         batch: an example; a tree of tensors. The graph holds for batches of the same shapes and types.
         gradient_clip_val: as the `Trainer`'s; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
         averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step, after
             the backward pass.
+        precision: as the `Trainer`'s: "bf16-mixed" computes the forward pass under autocast; for "bf16-true" and "64-true"
+            the module has that type already (`Precision.convert_module`), and batches are converted in the program.
+        accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back isn't.
+        ends_window: whether the optimizer steps after this batch.
 
     Raises:
         CaptureError: what the step does can't be captured; the text names the user's line.
-        ConfigError: the batch has no tensors, or `training_step` returned no loss.
+        ConfigError: the batch has no tensors, `training_step` returned no loss, or settings that don't go together.
     """
     who = f"{type(module).__name__}.training_step"
-    _refuse_hand_made(module)
-    rates_shape = [torch.zeros((), dtype=torch.float64) for _ in optimizer.param_groups]
+    optimizers = as_list(optimizer)
+    settings = Settings(
+        gradient_clip_val,
+        gradient_clip_algorithm,
+        averages,
+        Precision.parse(precision),
+        accumulate_grad_batches,
+        ends_window,
+    )
+    _refuse_unfit(module, len(optimizers), settings)
+    rates = [torch.zeros((), dtype=torch.float64) for one in optimizers for _ in one.param_groups]
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: _Logs) -> tuple[list[Tensor], Any]:
+    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any, int]:
         installed = Installed(module, optimizer, state, rates)
-        with installed.inside(), _attached(module, logs), torch.enable_grad():
-            loss = _loss(who, _call(module.training_step, "training_step", given))
-            if overrides(module, "on_before_zero_grad"):
-                module.on_before_zero_grad(optimizer)
-            optimizer.zero_grad(set_to_none=True)
-            if overrides(module, "on_before_backward"):
-                module.on_before_backward(loss)
-            loss.backward()
-            learning = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            result, averaged = loss.detach(), set(logs.values)
-            if averages:
-                result = average_step(learning, loss, logs.values, list(module.buffers()))
-            if overrides(module, "on_after_backward"):
-                module.on_after_backward()
-            with functional.as_compiled():
-                if overrides(module, "on_before_optimizer_step"):
-                    module.on_before_optimizer_step(optimizer)
-                _clip(learning, gradient_clip_val, gradient_clip_algorithm)
-                optimizer.step()
-            if averages and set(logs.values) != averaged:
-                raise CaptureError(f"{who}: several devices can't average what hooks log after the backward pass.")
-            return installed.read(), result
+        sequence = Sequence(who, module, optimizers, settings, logs)
+        with installed.inside(), functional.as_compiled():
+            result = sequence.run(installed, given)
+            return installed.read(ends_window), result, sequence.steps
 
-    return _settled(who, lambda: _capture(who, module, optimizer, batch, rates_shape, run))
+    accumulates = accumulate_grad_batches != 1
+    return _settled(who, lambda: _capture(who, module, optimizer, accumulates, batch, rates, run))
 
 
-def capture_evaluation(module: Any, batch: Any, stage: str = "validation") -> Captured:
+def capture_evaluation(module: Any, batch: Any, stage: str = "validation", *, precision: str = "32-true") -> Captured:
     """Capture `validation_step`, `test_step` or `predict_step`, with the module in evaluation mode.
 
     Args:
         module: as for `capture_training`; its mode is restored.
         batch: an example; a tree of tensors.
         stage: "validation", "test" or "predict".
+        precision: as for `capture_training`.
 
     Raises:
         CaptureError: what the step does can't be captured, or it changes a buffer; the text names the user's line.
@@ -145,18 +154,20 @@ def capture_evaluation(module: Any, batch: Any, stage: str = "validation") -> Ca
     name = f"{stage}_step"
     who = f"{type(module).__name__}.{name}"
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: _Logs) -> tuple[list[Tensor], Any]:
+    kind = Precision.parse(precision)
+
+    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any, int]:
         installed = Installed(module, None, state, rates)
-        with installed.inside(), _attached(module, logs), torch.no_grad():
-            output = _call(getattr(module, name), name, given)
-            return installed.read(), pytree.tree_map(
-                lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output
-            )
+        forward = kind.forward_context(torch.device("cpu"))
+        with installed.inside(), functional.as_compiled(), attached(module, logs, {}), torch.no_grad(), forward:
+            output = call_step(getattr(module, name), name, kind.convert_batch(given))
+            detached = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+            return installed.read(), detached, 0
 
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        return _settled(who, lambda: _capture(who, module, None, batch, [], run))
+        return _settled(who, lambda: _capture(who, module, None, False, batch, [], run))
     finally:
         for part, training in modes:
             part.training = training
@@ -175,38 +186,41 @@ def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> 
 def _capture(
     who: str,
     module: nn.Module,
-    optimizer: Optimizer | None,
+    optimizer: Optimizers,
+    gradients: bool,
     batch: Any,
     rates: list[Tensor],
-    run: Callable[[State, list[Tensor], Any, _Logs], tuple[list[Tensor], Any]],
+    run: Callable[[State, list[Tensor], Any, Logs], tuple[list[Tensor], Any, int]],
 ) -> tuple[Captured, list[Change]]:
     """Trace `run` over the state, the rates and the batch: a step that trains if there is an optimizer."""
     trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
     mode = functional.fake_mode()
     with mode:
-        state = state_of(module, optimizer)
+        state = state_of(module, optimizer, gradients)
     inputs = [functional.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
     learning = _learning(module, state) + [False] * (len(rates) + len(leaves))
-    logs, changes = _Logs(), Changes(module)
+    logs, changes = Logs(), Changes(module)
+    logs.reads.settings = optimizer_settings(optimizer)
     logs.reads.modes.update((name, part.training) for name, part in module.named_modules())
     output_tree: list[Any] = []
+    steps: list[int] = []
 
     def whole(traced: list[Tensor]) -> list[Tensor]:
         now = dict(zip(state, traced, strict=False))
         given = pytree.tree_unflatten(traced[len(state) + len(rates) :], tree)
-        after, output = run(now, traced[len(state) : len(state) + len(rates)], given, logs)
+        after, output, taken = run(now, traced[len(state) : len(state) + len(rates)], given, logs)
         returned, returned_tree = pytree.tree_flatten(output)
-        output_tree[:] = [returned_tree]
+        output_tree[:], steps[:] = [returned_tree], [taken]
         return [*after, *_tensors(who, returned), *logs.values.values()]
 
-    with explained(who), changes.watched(), CounterWatch():
+    with explained(who), changes.watched(), CounterWatch(), AttentionAsOne(), FixedShapes():
         graph = functional.trace(whole, inputs, learning)
     if not trains:
         graph = _without_state(who, graph, tuple(state))
     form = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
     captured = Captured(
-        who, graph, tuple(state), len(rates), (tree, form), output_tree[0], logs.options, trains, logs.reads
+        who, graph, tuple(state), len(rates), (tree, form), output_tree[0], logs.options, trains, logs.reads, steps[0]
     )
     return captured, changes.found
 
@@ -229,81 +243,6 @@ def _leaves_of(batch: Any) -> tuple[list[Tensor], Any]:
     if not leaves:
         raise ConfigError("batch: there is no tensor in it.")
     return [leaf for _, leaf in leaves], tree
-
-
-class _Logs:
-    """What a step has given to `self.log`, and what it has read."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        self.options: dict[str, dict[str, Any]] = {}
-        self.reads = Reads()
-
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(value, (Tensor, int, float)):
-            raise CaptureError(
-                f'self.log("{name}", …) was given a {type(value).__name__}:\n    {calling_place()}\n'
-                "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
-            )
-        if isinstance(value, Counter):
-            value.refuse()
-        self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self.options[name] = dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)) | kwargs
-
-
-@contextmanager
-def _attached(module: Any, logs: _Logs) -> Iterator[None]:
-    """The module as a step sees it: its class is one whose `log` collects, and whose counters are refused when used."""
-    own: Any = type(module)
-
-    def read(self: Any, name: str) -> Any:
-        value = own.__getattribute__(self, name)
-        if not name.startswith("_") and name != "training" and name in vars(self):
-            logs.reads.note(name, value)
-        return value
-
-    def log(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        logs.log(name, value, *args, **kwargs)
-
-    seen = {
-        "__getattribute__": read,
-        "log": log,
-        "trainer": property(lambda self: CountingTrainer(own.trainer.fget(self))),
-        "current_epoch": property(lambda self: Counter("self.current_epoch")),
-        "global_step": property(lambda self: Counter("self.global_step")),
-    }
-    object.__setattr__(module, "__class__", _subclass(own, seen))
-    try:
-        yield
-    finally:
-        object.__setattr__(module, "__class__", own)
-
-
-def _subclass(own: type, attributes: dict[str, Any]) -> type:
-    return type(own.__name__, (own,), attributes)
-
-
-def _call(step: Callable[..., Any], name: str, batch: Any) -> Any:
-    arguments = (batch, Counter("batch_idx"), Counter("dataloader_idx"))
-    return step(*arguments[: step_arguments(step, name)])
-
-
-def _loss(who: str, output: Any) -> Tensor:
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    if not isinstance(loss, Tensor):
-        raise ConfigError(
-            f'{who}() returned {type(output).__name__}: expected the loss as a tensor, or a dict with "loss".'
-        )
-    return loss
-
-
-def _clip(parameters: list[Tensor], value: float | None, algorithm: str) -> None:
-    if not value:
-        return
-    if algorithm == "value":
-        torch.nn.utils.clip_grad_value_(parameters, value)
-    else:
-        torch.nn.utils.clip_grad_norm_(parameters, value)
 
 
 def _tensors(who: str, leaves: list[Any]) -> list[Any]:
@@ -333,10 +272,20 @@ def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> Gra
     return graph
 
 
-def _refuse_hand_made(module: Any) -> None:
-    """Refuse what replaces parts of the sequence that is captured here."""
-    if not getattr(module, "automatic_optimization", True):
-        raise CaptureError(f"{type(module).__name__}: manual optimisation can't be captured yet.")
-    for name in ("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"):
-        if overrides(module, name):
-            raise CaptureError(f"{type(module).__name__} overrides {name}, which can't be captured yet.")
+def _refuse_unfit(module: Any, optimizers: int, settings: Settings) -> None:
+    """Refuse what replaces parts of the sequence that can't be captured, and settings that don't go together."""
+    who, automatic = type(module).__name__, getattr(module, "automatic_optimization", True)
+    accumulates = settings.accumulate_grad_batches != 1
+    if overrides(module, "optimizer_step"):
+        raise CaptureError(f"{who} overrides optimizer_step, which can't be captured yet: it takes a closure.")
+    if settings.precision.name.startswith("16"):
+        raise CaptureError(f'precision="{settings.precision.name}" can\'t be captured: use "bf16-mixed".')
+    if automatic and optimizers != 1:
+        raise ConfigError(f"{who} has {optimizers} optimizers: without manual optimisation a step has one.")
+    if not automatic and (settings.gradient_clip_val or accumulates or not settings.ends_window):
+        raise ConfigError(f"{who}: with manual optimisation, training_step itself clips and accumulates.")
+    for name in ("on_before_zero_grad", "optimizer_zero_grad"):
+        if accumulates and overrides(module, name):
+            raise CaptureError(f"{who} overrides {name}, which can't be captured together with accumulated batches.")
+    if not settings.ends_window and not accumulates:
+        raise ConfigError("ends_window=False: with accumulate_grad_batches=1 every batch ends its window.")

@@ -11,6 +11,7 @@
     reductions.py     many to fewer; softmax, order
     shapes.py         views, slices, joins
     linalg.py         products of matrices
+    attention.py      attention, some queries at a time
     convolution.py    convolution and pooling
     normalisation.py  batch, layer and group normalisation
     indexing.py       elements found by indices
@@ -44,6 +45,7 @@ FAMILIES = (
     "reductions",
     "shapes",
     "linalg",
+    "attention",
     "convolution",
     "normalisation",
     "indexing",

@@ -69,8 +69,23 @@ def index(context: Context, x: Any, indices: Any) -> Any:
 
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    ref, values = x.at[_places(indices)], values.astype(x.dtype)
+    values = values.astype(x.dtype)
+    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
+    if len(given) == 1 and given[0][1].dtype == bool:
+        return _put_where(x, *given[0], values, accumulate)
+    ref = x.at[_places(indices)]
     return ref.add(values) if accumulate else ref.set(values)
+
+
+def _put_where(x: Any, dim: int, mask: Any, values: Any, accumulate: bool) -> Any:
+    """`x[mask] = values`: a mask over the dimensions from `dim` on, values that are the same wherever it is true."""
+    behind = x.ndim - dim - mask.ndim
+    if values.ndim > behind:
+        values = values.reshape(
+            values.shape[values.ndim - behind :]
+        )  # the first of them stands for all places: it is one
+    mask = mask.reshape((1,) * dim + mask.shape + (1,) * behind)
+    return jnp.where(mask, x + values if accumulate else values, x)
 
 
 def _places(indices: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from footplate.errors import FootplateError
+from footplate.step.capture.draws import DRAW
 from footplate.step.lowering.arrays import array_type, to_array
 from footplate.step.lowering.table import LOWERINGS, Context, is_array
 
@@ -85,7 +86,9 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list
         elif node.op == "output":
             return list(args[0])
         else:
-            values[node] = run_node(node, args, kwargs, functools.partial(jax.random.fold_in, key, place))
+            values[node] = run_node(
+                node, args, kwargs, functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
+            )
         for used in node.all_input_nodes:
             if last_use[used] is node:
                 del values[used]
@@ -119,7 +122,8 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
         if tensors:
             dtype = torch.result_type(*numbers[:2]) if len(numbers) > 1 else tensors[0].dtype
             common = array_type(dtype)
-    return Context(array_type(result.dtype), tuple(result.shape), common, key)
+    strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
+    return Context(array_type(result.dtype), tuple(result.shape), common, key, strides)
 
 
 def conformed(name: str, result: Any, expected: Any) -> Any:

@@ -1,6 +1,6 @@
 """Random numbers, from keys: no generator, no state.
 
-Each operation of a graph has a key of its own, made of the step's key and its place in the graph, so the same key gives
+Each operation of a graph has a key of its own, made of the step's key and the number of its draw, so the same key gives
 the same numbers on any hardware and after any resume. They are other numbers than torch's own generator would draw.
 """
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from footplate.step.capture.functional import pytree
+from footplate.step.capture.optimizers import Optimizers, as_list
 from footplate.step.capture.program import Captured
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Path, State
@@ -67,9 +67,9 @@ def tensors_like(state: State, arrays: Mapping[Path, Any]) -> State:
     return {path: to_tensor(arrays[path], tensor.dtype) for path, tensor in state.items()}
 
 
-def rates_of(optimizer: Optimizer) -> list[float]:
-    """The learning rate of each group, as it is now: what a step is given anew each time."""
-    return [float(group["lr"]) for group in optimizer.param_groups]
+def rates_of(optimizer: Optimizers) -> list[float]:
+    """The learning rate of each group of each optimizer, as it is now: what a step is given anew each time."""
+    return [float(group["lr"]) for one in as_list(optimizer) for group in one.param_groups]
 
 
 def batch_arrays(captured: Captured, batch: Any, devices: int = 1) -> tuple[jax.Array, ...]:

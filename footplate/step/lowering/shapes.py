@@ -133,3 +133,32 @@ def lower_triangle(context: Context, x: Any, diagonal: int = 0) -> Any:
 @lowers(aten.triu.default)
 def upper_triangle(context: Context, x: Any, diagonal: int = 0) -> Any:
     return jnp.triu(x, diagonal)
+
+
+@lowers(aten.as_strided.default)
+def as_strided(context: Context, x: Any, size: Any, stride: Any, offset: int | None = None) -> Any:
+    return _storage(x, context.strides)[_offsets(size, stride, offset)]
+
+
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(context: Context, x: Any, source: Any, size: Any, stride: Any, offset: int | None = None) -> Any:
+    storage = _storage(x, context.strides).at[_offsets(size, stride, offset)].set(source.astype(x.dtype))
+    order = _outermost_first(x, context.strides)
+    return jnp.transpose(storage.reshape([x.shape[dim] for dim in order]), [order.index(dim) for dim in range(x.ndim)])
+
+
+def _outermost_first(x: Any, strides: tuple[int, ...]) -> list[int]:
+    return sorted(range(x.ndim), key=lambda dim: (strides[dim], x.shape[dim]), reverse=True)
+
+
+def _storage(x: Any, strides: tuple[int, ...]) -> Any:
+    """A dense tensor's elements in the order in which torch has them in memory."""
+    return jnp.transpose(x, _outermost_first(x, strides)).reshape(-1)
+
+
+def _offsets(size: Any, stride: Any, offset: int | None) -> np.ndarray:
+    """For each element of a strided view, its place in memory."""
+    places = np.full(size, offset or 0)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        places += (np.arange(length) * step).reshape([-1 if other == dim else 1 for other in range(len(size))])
+    return places

@@ -37,12 +37,14 @@ class Context:
         shape: the shape of the (first) result.
         common: the type in which torch compares or computes its tensor arguments, before it makes a result of them.
         key: a function that makes a key for random numbers, the operation's own.
+        strides: how torch lays out the first argument, in elements; empty where that is no tensor.
     """
 
     dtype: Any
     shape: tuple[int, ...]
     common: Any
     key: Callable[[], jax.Array]
+    strides: tuple[int, ...] = ()
 
 
 def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:

@@ -1,0 +1,194 @@
+"""Models of torchvision, timm and transformers, trained by XLA on eight devices and by eager torch: do they stay equal?
+
+For each model, in double precision: five steps of SGD with momentum, five of AdamW, on eight virtual devices with two rows
+each. The reference is eager torch that does what data-parallel training does: each eighth of the batch by itself, from the
+same buffers, gradients and buffers averaged. What is reported is the largest relative error of any parameter or buffer at
+the end; tensors whose elements are below a thousandth are measured as if they were a thousandth, since the bias of
+attention's keys, say, has no effect and stays at zero but for rounding.
+
+In bfloat16: five steps of SGD under autocast on one device, the losses against eager torch's in single precision.
+
+A model that can't be captured is no failure: it is listed with the reason that the user is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+
+import jax
+import torch
+from common import arguments_parser, machine, report
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from xla_models import ENTRIES, UNFIT, Entry
+
+from footplate.errors import FootplateError
+from footplate.step.capture import capture_training, load_state, state_of
+from footplate.step.lowering import arrays_of, batch_arrays, lower, missing_ops, rates_of, tensors_like
+from footplate.step.lowering.parallel import data_parallel, mesh_of
+
+DEVICES, ROWS, STEPS = 8, 2, 5
+LIMITS = {"sgd": 1e-6, "adamw": 1e-4, "bf16": 0.02}
+SMALL = 1e-3
+
+Make = Callable[[Any], torch.optim.Optimizer]
+MAKE: dict[str, Make] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+}
+
+
+def drawn(entry: Entry, rows: int, dtype: torch.dtype) -> tuple[Any, list[Any]]:
+    """A module and its batches in a type, the same ones whenever they are asked for."""
+    torch.manual_seed(0)
+    module = entry.make().to(dtype)
+
+    def typed(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return module, [pytree.tree_map(typed, entry.draw(rows)) for _ in range(STEPS)]
+
+
+def shares(batch: Any) -> list[Any]:
+    """The devices' parts of a batch."""
+    return [pytree.tree_map(lambda tensor, i=i: tensor[i * ROWS : (i + 1) * ROWS], batch) for i in range(DEVICES)]
+
+
+def eager_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
+    """Data-parallel training by eager torch in one process."""
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    for batch in batches:
+        before = [buffer.clone() for buffer in buffers]
+        after = [torch.zeros_like(buffer) for buffer in buffers]
+        optimizer.zero_grad()
+        for share in shares(batch):
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.data.copy_(value)
+            (module.training_step(share, 0) / DEVICES).backward()
+            for total, buffer in zip(after, buffers, strict=True):
+                total += buffer / DEVICES
+        for buffer, value in zip(buffers, after, strict=True):
+            buffer.data.copy_(value)
+        optimizer.step()
+
+
+def compiled_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
+    """The same by one program on all devices."""
+    captured = capture_training(module, optimizer, shares(batches[0])[0], averages=True)
+    step = data_parallel(captured, mesh_of(jax.devices()[:DEVICES]))
+    state = arrays_of(state_of(module, optimizer))
+    for number, batch in enumerate(batches):
+        given = batch_arrays(captured, batch, DEVICES)
+        state, _, _ = step(state, rates_of(optimizer), jax.random.key(number), given)
+    load_state(module, optimizer, tensors_like(state_of(module, optimizer), state))
+
+
+def worst(found: nn.Module, wanted: nn.Module) -> float:
+    """The largest relative error of a module's floating-point tensors."""
+    pairs = zip(found.state_dict().values(), wanted.state_dict().values(), strict=True)
+    return max(
+        ((a - b).norm() / b.norm().clamp(min=SMALL * b.numel() ** 0.5)).item()
+        for a, b in pairs
+        if a.is_floating_point()
+    )
+
+
+def parallel_error(entry: Entry, make: Make) -> float:
+    """How far the eight devices are from eager torch after all steps."""
+    module, batches = drawn(entry, DEVICES * ROWS, torch.float64)
+    reference = copy.deepcopy(module)
+    with jax.enable_x64(True):
+        compiled_parallel(module, make(module.parameters()), batches)
+    eager_parallel(reference, make(reference.parameters()), batches)
+    return worst(module, reference)
+
+
+def half_error(entry: Entry) -> float:
+    """How far the losses in bfloat16 are from those in single precision."""
+    module, batches = drawn(entry, 2 * ROWS, torch.float32)
+    reference, optimizer = copy.deepcopy(module), MAKE["sgd"](module.parameters())
+    captured = capture_training(module, optimizer, batches[0], precision="bf16-mixed")
+    step, state, losses = jax.jit(lower(captured), donate_argnums=0), arrays_of(state_of(module, optimizer)), []
+    for number, batch in enumerate(batches):
+        given = batch_arrays(captured, batch)
+        state, loss, _ = step(state, rates_of(optimizer), jax.random.key(number), given)
+        losses.append(float(loss))
+    optimizer = MAKE["sgd"](reference.parameters())
+    errors = []
+    for batch, found in zip(batches, losses, strict=True):
+        optimizer.zero_grad()
+        loss = reference.training_step(batch, 0)
+        loss.backward()
+        optimizer.step()
+        errors.append(abs(found - loss.item()) / abs(loss.item()))
+    return max(errors)
+
+
+def compared(name: str, entry: Entry) -> dict[str, Any]:
+    """A row of the table."""
+    started = time.perf_counter()
+    try:
+        found = {kind: half_error(entry) if kind == "bf16" else parallel_error(entry, MAKE[kind]) for kind in LIMITS}
+    except Exception as error:  # the others are compared all the same
+        return {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+    ok = all(found[kind] <= limit for kind, limit in LIMITS.items())
+    return {"name": name, **found, "ok": ok, "seconds": time.perf_counter() - started}
+
+
+def why_not(entry: Entry) -> str:
+    """Why a model can't be trained, or the empty text if it can."""
+    module, batches = drawn(entry, ROWS, torch.float32)
+    try:
+        captured = capture_training(module, MAKE["sgd"](module.parameters()), batches[0])
+    except FootplateError as error:
+        return str(error).split(", which", 1)[0].split(": ", 1)[-1].splitlines()[0]
+    return ", ".join(f"no {one.name}" for one in missing_ops(captured.graph))
+
+
+def main() -> None:
+    """Compare all models, or those that are named."""
+    parser = arguments_parser(__doc__ or "")
+    parser.add_argument("models", nargs="*", help="names of models; all by default")
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    given = parser.parse_args()
+    before = machine()
+    names = given.models or (["torchvision ViT"] if given.quick else list(ENTRIES))
+    rows = []
+    for name in names:
+        rows.append(compared(name, ENTRIES[name]))
+        print(rows[-1], flush=True)
+    refused = {} if given.quick or given.models else {name: why_not(entry) for name, entry in UNFIT.items()}
+    if given.add and given.json.exists():
+        known = json.loads(given.json.read_text())
+        rows = [row for row in known["rows"] if row["name"] not in names] + rows
+        refused = known["figures"]["not_supported"] | refused
+    report(
+        "xla_parity",
+        "Relative errors against eager torch: parameters after five steps; losses in bfloat16",
+        {"sgd": "SGD", "adamw": "AdamW", "bf16": "bf16", "seconds": "s"},
+        rows,
+        {},
+        {
+            "models": len(rows),
+            "failed": sum(not row["ok"] for row in rows),
+            "max_rel_err": max(row["sgd"] for row in rows if "sgd" in row),
+            "max_rel_err_adamw": max(row["adamw"] for row in rows if "adamw" in row),
+            "max_rel_err_bf16_loss": max(row["bf16"] for row in rows if "bf16" in row),
+            "not_supported": {name: reason for name, reason in refused.items() if reason},
+        },
+        before,
+        ("torch", "jax", "torchvision", "timm", "transformers"),
+        given.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

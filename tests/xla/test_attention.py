@@ -1,0 +1,131 @@
+"""Attention without its matrix: gradients with dropout, models that use it, and what memory a program needs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from footplate.step.capture import capture_training, state_of
+from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
+from footplate.step.lowering.table import Context
+from xla.nets import GPT, Trained
+from xla.test_parity import compiled, eager, sgd, worst
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
+CONTEXT = Context(None, (), None, lambda: jax.random.key(0))
+
+
+def operations(net: nn.Module, batch: Any) -> set[str]:
+    module = Trained(net)
+    captured = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch)
+    return {str(node.target) for node in captured.graph.graph.nodes}
+
+
+@pytest.mark.slow
+def test_the_gradient_with_dropout_is_that_of_what_was_computed():
+    draw = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        q, k, v, toward = (jnp.asarray(draw.normal(size=(2, 300, 4))) for _ in range(4))
+        settings = (0.4, True, 0.5)
+        seed = jnp.asarray(7, jnp.int64)
+
+        def forward(q: Any, k: Any, v: Any) -> Any:
+            return LOWERINGS[torch.ops.footplate.attention.default](CONTEXT, q, k, v, None, seed, *settings)
+
+        result, sums = forward(q, k, v)
+        backward = LOWERINGS[torch.ops.footplate.attention_backward.default]
+        found = backward(CONTEXT, toward, q, k, v, None, seed, result, sums, *settings)
+        _, pull = jax.vjp(lambda *given: forward(*given)[0], q, k, v)
+        for one, expected in zip(found, pull(toward), strict=True):
+            np.testing.assert_allclose(one, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_keeps_the_mean_of_what_is_attended_to():
+    with jax.enable_x64(True):
+        q = jnp.zeros((64, 300, 4))
+        v = jnp.ones((64, 300, 1))
+        seed = jnp.asarray(3, jnp.int64)
+        attention = LOWERINGS[torch.ops.footplate.attention.default]
+        result = np.asarray(attention(CONTEXT, q, q, v, None, seed, 0.5, False, 1.0)[0])
+    assert result.mean() == pytest.approx(1.0, abs=0.01)
+    assert result.std() == pytest.approx((1 / 300) ** 0.5, rel=0.1)
+
+
+def test_torchs_attention_becomes_one_operation():
+    tokens = torch.randint(0, 40, (2, 10))
+    found = operations(GPT(p=0.1), (tokens[:, :-1], tokens[:, 1:]))
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
+    assert "aten._softmax.default" not in found
+
+
+def test_torch_counts_the_operations_of_attention_as_its_own():
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
+    q.requires_grad_()
+    found = []
+    for attend in (
+        lambda: torch.ops.footplate.attention(q, k, v, None, None, 0.0, False, 0.5)[0],
+        lambda: F.scaled_dot_product_attention(q, k, v, scale=0.5),
+    ):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            attend()
+        found.append(counter.get_total_flops())
+    assert found[0] == found[1] > 0
+
+
+class Biased(nn.Module):
+    """Attention with a bias that is learned, and keys that several queries' heads share."""
+
+    def __init__(self, learns: bool) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(5, 5), requires_grad=learns)
+        self.q, self.kv, self.head = nn.Linear(4, 8), nn.Linear(4, 4), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        kv = self.kv(x).unflatten(-1, (2, 2)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, kv, kv, self.bias, scale=0.7, enable_gqa=True)
+        return self.head(y.transpose(1, 2).flatten(-2).mean(1))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_shared_keys_and_a_bias_that_learns_are_eager_torchs(learns):
+    torch.manual_seed(0)
+    module = Trained(Biased(learns)).double()
+    reference = copy.deepcopy(module)
+    batches = [(torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
+    assert ("footplate.attention.default" in operations(copy.deepcopy(module.net), batches[0])) is not learns
+    with jax.enable_x64(True):
+        losses, _ = compiled(module, sgd(module), batches)
+    assert losses == pytest.approx(eager(reference, sgd(reference), batches), rel=1e-6)
+    assert worst(module, reference) <= 1e-6
+
+
+def temporary(length: int) -> int:
+    """The bytes that a step of a small GPT needs beside its state, at a length."""
+    torch.manual_seed(0)
+    module = Trained(GPT(layers=1, width=8, length=length, p=0.1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    tokens = torch.randint(0, 40, (1, length + 1))
+    batch = (tokens[:, :-1], tokens[:, 1:])
+    captured = capture_training(module, optimizer, batch)
+    with jax.enable_x64(False):
+        given = arrays_of(state_of(module, optimizer)), rates_of(optimizer), jax.random.key(0)
+        program = jax.jit(lower(captured)).lower(*given, batch_arrays(captured, batch)).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.slow
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    short, long = temporary(1024), temporary(4096)
+    assert long < 4.8 * short
+    assert long < 4 * 2 * 4096**2  # less than the two heads' matrices, of which plain attention has several
