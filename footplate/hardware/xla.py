@@ -75,8 +75,8 @@ class XLA(Accelerator):
         found = _start(least)
         if found < least:
             raise ConfigError(
-                f"devices={devices!r}: JAX was started before with {found} device(s), and can't be given more now. Make the "
-                "Trainer before anything uses JAX (an earlier Trainer with fewer devices does), or set "
+                f"devices={devices!r}: JAX was started before with {found} device(s), and can't be given more now. Make "
+                "the Trainer before anything uses JAX (an earlier Trainer with fewer devices does), or set "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={least} in the program's environment."
             )
         return [0] if wanted == "auto" else _among(self.name, found, devices)
