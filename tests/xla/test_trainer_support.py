@@ -191,6 +191,29 @@ def test_a_batch_whose_rows_cannot_be_told_is_not_split(trainer):
         trainer(accelerator="xla", devices=2, max_epochs=1).fit(Odd(), batches)
 
 
+class Named(Steady):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
+class Reads(Named):
+    def training_step(self, batch, batch_idx):
+        print(batch["name"])
+        return super().training_step(batch, batch_idx)
+
+
+def test_text_in_a_batch_is_left_out_and_a_step_that_reads_it_is_refused(trainer):
+    x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+    batches = [{"x": x, "y": y, "name": ["a", "b", "c", "d"], "row": 7}] * 3
+    made = trainer(accelerator="xla", devices=2, max_epochs=1)
+    made.fit(Named(), batches)
+    assert made.global_step == 3
+    with pytest.raises(fp.ConfigError, match=r'Reads reads batch\["name"\], which holds no tensors'):
+        trainer(accelerator="xla", max_epochs=1).fit(Reads(), batches)
+    with pytest.raises(fp.DataError, match="a batch holds 'a': a compiled step takes tensors alone"):
+        trainer(accelerator="xla", max_epochs=1).fit(Steady(), [(x, y, ["a"])])
+
+
 KILLED = """
 import sys, signal, torch
 import footplate as fp

@@ -164,12 +164,14 @@ class Programs:
 
     Attributes:
         made: those that were compiled, in order.
+        left_out: keys of the present batch that hold no tensors, which programs aren't given.
     """
 
     def __init__(self, spec: StepSpec, mesh: Mesh) -> None:
         self.spec = spec
         self.mesh = mesh
         self.made: list[Compilation] = []
+        self.left_out: list[str] = []
         self._found: dict[tuple[str, Form], Program] = {}
         self._changes = 0
         self._reason = ""
@@ -221,10 +223,27 @@ class Programs:
         form = Form.of(leaves, tree)
         program = self._found.get((name, form))
         if program is None:
-            with torch.inference_mode(False), _logging_by_class(self.spec.module), self._default_type():
-                make = self._train if name == "training" else self._evaluate
+            make = self._train if name == "training" else self._evaluate
+            logging_, types, naming = (
+                _logging_by_class(self.spec.module),
+                self._default_type(),
+                self._told_of_left_out(),
+            )
+            with torch.inference_mode(False), logging_, types, naming:
                 program = self._found[name, form] = make(name, leaves, tree)
         return program
+
+    @contextlib.contextmanager
+    def _told_of_left_out(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as error:
+            if error.args[:1] and str(error.args[0]) in self.left_out:
+                raise ConfigError(
+                    f'{type(self.spec.module).__name__} reads batch["{error.args[0]}"], which holds no tensors: a compiled '
+                    "step can't be given it. Use it in a hook, or make it a tensor in the loader."
+                ) from error
+            raise
 
     def _train(self, name: str, leaves: list[Tensor], tree: Any) -> Program:
         spec, devices, whole = self.spec, self.mesh.size, self.spec.sync_batchnorm

@@ -24,12 +24,29 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
 from footplate.errors import DataError
+from footplate.step.capture.functional import pytree
 from footplate.step.lowering.arrays import array_type, to_array
 from footplate.step.lowering.parallel import AXIS
 
 WHOLE = PartitionSpec()
 ROWS = PartitionSpec(AXIS)
 ROWS_OF_EACH = PartitionSpec(None, AXIS)
+
+
+def without_text(batch: Any) -> tuple[Any, list[str]]:
+    """A batch without what is no tensor, as far as it stands in dictionaries (names, say), and the keys of that."""
+    if type(batch) is not dict:
+        return batch, []
+    kept: dict[Any, Any] = {}
+    left_out: list[str] = []
+    for key, value in batch.items():
+        value, inside = without_text(value)
+        left_out += inside
+        if all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+            kept[key] = value
+        else:
+            left_out.append(str(key))
+    return kept, left_out
 
 
 def rows_of(leaves: Sequence[Tensor]) -> int:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.errors import CheckpointError, ConfigError
+from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.metrics import batch_rows
 from footplate.rng import mix
 from footplate.step.base import Step, StepSpec
@@ -248,7 +248,14 @@ class XLAStep(Step):
     # Batches
 
     def _flat(self, batch: Any) -> tuple[list[Any], Any]:
-        leaves, tree = pytree.tree_flatten(self.spec.precision.convert_batch(batch))
+        tensors, self._programs.left_out = sharing.without_text(batch)
+        leaves, tree = pytree.tree_flatten(self.spec.precision.convert_batch(tensors))
+        other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
+        if other is not None:
+            raise DataError(
+                f"a batch holds {other!r:.60}: a compiled step takes tensors alone. What stands under a key of a dict is "
+                "left out; leave this out too, or make it a tensor."
+            )
         return leaves, tree
 
     @staticmethod
