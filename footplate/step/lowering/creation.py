@@ -27,6 +27,7 @@ def full_like(context: Context, x: Any, value: Any, **_: Any) -> Any:
     aten.new_zeros.default,
     aten.empty_strided.default,
     aten.new_empty.default,
+    aten.new_empty_strided.default,
 )
 def zeros(context: Context, *_: Any, **__: Any) -> Any:
     return jnp.zeros(context.shape, context.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
 from footplate.step.lowering.table import Context, aten, cast, comparing, elementwise, is_array, lowers
@@ -159,7 +160,8 @@ def masked_fill(context: Context, x: Any, mask: Any, value: Any) -> Any:
 
 
 @lowers(aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
-def same(context: Context, x: Any, **_: Any) -> Any:
+@lowers(torch.ops.prims.copy_strided.default)
+def same(context: Context, x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
