@@ -50,6 +50,7 @@ def test_training_is_that_of_eager_torch(devices, every, trainer, tmp_path):
     assert rows[0][0] == rows[1][0]
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(trainer, tmp_path):
     class Losses(fp.Callback):
         def __init__(self):
