@@ -173,6 +173,7 @@ class Programs:
         self.made: list[Compilation] = []
         self.left_out: list[str] = []
         self._found: dict[tuple[str, Form], Program] = {}
+        self._called: set[tuple[Program, int]] = set()
         self._changes = 0
         self._reason = ""
         self._made_from = self._things()
@@ -215,21 +216,13 @@ class Programs:
         self._called.add(key)
         self._tell(Compilation(program.captured.name, str(Form.of(leaves, tree)), steps, time.perf_counter() - begun))
 
-    @cached_property
-    def _called(self) -> set[tuple[Program, int]]:
-        return set()
-
     def _program(self, name: str, leaves: list[Tensor], tree: Any) -> Program:
         form = Form.of(leaves, tree)
         program = self._found.get((name, form))
         if program is None:
             make = self._train if name == "training" else self._evaluate
-            logging_, types, naming = (
-                _logging_by_class(self.spec.module),
-                self._default_type(),
-                self._told_of_left_out(),
-            )
-            with torch.inference_mode(False), logging_, types, naming:
+            logs, types = _logging_by_class(self.spec.module), self._default_type()
+            with torch.inference_mode(False), logs, types, self._told_of_left_out():
                 program = self._found[name, form] = make(name, leaves, tree)
         return program
 

@@ -34,6 +34,7 @@ from footplate.step.base import Step, StepSpec
 from footplate.step.capture import load_state, state_of
 from footplate.step.capture.functional import pytree
 from footplate.step.lowering import rates_of, tensors_like
+from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import mesh_of
 from footplate.step.xla import sharing
 from footplate.step.xla.programs import Compilation, Program, Programs, settings_of
@@ -280,8 +281,6 @@ def _words(seed: int) -> np.ndarray:
 
 def _tensors(program: Program, outputs: Sequence[Any]) -> list[Any]:
     """What an evaluation returned, in torch's types."""
-    from footplate.step.lowering.arrays import to_tensor
-
     last = list(program.captured.graph.graph.nodes)[-1]
     nodes = last.args[0][: len(outputs)]
     return [
