@@ -28,11 +28,27 @@ NONE: tuple[Hook, ...] = ()
 class Hooks:
     """The overridden hooks of one run.
 
-    Attributes are hook names; each is a tuple of functions that take the arguments of the module's hook (a callback's
-    `trainer` and `module` arguments are already in place).
+    Each hook is a tuple of functions that take the arguments of the module's hook (a callback's `trainer` and `module`
+    arguments are already in place).
+
+    Args:
+        trainer: what callbacks are given first.
+        module: what they are given second; its own hooks come after theirs.
+        datamodule: its hooks come between the two; None for none.
+        callbacks: in the order in which they are called.
+        before_looking: called before each hook of somebody who may look at the weights: where these live on a device of
+            their own, they are fetched. A data module is not expected to look.
     """
 
-    def __init__(self, trainer: Trainer, module: Any, datamodule: Any, callbacks: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        module: Any,
+        datamodule: Any,
+        callbacks: Iterable[Any],
+        before_looking: Callable[[], None] | None = None,
+    ) -> None:
+        self._module, self._callbacks, self._before_looking = module, list(callbacks), before_looking
         self._owners: list[tuple[Any, tuple[Any, ...]]] = [
             (callback, (trainer, module)) for callback in callbacks if not turn(callback)
         ]
@@ -50,6 +66,15 @@ class Hooks:
         """The overridden `name` of late callbacks."""
         return self._cached(f"late:{name}", name, self._late)
 
+    def lookers(self, name: str) -> list[str]:
+        """Who overrides `name` and may look at the weights, or change them, by their classes' names."""
+        owners = [owner for owner in (*self._callbacks, self._module) if may_look(owner)]
+        return [type(owner).__name__ for owner in owners if overrides(owner, name)]
+
+    def callbacks_with(self, name: str) -> list[str]:
+        """The callbacks that override `name`, by their classes' names."""
+        return [type(callback).__name__ for callback in self._callbacks if overrides(callback, name)]
+
     def call(self, name: str, *args: Any) -> None:
         """Call every overridden `name`, those of late callbacks last."""
         for hook in self.get(name):
@@ -60,13 +85,28 @@ class Hooks:
     def _cached(self, key: str, name: str, owners: list[tuple[Any, tuple[Any, ...]]]) -> tuple[Hook, ...]:
         found = self._found.get(key)
         if found is None:
-            found = tuple(
-                functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
-                for owner, args in owners
-                if overrides(owner, name)
-            )
+            found = tuple(self._function(owner, name, args) for owner, args in owners if overrides(owner, name))
             self._found[key] = found
         return found
+
+    def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:
+        hook = functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
+        before = self._before_looking
+        if before is None or not may_look(owner):
+            return hook
+
+        def looking(*given: Any) -> Any:
+            before()
+            return hook(*given)
+
+        return looking
+
+
+def may_look(owner: Any) -> bool:
+    """Whether a hook's owner may look at the module's weights, or change them: all but data and some callbacks of ours."""
+    if hasattr(owner, "train_dataloader") and not hasattr(owner, "training_step"):
+        return False
+    return getattr(owner, "sees_weights", True) or not type(owner).__module__.startswith("footplate.")
 
 
 def turn(callback: Any) -> int:

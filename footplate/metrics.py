@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from footplate.errors import ConfigError
+from footplate.later import Later
 from footplate.parallel.group import ALONE, Group
 from footplate.parallel.logged import Logged
 from footplate.parallel.totals import Part, extreme, merge, reduced
@@ -388,11 +389,17 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
     values = list(values)
     result: list[float] = [0.0] * len(values)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    later: dict[type[Later], list[int]] = {}
     for index, value in enumerate(values):
         if isinstance(value, Tensor):
             groups.setdefault((value.device, value.dtype), []).append(index)
+        elif isinstance(value, Later):
+            later.setdefault(type(value), []).append(index)
         else:
             result[index] = float(value)
+    for kind, indices in later.items():
+        for index, number in zip(indices, kind.read([values[index] for index in indices]), strict=True):
+            result[index] = number
     for indices in groups.values():
         tensors = [values[index] for index in indices]
         if any(tensor.ndim for tensor in tensors):

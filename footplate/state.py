@@ -74,6 +74,9 @@ class RunState:
 
     def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
         """Everything as it is now. Tensors are the live ones: copy them before the next step."""
+        step: Any = self.step
+        if step is not None:
+            step.show()  # the weights may be on a device
         hparams, dropped = split_plain(dict(getattr(self.module, "hparams", None) or {}))
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "footplate": footplate.__version__, "torch": str(torch.__version__)},

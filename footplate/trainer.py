@@ -10,12 +10,13 @@ a run is put together (`_fit`). What is found and checked beforehand is in `trai
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +51,7 @@ from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_d
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 from footplate.training import job
+from footplate.training.ahead import between_any_two, rates_ahead
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import only_writer
@@ -101,7 +103,8 @@ class Trainer(View):
     """Trains a `Module` (or a `LightningModule`), evaluates it, and predicts with it.
 
     Args:
-        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", a name that an installed package adds, or an `Accelerator`.
+        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "xla", a name that an installed package adds, or an
+            `Accelerator`.
         devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2". In processes that were
             started by torchrun or the like, each takes one.
         num_nodes: machines with so many devices each. More than one needs a cluster that this process is connected to (Ray,
@@ -144,6 +147,8 @@ class Trainer(View):
         inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
+        iterations_per_loop: with accelerator "xla" or "tpu": how many steps a call of the compiled program makes, where
+            nothing is due between them. Hooks that every step has are called after the call.
         seed: of all randomness; the one of `seed_everything`, or a fresh one that checkpoints remember.
         default_root_dir: the run's directory, on this machine: checkpoints, metrics, logs. Default: a new one in `runs/`;
             in a job, the job's.
@@ -200,6 +205,7 @@ class Trainer(View):
         inference_mode: bool = True,
         detect_anomaly: bool = False,
         compile: bool | dict[str, Any] = False,
+        iterations_per_loop: int = 1,
         seed: int | None = None,
         default_root_dir: str | Path | None = None,
         gpus: int | str | list[int] | None = None,
@@ -215,6 +221,8 @@ class Trainer(View):
         self.precision = Precision.parse(given_precision or "32-true")
         self.accelerator = get_accelerator(accelerator)
         self.accelerator.check_precision(self.precision.name)
+        self.iterations_per_loop = check_count("iterations_per_loop", iterations_per_loop, 1)
+        self.accelerator.check_arguments(self.given)
         self.world = World.from_environ()
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
         self.nodes = check_nodes(num_nodes, len(self.device_ids), self.world)
@@ -222,9 +230,15 @@ class Trainer(View):
         self.group = ALONE  # until there is work to do
         refused = {"compile": compile, "sync_batchnorm": sync_batchnorm, "min_devices": min_devices}
         check_replicas(check_strategy(strategy), self.world.size, self.nodes, refused)
+        if self.accelerator.drives_all and self.world.size > 1:
+            raise ConfigError(
+                f'accelerator="{self.accelerator.name}" drives all devices from one process, and this is one of '
+                f"{self.world.size}: start one, with devices={self.world.size}."
+            )
         every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
         self.parallel = make_strategy(strategy, self.world.size, every_device)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, self.world.size)
+        self._syncs_statistics = sync_batchnorm and self.accelerator.drives_all
 
         self.fast_dev_run = int(check_count("fast_dev_run", int(fast_dev_run), 0))
         self.max_epochs = check_count("max_epochs", max_epochs, -1, none=True)
@@ -481,6 +495,7 @@ class Trainer(View):
         while not loop.finished():
             loop.epoch()
         save_before_end(self)  # before a callback puts averaged weights, say, in place
+        self.step.lend()
         self.hooks.call("on_train_end")
         self.training_in_progress = False
         self.wait_for_save()
@@ -520,7 +535,9 @@ class Trainer(View):
         self.callbacks = self._all_callbacks()
         for callback in self.callbacks:
             callback.log, callback.log_dict = model.log, model.log_dict
-        self.hooks = Hooks(self, model, datamodule, self.callbacks)
+        self.hooks = Hooks(
+            self, model, datamodule, self.callbacks, self._lend_weights if self.accelerator.keeps_weights else None
+        )
         status: Status = "failed"
         try:
             with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals:
@@ -537,7 +554,8 @@ class Trainer(View):
             raise
         finally:
             self.training_in_progress = self.sanity_checking = False
-            if (self.parallel.several or self.parallel.copies) and hasattr(self, "step"):
+            apart = self.parallel.several or self.parallel.copies or self.accelerator.keeps_weights
+            if apart and hasattr(self, "step"):
                 self.step.release()
             if status != "success":
                 self._writer.make_haste()
@@ -628,6 +646,11 @@ class Trainer(View):
             on_optimizer_step=self._count_step,
             strategy=self.parallel,
             weight=weight,
+            device_ids=self.device_ids,
+            iterations_per_loop=self._steps_per_call(),
+            sync_batchnorm=self._syncs_statistics,
+            record=self._record,
+            rates_ahead=functools.partial(rates_ahead, self),
         )
         self.step = self.accelerator.make_step(spec)
         self.step_optimizers = [optim.StepOptimizer(one, self.step.optimizer_step) for one in self.optimizers]
@@ -648,6 +671,23 @@ class Trainer(View):
 
     def _metric_reductions(self, path: str) -> dict[str, Any]:
         return self.module.get_submodule(path)._reductions
+
+    def _steps_per_call(self) -> int:
+        """`iterations_per_loop`, or one where something must happen between any two steps."""
+        reason = between_any_two(self) if self.iterations_per_loop > 1 and self.stage == "fit" else None
+        if reason is None:
+            return self.iterations_per_loop
+        log.warning("iterations_per_loop=%d: one step at a time, since %s.", self.iterations_per_loop, reason)
+        return 1
+
+    def _record(self, batch: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
+        """Log what a step has computed of a batch, as if the module did it now."""
+        self.metrics.batch = batch
+        self.module.log(name, value, **options)
+
+    def _lend_weights(self) -> None:
+        if hasattr(self, "step"):
+            self.step.lend()
 
     def _count_step(self) -> None:
         self.progress.global_step += 1
@@ -796,7 +836,7 @@ class Trainer(View):
     @property
     def ranks_asked(self) -> int:
         """How many processes `num_nodes` and `devices` stand for."""
-        return self.nodes * len(self.device_ids)
+        return self.nodes * (1 if self.accelerator.drives_all else len(self.device_ids))
 
     @property
     def starts_ranks(self) -> bool:

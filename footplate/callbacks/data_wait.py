@@ -21,6 +21,8 @@ class DataWaitMonitor(Callback):
     end the GPU still has work isn't counted; any other counts whole, with what the GPU had left to do at its beginning.
     """
 
+    sees_weights = False
+
     def __init__(self) -> None:
         self._since = self._paused = 0.0  # s, monotonic
         self._waited = 0.0  # s, when it was logged last

@@ -32,6 +32,7 @@ class EarlyStopping(Callback):
     """
 
     turn = 1
+    sees_weights = False
 
     def __init__(
         self,

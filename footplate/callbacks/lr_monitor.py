@@ -21,6 +21,8 @@ class LearningRateMonitor(Callback):
         log_weight_decay: the weight decay too.
     """
 
+    sees_weights = False
+
     def __init__(
         self,
         logging_interval: Literal["step", "epoch"] | None = None,

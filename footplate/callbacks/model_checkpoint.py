@@ -54,6 +54,7 @@ class ModelCheckpoint(Callback):
     """
 
     turn = 2
+    sees_weights = False
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class ProgressBar(Callback):
         terminal: whether `stream` can redraw a line; found out by default.
     """
 
+    sees_weights = False
+
     def __init__(self, stream: IO[str] | None = None, terminal: bool | None = None) -> None:
         self._stream = stream
         self._terminal = terminal

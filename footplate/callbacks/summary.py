@@ -22,6 +22,8 @@ class ModelSummary(Callback):
         max_depth: how deep into nested layers; -1 for all, 0 for the totals alone.
     """
 
+    sees_weights = False
+
     def __init__(self, max_depth: int = 1) -> None:
         self.max_depth = max_depth
 

@@ -25,6 +25,8 @@ class Timer(Callback):
         verbose: say when time is up.
     """
 
+    sees_weights = False
+
     def __init__(
         self, duration: Duration | None = None, interval: Literal["step", "epoch"] = "step", verbose: bool = True
     ) -> None:

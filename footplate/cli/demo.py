@@ -19,6 +19,8 @@ def parser(name: str) -> ArgumentParser:
     made.add_argument("--output-dir", type=str, default="runs/demo", help="the run's directory")
     made.add_argument("--epochs", type=int, default=10, help="at most so many; training stops when it gets no better")
     made.add_argument("--resume", action="store_true", help="continue the run that lies in the output directory")
+    made.add_argument("--accelerator", type=str, default="auto", help="what to train on, as the Trainer's")
+    made.add_argument("--devices", type=str, default="auto", help="how many of its devices, or which")
     return made
 
 
@@ -29,5 +31,11 @@ def run(name: str, argv: Sequence[str]) -> int:
     given = parse(parser(name), argv)
     from footplate.demo.run import run as run_demo
 
-    run_demo(output_dir=given.output_dir, epochs=given.epochs, resume=given.resume)
+    run_demo(
+        output_dir=given.output_dir,
+        epochs=given.epochs,
+        resume=given.resume,
+        accelerator=given.accelerator,
+        devices=given.devices,
+    )
     return 0

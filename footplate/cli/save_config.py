@@ -23,6 +23,8 @@ class SaveConfig(Callback):
         path: the file, once it is written.
     """
 
+    sees_weights = False
+
     def __init__(self, to_yaml: Callable[[Path], str]) -> None:
         self._to_yaml = to_yaml
         self.path: Path | None = None

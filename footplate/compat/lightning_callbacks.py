@@ -157,6 +157,8 @@ class PredictionCollector(ours.Callback):
         epoch_batch_indices: those of every batch so far, for each loader.
     """
 
+    sees_weights = False
+
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         loaders = trainer.predict_dataloaders
         loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]

@@ -21,15 +21,24 @@ import footplate as fp
 from footplate.demo import LABEL_NAMES, TABLES
 from footplate.demo.model import FashionNet
 from footplate.demo.report import plot_report, predictions_table, summary_table
+from footplate.hardware.devices import Devices
 
 
-def run(output_dir: str | Path = "runs/demo", epochs: int = 10, resume: bool = False) -> dict[str, Any]:
+def run(
+    output_dir: str | Path = "runs/demo",
+    epochs: int = 10,
+    resume: bool = False,
+    accelerator: str = "auto",
+    devices: Devices = "auto",
+) -> dict[str, Any]:
     """Train the demo's classifier and show what came of it.
 
     Args:
         output_dir: the run's directory.
         epochs: how many at most; training ends sooner when the validation loss no longer falls.
         resume: continue the run in `output_dir` from its last checkpoint, if it has one.
+        accelerator: as the `Trainer`'s.
+        devices: as the `Trainer`'s.
 
     Returns:
         What `summary.json` holds: `val_acc` and `val_loss` of the best checkpoint, `epochs`, `steps`, `seconds` of
@@ -45,6 +54,8 @@ def run(output_dir: str | Path = "runs/demo", epochs: int = 10, resume: bool = F
     timer = fp.Timer()
     mlflow = fp.MLflow(experiment="footplate-demo")
     trainer = fp.Trainer(
+        accelerator=accelerator,
+        devices=devices,
         max_epochs=epochs,
         callbacks=[fp.EarlyStopping("val_loss", min_delta=0.002, patience=3), best, timer],
         logger=[fp.CSV(), mlflow],

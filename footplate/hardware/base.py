@@ -11,6 +11,7 @@ and `Trainer(accelerator="npu")`, `accelerator="auto"` and `footplate doctor` kn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,6 +49,8 @@ class Accelerator(ABC):
         process_group_backend: what `torch.distributed` uses between its devices.
         batches_ahead: how many batches are put onto a device ahead of the step, by a thread of their own; 0 where that
             gains nothing, since a copy holds up either the host or the device.
+        drives_all: whether one process drives all of its devices; else there is a process for each.
+        keeps_weights: whether training changes a copy of the weights on the device, which is fetched before anybody looks.
     """
 
     name: ClassVar[str]
@@ -55,6 +58,8 @@ class Accelerator(ABC):
     precisions: ClassVar[frozenset[str]] = frozenset({"32-true"})
     process_group_backend: ClassVar[str] = "gloo"
     batches_ahead: ClassVar[int] = 0
+    drives_all: ClassVar[bool] = False
+    keeps_weights: ClassVar[bool] = False
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -103,6 +108,19 @@ class Accelerator(ABC):
         if precision not in self.precisions:
             raise ConfigError(
                 f'precision="{precision}": {self.name} does not train in it. {did_you_mean(precision, self.precisions)}'
+            )
+
+    def check_arguments(self, given: Mapping[str, Any]) -> None:
+        """Refuse arguments of the trainer, by their names, that mean nothing on this hardware.
+
+        Raises:
+            ConfigError: one of them does.
+        """
+        steps = given.get("iterations_per_loop", 1)
+        if steps != 1:
+            raise ConfigError(
+                f'iterations_per_loop={steps!r}: accelerator="{self.name}" runs step by step. Leave it out, or use '
+                'accelerator="xla" or "tpu".'
             )
 
     def stats(self, device: torch.device) -> dict[str, float]:

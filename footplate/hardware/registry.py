@@ -18,12 +18,12 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.cpu import CPU
 from footplate.hardware.cuda import CUDA
 from footplate.hardware.mps import MPS
+from footplate.hardware.xla import TPU, XLA
 
 GROUP = "footplate.accelerators"
 
-_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS)}
+_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, XLA)}
 _GPUS = ("cuda", "mps")  # what "gpu" stands for, the first usable one
-_ABSENT = ("tpu", "xla")  # names that people know and that nothing built in answers to
 
 
 class BrokenPlugin(Accelerator):
@@ -63,8 +63,8 @@ def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
     """The accelerator that a user asks for.
 
     Args:
-        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, or that of an installed package's), `"gpu"` for cuda or else
-            mps, `"auto"` for the best there is, or an `Accelerator` of your own.
+        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"xla"`, or that of an installed package's), `"gpu"` for
+            cuda or else mps, `"auto"` for the best there is, or an `Accelerator` of your own.
 
     Raises:
         ConfigError: no accelerator has this name, or it can't be used here; the text says why and what to do.
@@ -127,11 +127,6 @@ def _by_name(name: str) -> Accelerator:
         if entry.name.lower() == name:
             return _load(entry)
     known = {"auto", "gpu", *_BUILT_IN, *entries.names}
-    if name in _ABSENT:
-        raise ConfigError(
-            f'accelerator="{name}" is not built in, and no installed package adds it. '
-            f"There are: {', '.join(sorted(known))}."
-        )
     raise ConfigError(f'accelerator="{name}": there is none of this name. {did_you_mean(name, known)}')
 
 

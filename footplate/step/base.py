@@ -8,7 +8,7 @@ its hardware, and returns values that may still be in the making on the device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,12 @@ class StepSpec:
         strategy: how the module lives on several ranks; by default there is one.
         weight: by how much the loss of a batch (by its index in the epoch) counts, so that the average over the ranks is
             the mean over all rows; None where every batch counts alike.
+        device_ids: the devices of this process, where it drives several by itself.
+        iterations_per_loop: how many steps a call of the program makes, for steps that can make several.
+        sync_batchnorm: let batch norm see the batches of all devices.
+        record: called with (batch, name, value, the other arguments) for what a step gave to `self.log`, by steps that
+            don't run the module's code each time.
+        rates_ahead: the learning rates of each group in the next so many steps.
     """
 
     module: Any
@@ -53,6 +59,11 @@ class StepSpec:
     on_optimizer_step: Callable[[], None] = lambda: None
     strategy: Strategy = field(default_factory=Strategy)
     weight: Callable[[int], float] | None = None
+    device_ids: Sequence[int] = (0,)
+    iterations_per_loop: int = 1
+    sync_batchnorm: bool = False
+    record: Callable[[Any, str, Any, Mapping[str, Any]], None] = lambda batch, name, value, options: None
+    rates_ahead: Callable[[int], list[list[float]]] = lambda count: []
 
 
 class Step(ABC):
@@ -68,17 +79,18 @@ class Step(ABC):
         self.spec = spec
 
     @abstractmethod
-    def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> list[Any]:
+    def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterable[Any]:
         """Train on some batches.
 
         Args:
-            batches: `chunk_size` batches on the device, fewer at the end of an epoch.
+            batches: `chunk_size` batches on the device, fewer where something is due before as many are done.
             batch_idx: the index of the first of them in the epoch.
             last: whether the last of them is known to be the last of the epoch, which ends an accumulation window.
             epoch: the epoch in progress.
 
         Returns:
-            For each batch, what `training_step` returned, detached; None where it skipped the batch.
+            For each batch, what `training_step` returned, detached; None where it skipped the batch. Each is asked for
+            when all that follows the one before has been done, and what the step logs of a batch is logged then.
         """
 
     def begin_epoch(self) -> None:
@@ -90,7 +102,7 @@ class Step(ABC):
 
     @abstractmethod
     def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
-        """Run `validation_step`, `test_step` or `predict_step`; returns what it returned."""
+        """Run `validation_step`, `test_step` or `predict_step`; returns what it returned, or None where nobody takes it."""
 
     @abstractmethod
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -103,6 +115,12 @@ class Step(ABC):
     @abstractmethod
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         """Clip the gradients of an optimizer's parameters in place."""
+
+    def show(self) -> None:
+        """Before the module or an optimizer is read: they have the state as it is now."""
+
+    def lend(self) -> None:
+        """`show`; and the next step takes the state from them again, since it may have been changed."""
 
     def release(self) -> None:
         """After training: the module is its user's again."""

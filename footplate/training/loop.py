@@ -14,10 +14,11 @@ order in which a run can be resumed: first what changes the state, then what rep
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.hooks import overrides
 from footplate.launch import worker
 from footplate.parallel.uneven import close, together
+from footplate.training.ahead import next_chunk
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
 
@@ -88,11 +90,17 @@ class TrainingLoop:
             batches = timed(batches, trainer)
         if self._several and not even(loader):
             batches = together(batches, trainer.group, "training")
-        for chunk in chunks(batches, step.chunk_size):
+        size = step.chunk_size
+        for chunk in chunks(batches, 1) if size == 1 else varying(batches, functools.partial(next_chunk, self, size)):
             first = progress.batch_idx
             seed_step(progress.batches)
-            if transfer is not None:
-                chunk = [transfer(batch, 0) for batch in chunk]
+            if transfer is not None and len(chunk) == 1:
+                chunk = [transfer(chunk[0], 0)]
+            elif transfer is not None:
+                chunk = [
+                    seeded(seed_step, progress.batches + index, transfer, batch) for index, batch in enumerate(chunk)
+                ]
+                seed_step(progress.batches)
             metrics.batch = chunk[0]
             if self._weight is not None:
                 metrics.counts = self._weight(first) != 0.0
@@ -104,7 +112,9 @@ class TrainingLoop:
             for batch, output in zip(chunk, outputs, strict=True):
                 progress.batch_idx += 1
                 progress.batches += 1
-                self.between_steps(batch, output, progress.batch_idx - 1, steps_before)
+                ends_chunk = progress.batch_idx == first + len(chunk)
+                self.between_steps(batch, output, progress.batch_idx - 1, steps_before, ends_chunk)
+                steps_before = progress.global_step
             if progress.batch_idx >= total or self.stops_here():
                 break
         else:
@@ -114,8 +124,12 @@ class TrainingLoop:
         close(batches)
         self._end_epoch(complete or progress.batch_idx >= total)
 
-    def between_steps(self, batch: Any, output: Any, batch_idx: int, steps_before: int) -> None:
-        """What follows a batch; see the module's docstring for the order."""
+    def between_steps(
+        self, batch: Any, output: Any, batch_idx: int, steps_before: int, ends_chunk: bool = True
+    ) -> None:
+        """What follows a batch; see the module's docstring for the order. Inside a chunk, whose steps are all done, nothing
+        is saved and nothing ends.
+        """
         trainer = self.trainer
         progress, reports = self._progress, self._reports
         step = progress.global_step
@@ -133,6 +147,8 @@ class TrainingLoop:
             reports.send(step, progress.epoch)
         if not self._checked:
             self._check_monitors()
+        if not ends_chunk:
+            return
         for hook in self._late_batch_end:
             hook(output, batch, batch_idx)
         if self._several:
@@ -361,3 +377,14 @@ def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
     if size == 1:
         return zip(batches, strict=False)  # tuples of one, made in C
     return iter(lambda: tuple(itertools.islice(batches, size)), ())
+
+
+def varying(batches: Iterator[Any], size: Callable[[], int]) -> Iterator[Sequence[Any]]:
+    """Batches, each time as many as `size` then says; the last chunk may be shorter."""
+    return iter(lambda: tuple(itertools.islice(batches, size())), ())
+
+
+def seeded(seed_step: Callable[[int], None], number: int, transfer: Callable[[Any, int], Any], batch: Any) -> Any:
+    """A batch of a chunk through its transfer hooks, under its own step's seed."""
+    seed_step(number)
+    return transfer(batch, 0)

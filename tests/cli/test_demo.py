@@ -11,11 +11,15 @@ from footplate.cli.parsing import parse
 def test_defaults():
     given = parse(parser("demo"), [])
     assert (given.output_dir, given.epochs, given.resume) == ("runs/demo", 10, False)
+    assert (given.accelerator, given.devices) == ("auto", "auto")
 
 
 def test_arguments():
-    given = parse(parser("demo"), ["--output-dir=here", "--epochs", "3", "--resume"])
+    given = parse(
+        parser("demo"), ["--output-dir=here", "--epochs", "3", "--resume", "--accelerator=xla", "--devices=8"]
+    )
     assert (given.output_dir, given.epochs, given.resume) == ("here", 3, True)
+    assert (given.accelerator, given.devices) == ("xla", "8")
 
 
 @pytest.mark.parametrize(

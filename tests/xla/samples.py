@@ -571,6 +571,8 @@ enter(
     lambda d: [call(0, 7, dtype=torch.int64), call(2, 9, 3, dtype=torch.int64), call(0, 1, 0.25, dtype=d.dtype)],
 )
 
+enter([torch.ops.prims.copy_strided.default], lambda d: [call(d.n(2, 3), [1, 2])])
+
 # What has no values to compare: only the shape and the type are.
 
 UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
@@ -578,6 +580,7 @@ UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty_like.default: lambda d: [call(d.n(2, 3))],
     aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.new_empty.default: lambda d: [call(d.n(2, 3), [4])],
+    aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.empty_strided.default: lambda d: [call([2, 3], [3, 1], dtype=d.dtype)],
 }
 

@@ -1,0 +1,194 @@
+"""XLA: a training step compiled as one program, by JAX, for a TPU or, to try it out, for the CPU.
+
+One process drives all devices: the loaders have one rank, and its batch is split over the devices.
+
+    Trainer(accelerator="tpu")                  all TPU cores of this machine; devices=8, devices=[5] as usual
+    Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else the CPU
+    Trainer(accelerator="xla", devices=8)       on a machine without a TPU: eight virtual devices of the CPU
+
+How many virtual devices there are is settled when JAX starts, which the trainer does; who has started JAX before says how
+many with `jax.config.update("jax_num_cpu_devices", 8)` or `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
+
+Nothing here has run on a TPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.errors import ConfigError
+from footplate.extras import require
+from footplate.hardware.base import Accelerator, Device
+from footplate.hardware.devices import Devices, read_devices
+from footplate.hardware.machine import cpu_model
+
+if TYPE_CHECKING:
+    from footplate.step.base import Step, StepSpec
+
+MOST_VIRTUAL = 64
+
+
+class XLA(Accelerator):
+    """The devices that JAX prefers."""
+
+    name = "xla"
+    priority = -10
+    precisions = frozenset({"32-true", "bf16-true", "64-true"})
+    drives_all = True
+    keeps_weights = True
+
+    def unavailable(self) -> str | None:
+        """Whether JAX is installed."""
+        if importlib.util.find_spec("jax") is None:
+            return 'JAX is not installed. Install it with: pip install "footplate[xla]"'
+        return None
+
+    def devices(self) -> list[Device]:
+        """TPU chips, or else the processor as a whole; JAX is not started to find out."""
+        return tpu_chips() or [Device(0, f"{cpu_model()}, through XLA")]
+
+    def torch_device(self, index: int) -> torch.device:
+        """`cpu`: torch's own tensors, the module's and those of batches, stay on the host."""
+        return torch.device("cpu")
+
+    def parse_devices(self, devices: Devices) -> list[int]:
+        """The devices that `devices` stands for, as their places in JAX's list; starts JAX.
+
+        Raises:
+            ConfigError: there aren't so many, or JAX was started with fewer virtual ones.
+        """
+        if tpu_chips():
+            return _among(self.name, len(_jax().devices()), devices)
+        mend = f"Virtual devices of the CPU: a count up to {MOST_VIRTUAL}, or indices below it."
+        wanted = read_devices(devices, mend)
+        least = 1 if wanted in ("auto", -1) else wanted if isinstance(wanted, int) else max(wanted) + 1
+        if not isinstance(least, int) or least > MOST_VIRTUAL:
+            raise ConfigError(f"devices={devices!r}: too many. {mend}")
+        found = _start(least)
+        if found < least:
+            raise ConfigError(
+                f"devices={devices!r}: JAX was started before with {found} device(s), and can't be given more now. Make "
+                "the Trainer before anything uses JAX (an earlier Trainer with fewer devices does), or set "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={least} in the program's environment."
+            )
+        return [0] if wanted == "auto" else _among(self.name, found, devices)
+
+    def check_precision(self, precision: str) -> None:
+        """See `Accelerator.check_precision`."""
+        if precision == "bf16-mixed":
+            raise ConfigError(
+                f'precision="bf16-mixed": accelerator="{self.name}" can\'t compile torch.autocast yet. Use "bf16-true", '
+                'which keeps the parameters in bfloat16 too, or "32-true".'
+            )
+        super().check_precision(precision)
+
+    def check_arguments(self, given: Mapping[str, Any]) -> None:
+        """See `footplate.step.xla.support`."""
+        from footplate.step.xla.support import check_arguments
+
+        check_arguments(self.name, given)
+
+    def make_step(self, spec: StepSpec) -> Step:
+        """The step as programs of XLA, on all devices that were asked for; compiled programs are kept on disk."""
+        jax = _jax()
+        if jax.config.jax_compilation_cache_dir is None:
+            jax.config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
+        from footplate.step.xla.step import XLAStep
+
+        found = jax.devices()
+        return XLAStep(spec, [found[index] for index in spec.device_ids])
+
+    def describe(self) -> dict[str, Any]:
+        """Versions of JAX, and of the TPU's compiler where it is installed."""
+        found: dict[str, Any] = {}
+        for package in ("jax", "jaxlib", "libtpu"):
+            try:
+                found[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return found
+
+
+class TPU(XLA):
+    """The TPU cores of this machine."""
+
+    name = "tpu"
+    priority = 30
+
+    def unavailable(self) -> str | None:
+        """Whether it is JAX, the TPU's compiler or the TPU that is missing."""
+        if not tpu_chips():
+            return (
+                "no TPU is attached to this machine (there is neither /dev/accel0 nor /dev/vfio/0). To try the same "
+                'program on the CPU: accelerator="xla", devices=8.'
+            )
+        if importlib.util.find_spec("libtpu") is None:
+            return 'libtpu is not installed. Install it with: pip install "jax[tpu]"'
+        return super().unavailable()
+
+    def parse_devices(self, devices: Devices) -> list[int]:
+        """See `XLA.parse_devices`.
+
+        Raises:
+            ConfigError: moreover, JAX has found no TPU.
+        """
+        found = super().parse_devices(devices)
+        platform = _jax().devices()[0].platform
+        if platform != "tpu":
+            raise ConfigError(
+                f'accelerator="tpu": JAX runs on "{platform}". Is the TPU in use by another process, or JAX_PLATFORMS set? '
+                "`footplate doctor` shows the versions of jax and libtpu, which must go together."
+            )
+        return found
+
+
+def tpu_chips(dev: Path = Path("/dev")) -> list[Device]:
+    """The TPU chips whose device files are there; no driver is asked."""
+    chips = list(dev.glob("accel[0-9]*"))
+    if not chips and importlib.util.find_spec("libtpu") is not None:  # else it is a /dev/vfio of something else
+        chips = list(dev.glob("vfio/[0-9]*"))
+    return [Device(index, "TPU chip") for index in range(len(chips))]
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """Where compiled programs are kept for the next run: in `XDG_CACHE_HOME`, or else `~/.cache`."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "footplate" / "xla"
+
+
+def _jax() -> Any:
+    return require("jax", "xla", 'accelerator="xla"')
+
+
+def _start(least: int) -> int:
+    """Start JAX on the CPU with so many devices, or find it started; returns how many it has."""
+    jax = _jax()
+    flagged = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    promised = max(int(flagged.group(1)) if flagged else 1, jax.config.jax_num_cpu_devices)
+    try:
+        if least > promised:
+            jax.config.update("jax_num_cpu_devices", least)
+        if jax.config.jax_platforms is None and importlib.util.find_spec("libtpu") is not None:
+            jax.config.update("jax_platforms", "cpu")  # libtpu, which may be here to compile, would look for a TPU
+    except RuntimeError:
+        pass  # JAX is running
+    return len(jax.devices())
+
+
+def _among(name: str, count: int, devices: Devices) -> list[int]:
+    """The indices that `devices` stands for among so many."""
+    mend = f'There are {count} here ({name}:0 to {name}:{count - 1}). Use devices={count} or "auto".'
+    wanted = read_devices(devices, mend)
+    indices = (
+        list(range(count)) if wanted in ("auto", -1) else list(range(wanted)) if isinstance(wanted, int) else wanted
+    )
+    if max(indices) >= count:  # type: ignore[type-var]
+        raise ConfigError(f"devices={devices!r}: {mend}")
+    return list(indices)  # type: ignore[arg-type]

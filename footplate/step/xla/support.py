@@ -1,0 +1,78 @@
+"""What can't be trained by programs of XLA, refused before any work begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from footplate.errors import ConfigError
+from footplate.hooks import overrides
+from footplate.step.base import StepSpec
+
+_INSIDE = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_REPLACED = ("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping")
+_MODES = ("on_validation_model_eval", "on_test_model_eval", "on_predict_model_eval")
+
+
+def check_arguments(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse arguments of the trainer that have no meaning with these accelerators, or none yet.
+
+    Args:
+        name: the accelerator's.
+        given: the trainer's arguments by name.
+
+    Raises:
+        ConfigError: which one, and what to do.
+    """
+    mends = {
+        "strategy": ("auto", "all devices train data parallel in this process; leave it out"),
+        "num_nodes": (1, "several machines are still to come"),
+        "accumulate_grad_batches": (1, "accumulation is still to come; use a larger batch"),
+        "compile": (False, "every step is compiled; leave it out"),
+        "detect_anomaly": (False, "it watches torch's backward pass, which doesn't run here"),
+        "deterministic": (None, "it speaks to torch, which computes nothing here; leave it out"),
+        "min_devices": (None, "all devices are this process's; leave it out"),
+    }
+    for argument, (only, mend) in mends.items():
+        value = given.get(argument, only)
+        if value != only and value is not False:
+            raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{name}": {mend}.')
+
+
+def check_module(spec: StepSpec) -> None:
+    """Refuse a module or callbacks that replace parts of the sequence which becomes a program.
+
+    Raises:
+        ConfigError: which method, and what to do.
+    """
+    module, who = spec.module, type(spec.module).__name__
+    if not spec.optimizers:
+        for name in _MODES:
+            _refuse_mode(module, name)
+        return
+    if not module.automatic_optimization or len(spec.optimizers) > 1:
+        raise ConfigError(
+            f"{who} optimises by hand, which can't be compiled as one program yet: use one optimizer and "
+            'automatic_optimization = True, or accelerator="cpu" or "cuda".'
+        )
+    for name in _REPLACED:
+        if overrides(module, name):
+            raise ConfigError(
+                f'{who} overrides {name}(), which is part of what is compiled: use accelerator="cpu" or "cuda".'
+            )
+    for name in _INSIDE:
+        for callback in spec.hooks.callbacks_with(name):
+            raise ConfigError(
+                f"{callback} overrides {name}(), which would run inside the compiled step, where there are no values: use "
+                f"the module's own {name}(), which is compiled with it."
+            )
+    for name in _MODES:
+        _refuse_mode(module, name)
+
+
+def _refuse_mode(module: Any, name: str) -> None:
+    if overrides(module, name):
+        raise ConfigError(
+            f"{type(module).__name__} overrides {name}(): what is compiled is the step in evaluation mode. "
+            'Use accelerator="cpu" or "cuda".'
+        )

@@ -1,0 +1,84 @@
+"""Several steps in one call of a program: how many, at which learning rates, and when it can't be.
+
+Such a call begins and ends between two steps. What is due at a certain step (validation, a save, the end of an epoch or
+of the run) is due between two calls, so a call is made only where the next such point is far enough; until then the steps
+are made one by one. Learning rates that a scheduler sets after each step are known beforehand: the schedulers are run
+ahead, and put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+from footplate.callbacks import ModelCheckpoint
+from footplate.hooks import overrides
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+    from footplate.training.loop import TrainingLoop
+
+
+def between_any_two(trainer: Trainer) -> str | None:
+    """What must happen between any two steps, as the end of a sentence; None when nothing must."""
+    for name in ("on_train_batch_start", "on_train_batch_end"):
+        for who in trainer.hooks.lookers(name):
+            return f"{who} overrides {name}() and may look at the weights after each step"
+    by_step = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    if by_step and overrides(trainer.module, "lr_scheduler_step"):
+        return (
+            f"{type(trainer.module).__name__} overrides lr_scheduler_step(), which sets the next step's learning rate"
+        )
+    for config in by_step:
+        if config.reduce_on_plateau:
+            return f"{type(config.scheduler).__name__} sets the next step's learning rate by a metric of this one"
+    return None
+
+
+def next_chunk(loop: TrainingLoop, most: int) -> int:
+    """How many batches the next call takes: `most`, or one where something is due before."""
+    return most if until_due(loop) >= most else 1
+
+
+def until_due(loop: TrainingLoop) -> float:
+    """Batches until the next point at which something is due."""
+    trainer = loop.trainer
+    progress = trainer.progress
+    points = [trainer.num_training_batches - progress.batch_idx]
+    if loop.val_loaders and math.isfinite(trainer.val_check_batches):
+        done = progress.batches if trainer.check_val_every_n_epoch is None else progress.batch_idx
+        points.append(trainer.val_check_batches - done % trainer.val_check_batches)
+    if trainer.max_steps != -1:
+        points.append(trainer.max_steps - progress.global_step)
+    for callback in trainer.callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.every_n_train_steps:
+            points.append(callback.every_n_train_steps - progress.global_step % callback.every_n_train_steps)
+    return min(points)
+
+
+def rates_ahead(trainer: Trainer, count: int) -> list[list[float]]:
+    """The learning rates, of each group, in the next so many steps."""
+    (optimizer,) = trainer.optimizers
+    configs = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    if not configs:
+        return [_rates(optimizer)] * count
+    kept = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        found = []
+        for step in range(trainer.progress.global_step + 1, trainer.progress.global_step + count + 1):
+            found.append(_rates(optimizer))
+            for config in configs:
+                if step % config.frequency == 0:
+                    config.scheduler.step()
+        return found
+    finally:
+        for config, state in zip(configs, kept, strict=True):
+            config.scheduler.load_state_dict(state)
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.update(before)
+
+
+def _rates(optimizer: Any) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]

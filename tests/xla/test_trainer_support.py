@@ -1,0 +1,249 @@
+"""Which devices a trainer gets with XLA, and what is refused before any work begins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models.small import loader
+
+import footplate as fp
+from footplate import checkpoint
+from footplate.hardware.doctor import examine_accelerator
+from footplate.hardware.xla import TPU, XLA, cache_directory, tpu_chips
+from footplate.step.capture import CaptureError
+from xla.trained import Steady, equal
+
+TESTS = Path(__file__).parents[1]
+
+
+def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, where JAX has not started."""
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-c", script], env={**clean, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **environ},
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [("auto", [0]), (1, [0]), (8, list(range(8))), ("4", [0, 1, 2, 3]), ([5], [5]), ("2,7", [2, 7])],
+)
+def test_devices_are_virtual_ones_of_the_cpu(devices, found):
+    assert XLA().parse_devices(devices) == found
+
+
+def test_one_process_drives_all_devices(trainer):
+    made = trainer(accelerator="xla", devices=8)
+    assert made.device_ids == list(range(8))
+    assert not made.starts_ranks
+    assert made.world.size == made.ranks_asked == 1
+
+
+def test_a_step_runs_on_the_device_that_was_asked_for(trainer):
+    made = trainer(accelerator="xla", devices=[5], max_epochs=1)
+    devices = []
+
+    class Looks(fp.Callback):
+        def on_validation_batch_end(self, trainer, *_):
+            devices.extend(device.id for device in trainer.step._mesh.devices)
+
+    made.callbacks = made.own_callbacks = [*made.own_callbacks, Looks()]
+    made.fit(Steady(), loader(20), loader(10))
+    assert set(devices) == {5}
+
+
+def test_the_trainer_starts_as_many_virtual_devices_as_it_is_asked_for():
+    made = 'import footplate as fp; fp.Trainer(accelerator="xla", devices=3, max_epochs=1)'
+    script = f"{made}; import jax; print(len(jax.devices()))"
+    assert python(script).stdout == "3\n"
+
+
+def test_a_trainer_that_comes_too_late_for_its_devices_says_what_to_do():
+    script = """if True:
+        import jax, footplate as fp
+        jax.devices()
+        try:
+            fp.Trainer(accelerator="xla", devices=8, max_epochs=1)
+        except fp.ConfigError as error:
+            print(error)
+    """
+    said = python(script).stdout
+    assert "devices=8: JAX was started before with 1 device(s)" in said
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"accelerator": "tpu", "devices": 8},
+        {"accelerator": "tpu", "devices": [5]},
+        {"tpu_cores": 8},
+        {"tpu_cores": [5]},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:tpu_cores")
+def test_a_tpu_that_is_not_there_is_refused(arguments):
+    with pytest.raises(fp.ConfigError, match="no TPU is attached to this machine"):
+        fp.Trainer(max_epochs=1, **arguments)
+
+
+def test_chips_are_counted_by_their_device_files(tmp_path):
+    assert tpu_chips(tmp_path) == []
+    for index in range(4):
+        (tmp_path / f"accel{index}").touch()
+    assert [chip.index for chip in tpu_chips(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_the_doctor_knows_both_without_starting_jax():
+    script = """if True:
+        import sys
+        from footplate.hardware.doctor import examine
+        found = {one.name: one for one in examine().accelerators}
+        print(found["xla"].usable, found["tpu"].usable, found["xla"].details[0][0], "jax" in sys.modules)
+    """
+    assert python(script).stdout == "True False jax False\n"
+    assert "no TPU" in (examine_accelerator(TPU()).reason or "")
+
+
+def test_auto_is_not_xla_on_a_cpu():
+    assert fp.Trainer(max_epochs=1).accelerator.name != "xla"
+
+
+def test_programs_are_kept_beside_other_caches():
+    assert cache_directory({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/footplate/xla")
+    assert cache_directory({}) == Path.home() / ".cache/footplate/xla"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("strategy", "fsdp"), ("strategy", "ddp"), ("num_nodes", 2), ("accumulate_grad_batches", 4), ("compile", True),
+        ("detect_anomaly", True), ("deterministic", True), ("min_devices", 1), ("precision", "16-mixed"),
+        ("precision", "bf16-mixed"), ("iterations_per_loop", 0),
+    ],
+)  # fmt: skip
+def test_an_argument_that_means_nothing_with_xla_is_refused_by_name(argument, value, trainer):
+    with pytest.raises(fp.ConfigError, match=f"{argument}=.?{value}"):
+        trainer(**{"accelerator": "xla", "devices": 2, argument: value})
+
+
+def test_several_steps_in_a_call_are_for_xla_alone(trainer):
+    with pytest.raises(fp.ConfigError, match=r'iterations_per_loop=4: accelerator="cpu" runs step by step'):
+        trainer(accelerator="cpu", iterations_per_loop=4)
+
+
+def test_a_module_that_takes_the_sequence_into_its_own_hands_is_refused(trainer):
+    class Manual(Steady):
+        automatic_optimization = False
+
+    class OwnStep(Steady):
+        def optimizer_step(self, *args, **kwargs):
+            pass
+
+    class OwnMode(Steady):
+        def on_validation_model_eval(self):
+            pass
+
+    class Sees(fp.Callback):
+        def on_after_backward(self, trainer, pl_module):
+            pass
+
+    for model, callbacks, said in (
+        (Manual(), [], "Manual optimises by hand"),
+        (OwnStep(), [], r"OwnStep overrides optimizer_step\(\)"),
+        (OwnMode(), [], r"OwnMode overrides on_validation_model_eval\(\)"),
+        (Steady(), [Sees()], r"Sees overrides on_after_backward\(\)"),
+    ):
+        made = trainer(accelerator="xla", callbacks=callbacks)
+        with pytest.raises(fp.ConfigError, match=said):
+            made.fit(model, loader())
+        assert made.global_step == 0
+
+
+def test_a_step_that_cannot_be_captured_is_refused_with_its_line_and_leaves_the_weights(trainer):
+    class Branches(Steady):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss > 1 else 2 * loss
+
+    model = Branches()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CaptureError, match=r"return loss if loss > 1 else 2 \* loss"):
+        trainer(accelerator="xla").fit(model, loader())
+    assert equal(dict(model.state_dict()), before)
+
+
+def test_a_batch_whose_rows_cannot_be_told_is_not_split(trainer):
+    class Odd(Steady):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch["rows"], batch_idx)
+
+    batches = [{"rows": (torch.randn(4, 8), torch.zeros(4, dtype=torch.long)), "table": torch.zeros(3, 2)}] * 2
+    with pytest.raises(fp.DataError, match=r"\(4, 8\), \(4,\), \(3, 2\) can't be split over several devices"):
+        trainer(accelerator="xla", devices=2, max_epochs=1).fit(Odd(), batches)
+
+
+class Named(Steady):
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
+class Reads(Named):
+    def training_step(self, batch, batch_idx):
+        print(batch["name"])
+        return super().training_step(batch, batch_idx)
+
+
+def test_text_in_a_batch_is_left_out_and_a_step_that_reads_it_is_refused(trainer):
+    x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
+    batches = [{"x": x, "y": y, "name": ["a", "b", "c", "d"], "row": 7}] * 3
+    made = trainer(accelerator="xla", devices=2, max_epochs=1)
+    made.fit(Named(), batches)
+    assert made.global_step == 3
+    with pytest.raises(fp.ConfigError, match=r'Reads reads batch\["name"\], which holds no tensors'):
+        trainer(accelerator="xla", max_epochs=1).fit(Reads(), batches)
+    with pytest.raises(fp.DataError, match="a batch holds 'a': a compiled step takes tensors alone"):
+        trainer(accelerator="xla", max_epochs=1).fit(Steady(), [(x, y, ["a"])])
+
+
+KILLED = """
+import sys, signal, torch
+import footplate as fp
+from models.small import Classifier, loader
+
+class Ends(fp.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == int(sys.argv[2]):
+            signal.raise_signal(signal.SIGTERM)
+
+torch.manual_seed(0)
+model = Classifier()
+fp.Trainer(
+    accelerator="xla", devices=4, max_epochs=2, seed=1, default_root_dir=sys.argv[1], logger=False, callbacks=Ends(),
+    enable_progress_bar=False, enable_model_summary=False,
+).fit(model, loader(60), loader(20), ckpt_path="last")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_terminated_saves_and_another_continues_bit_for_bit(tmp_path):
+    def run(root: str, ends_at: int) -> int:
+        path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+        command = [sys.executable, "-c", KILLED, str(tmp_path / root), str(ends_at)]
+        environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        return subprocess.run(command, env=environ, timeout=200, check=False).returncode
+
+    assert run("whole", -1) == 0
+    assert run("cut", 4) == 128 + signal.SIGTERM
+    assert run("cut", -1) == 0
+    states = [checkpoint.load(checkpoint.newest([tmp_path / root / "checkpoints"])) for root in ("whole", "cut")]
+    for key in ("state_dict", "optimizer_states", "global_step"):
+        assert equal(states[1][key], states[0][key])
