@@ -403,7 +403,7 @@ def test_any_job_is_a_valid_document_or_one_refusal(to):
         assert json.dumps(resolved.to_dict()) == before
 
     answer()
-    assert min(seen["translated"], seen["refused"]) >= 10, seen  # else this shows nothing
+    assert min(seen["translated"], seen["refused"]) >= 5, seen  # else this shows nothing
 
 
 def outcome(resolved: ResolvedJob, to: str) -> tuple[Translation | None, list[str]]:
