@@ -41,7 +41,7 @@ class XLA(Accelerator):
 
     name = "xla"
     priority = -10
-    precisions = frozenset({"32-true", "bf16-true", "64-true"})
+    precisions = frozenset({"32-true", "bf16-mixed", "bf16-true", "64-true"})
     drives_all = True
     keeps_weights = True
 
@@ -80,15 +80,6 @@ class XLA(Accelerator):
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={least} in the program's environment."
             )
         return [0] if wanted == "auto" else _among(self.name, found, devices)
-
-    def check_precision(self, precision: str) -> None:
-        """See `Accelerator.check_precision`."""
-        if precision == "bf16-mixed":
-            raise ConfigError(
-                f'precision="bf16-mixed": accelerator="{self.name}" can\'t compile torch.autocast yet. Use "bf16-true", '
-                'which keeps the parameters in bfloat16 too, or "32-true".'
-            )
-        super().check_precision(precision)
 
     def check_arguments(self, given: Mapping[str, Any]) -> None:
         """See `footplate.step.xla.support`."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 def between_any_two(trainer: Trainer) -> str | None:
     """What must happen between any two steps, as the end of a sentence; None when nothing must."""
+    if trainer.accumulate_grad_batches != 1:
+        return f"accumulate_grad_batches={trainer.accumulate_grad_batches} makes one step of several batches"
+    if not trainer.module.automatic_optimization:
+        return f"{type(trainer.module).__name__} optimises by hand"
     for name in ("on_train_batch_start", "on_train_batch_end"):
         for who in trainer.hooks.lookers(name):
             return f"{who} overrides {name}() and may look at the weights after each step"

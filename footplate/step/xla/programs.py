@@ -31,6 +31,7 @@ from footplate.errors import ConfigError
 from footplate.step.base import StepSpec
 from footplate.step.capture import Captured, CaptureError, capture_evaluation, capture_training
 from footplate.step.capture.functional import pytree
+from footplate.step.capture.optimizers import Optimizers
 from footplate.step.lowering import lower
 from footplate.step.lowering.parallel import AXIS
 from footplate.step.xla.sharing import ROWS, ROWS_OF_EACH, WHOLE, part, parts_of, rows_of
@@ -79,11 +80,13 @@ class Program:
     Attributes:
         captured: the step, of one device's part of the batch where `parts` says so.
         parts: into how many parts the rows of a batch are cut; see `sharing.py`.
+        ends_window: whether the optimizer steps after the batch, or only its gradients are added to those before.
     """
 
-    def __init__(self, captured: Captured, mesh: Mesh, parts: int, whole: bool) -> None:
+    def __init__(self, captured: Captured, mesh: Mesh, parts: int, whole: bool, ends_window: bool = True) -> None:
         self.captured = captured
         self.parts = parts
+        self.ends_window = ends_window
         self._mesh = mesh
         self._apart = mesh.size > 1 and not whole
         self._dimensions = [len(shape) for shape, _ in captured.batch[1]]
@@ -172,15 +175,15 @@ class Programs:
         self.mesh = mesh
         self.made: list[Compilation] = []
         self.left_out: list[str] = []
-        self._found: dict[tuple[str, Form], Program] = {}
+        self._found: dict[tuple[str, Form, bool], Program] = {}
         self._called: set[tuple[Program, int]] = set()
         self._changes = 0
         self._reason = ""
         self._made_from = self._things()
 
-    def training(self, leaves: list[Tensor], tree: Any) -> Program:
-        """The program that trains on batches of the form of this one."""
-        return self._program("training", leaves, tree)
+    def training(self, leaves: list[Tensor], tree: Any, ends_window: bool = True) -> Program:
+        """The program that trains on batches of the form of this one, at the end of a window of them or inside it."""
+        return self._program("training", leaves, tree, ends_window)
 
     def evaluation(self, stage: str, leaves: list[Tensor], tree: Any) -> Program:
         """The program of `validation_step`, `test_step` or `predict_step`."""
@@ -197,7 +200,7 @@ class Programs:
             what = next(one for one in now if now[one] != self._made_from.get(one))
             self._changed(stage, f"{what} was {self._made_from.get(what)!r} and is {now[what]!r} now")
             self._made_from = now
-        for program in [one for (name, _), one in self._found.items() if name == stage]:
+        for program in [one for (name, *_), one in self._found.items() if name == stage]:
             try:
                 program.captured.check_attributes(self.spec.module)
             except CaptureError as change:
@@ -214,16 +217,19 @@ class Programs:
         begun = time.perf_counter()
         yield
         self._called.add(key)
-        self._tell(Compilation(program.captured.name, str(Form.of(leaves, tree)), steps, time.perf_counter() - begun))
+        name = program.captured.name if program.ends_window else f"{program.captured.name}, inside a window,"
+        self._tell(Compilation(name, str(Form.of(leaves, tree)), steps, time.perf_counter() - begun))
 
-    def _program(self, name: str, leaves: list[Tensor], tree: Any) -> Program:
-        form = Form.of(leaves, tree)
-        program = self._found.get((name, form))
+    def _program(self, name: str, leaves: list[Tensor], tree: Any, ends_window: bool = True) -> Program:
+        key = name, Form.of(leaves, tree), ends_window
+        program = self._found.get(key)
         if program is None:
-            make = self._train if name == "training" else self._evaluate
-            logs, types = _logging_by_class(self.spec.module), self._default_type()
-            with torch.inference_mode(False), logs, types, self._told_of_left_out():
-                program = self._found[name, form] = make(name, leaves, tree)
+            with torch.inference_mode(False), _logging_by_class(self.spec.module), self._told_of_left_out():
+                if name == "training":
+                    program = self._train(leaves, tree, ends_window)
+                else:
+                    program = self._evaluate(name, leaves, tree)
+            self._found[key] = program
         return program
 
     @contextlib.contextmanager
@@ -238,7 +244,7 @@ class Programs:
                 ) from error
             raise
 
-    def _train(self, name: str, leaves: list[Tensor], tree: Any) -> Program:
+    def _train(self, leaves: list[Tensor], tree: Any, ends_window: bool) -> Program:
         spec, devices, whole = self.spec, self.mesh.size, self.spec.sync_batchnorm
         rows = rows_of(leaves) if devices > 1 else 0
         parts = parts_of(rows, devices) if devices > 1 else 1
@@ -249,21 +255,20 @@ class Programs:
             )
         share = leaves if whole else [part(leaf, parts) for leaf in leaves]
         captured = capture_training(
-            spec.module, spec.optimizers[0], pytree.tree_unflatten(share, tree),
+            spec.module, trained_by(spec), pytree.tree_unflatten(share, tree),
             gradient_clip_val=spec.gradient_clip_val, gradient_clip_algorithm=spec.gradient_clip_algorithm,
-            averages=devices > 1 and not whole,
+            averages=devices > 1 and not whole, precision=spec.precision.name,
+            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window,
         )  # fmt: skip
-        return Program(captured, self.mesh, parts, whole)
+        return Program(captured, self.mesh, parts, whole, ends_window)
 
     def _evaluate(self, stage: str, leaves: list[Tensor], tree: Any) -> Program:
         devices = self.mesh.size
         splits = devices == 1 or all(leaf.shape[0] % devices == 0 for leaf in leaves if leaf.ndim)
         with torch.no_grad():
-            captured = capture_evaluation(self.spec.module, pytree.tree_unflatten(leaves, tree), stage)
+            batch, precision = pytree.tree_unflatten(leaves, tree), self.spec.precision.name
+            captured = capture_evaluation(self.spec.module, batch, stage, precision=precision)
         return Program(captured, self.mesh, devices if splits else 0, whole=True)
-
-    def _default_type(self) -> contextlib.AbstractContextManager[None]:
-        return self.spec.precision.forward_context(self.spec.device)
 
     def _things(self) -> dict[str, Any]:
         """What programs are made from, beside batches and the attributes that they have read."""
@@ -299,6 +304,13 @@ class Programs:
             "%s was compiled again (program %d, %.1f s)%s%s.", made.name, len(before) + 1, made.seconds, each, reason
         )
         self._reason = ""
+
+
+def trained_by(spec: StepSpec) -> Optimizers:
+    """The optimizers as captures take them: one, several with manual optimisation, none for evaluations."""
+    if not spec.module.automatic_optimization:
+        return spec.optimizers
+    return spec.optimizers[0] if spec.optimizers else None
 
 
 def settings_of(optimizers: list[Any]) -> dict[str, Any]:

@@ -33,15 +33,17 @@ from footplate.rng import mix
 from footplate.step.base import Step, StepSpec
 from footplate.step.capture import load_state, state_of
 from footplate.step.capture.functional import pytree
+from footplate.step.capture.state import State
+from footplate.step.eager import EagerStep
 from footplate.step.lowering import rates_of, tensors_like
 from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import mesh_of
 from footplate.step.xla import sharing
-from footplate.step.xla.programs import Compilation, Program, Programs, settings_of
+from footplate.step.xla.programs import Compilation, Program, Programs, settings_of, trained_by
 from footplate.step.xla.support import check_module
 from footplate.step.xla.values import OnDevice
 
-_HAND_MADE = 'accelerator "xla" and "tpu" don\'t train with manual optimisation: use another accelerator.'
+_CAPTURED = "training_step is a program: this is called where it is captured, and nowhere else."
 
 
 class XLAStep(Step):
@@ -59,8 +61,10 @@ class XLAStep(Step):
         self._mesh = mesh_of(devices)
         self._virtual = len(devices) > 1 and devices[0].platform == "cpu"
         self._wide = spec.precision.name == "64-true"
-        self._optimizer: Optimizer | None = spec.optimizers[0] if spec.optimizers else None
-        self._like = state_of(spec.module, self._optimizer)
+        self._optimizers = trained_by(spec)
+        self._accumulates = spec.accumulate_grad_batches != 1
+        self._summed = 0  # batches of the window so far, whose gradients are in the state
+        self._like = self._host_state()
         self._state: dict[Any, jax.Array] | None = None
         self._ahead = False  # the devices' weights are newer than the module's
         self._lost = False  # a step failed when it had taken the state's memory
@@ -85,15 +89,17 @@ class XLAStep(Step):
                 yield from self._chunk(batches, flat, seed)
                 return
         for index, batch in enumerate(batches):
-            yield from self._single(batch, seed + index)
+            ends_epoch = last and index == len(batches) - 1
+            ends_window = ends_epoch or (batch_idx + index + 1) % self.spec.accumulate_grad_batches == 0
+            yield from self._single(batch, seed + index, ends_window)
 
-    def _single(self, batch: Any, seed: int) -> Iterator[Any]:
+    def _single(self, batch: Any, seed: int, ends_window: bool) -> Iterator[Any]:
         leaves, tree = self._flat(batch)
         with self._numbers():
-            program = self._ready(leaves, tree)
+            program = self._ready(leaves, tree, ends_window)
             given = sharing.place(self._mesh, self._arrays(leaves, program), program.spec(sharing.ROWS))
             with self._programs.noted(program, leaves, tree):
-                rates = np.array(rates_of(self._trained), np.float64)
+                rates = np.array(rates_of(self._optimizers), np.float64)
                 loss, logs = self._call(program, program.one, rates, _words(seed), given)
         yield self._finished(program, batch, loss, logs, None)
 
@@ -112,13 +118,13 @@ class XLAStep(Step):
         for index, batch in enumerate(batches):
             yield self._finished(program, batch, losses, logs, index)
 
-    def _ready(self, leaves: list[Tensor], tree: Any) -> Program:
+    def _ready(self, leaves: list[Tensor], tree: Any, ends_window: bool = True) -> Program:
         """The program for a batch, and the state on the devices."""
         settings = settings_of(self.spec.optimizers)
         if "training" not in self._checked or settings != self._settings:
             self._settings = settings
             self._check("training")
-        program = self._programs.training(leaves, tree)
+        program = self._programs.training(leaves, tree, ends_window)
         self._put()
         return program
 
@@ -132,13 +138,15 @@ class XLAStep(Step):
             raise
         self._state = dict(zip(paths, after, strict=True))
         self._ahead = True
+        self._summed = 0 if program.ends_window else self._summed + 1
         if self._virtual:
             jax.block_until_ready(loss)
         return loss, logs
 
     def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None) -> Any:
-        """What follows one step: it is counted, and its logs are noted."""
-        self.spec.on_optimizer_step()
+        """What follows one step: the optimizers' are counted, and its logs are noted."""
+        for _ in range(program.captured.steps):
+            self.spec.on_optimizer_step()
         options = program.captured.logs
         noted = {name: OnDevice(value, place) for name, value in zip(options, logs, strict=True)}
         self._record(program, batch, noted)
@@ -151,11 +159,6 @@ class XLAStep(Step):
             if program.parts > 1 and options.get("batch_size") and program.captured.trains:
                 options = {**options, "batch_size": batch_rows(batch)}
             self.spec.record(batch, name, values[name], options)
-
-    @property
-    def _trained(self) -> Optimizer:
-        assert self._optimizer is not None
-        return self._optimizer
 
     # Evaluation
 
@@ -193,7 +196,7 @@ class XLAStep(Step):
             raise CheckpointError("The step failed while it changed the weights: what the devices hold is lost.")
         if self._state is not None and self._ahead:
             with torch.inference_mode(False), torch.no_grad():
-                load_state(self.spec.module, self._optimizer, tensors_like(self._like, self._state))
+                load_state(self.spec.module, self._optimizers, tensors_like(self._like, self._state))
             self._ahead = False
 
     def lend(self) -> None:
@@ -210,13 +213,19 @@ class XLAStep(Step):
     def release(self) -> None:
         self.lend()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the eager step's: the gradients of an unfinished window, so that another accelerator may finish it."""
+        if not self._summed:
+            return {}
+        named = self.spec.module.named_parameters()
+        return {"accumulated": self._summed, "gradients": {name: p.grad for name, p in named if p.grad is not None}}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._state, self._ahead = None, False
-        if state.get("accumulated"):
-            raise CheckpointError(
-                'The checkpoint was made inside an accumulation window, which accelerator "xla" can\'t continue: continue '
-                "from one that was made between two steps."
-            )
+        self._summed = state.get("accumulated", 0)
+        parameters = dict(self.spec.module.named_parameters())
+        for name, gradient in state.get("gradients", {}).items():
+            parameters[name].grad = gradient.to(parameters[name].dtype)
 
     def _check(self, stage: str) -> None:
         self._programs.check(stage)
@@ -227,24 +236,37 @@ class XLAStep(Step):
         if self._lost:
             raise ConfigError("A step failed while it changed the weights: begin anew, or from a checkpoint.")
         if self._state is None:
-            self._like = state_of(self.spec.module, self._optimizer)
+            self._like = self._host_state()
             self._state = sharing.everywhere(self._mesh, self._like)
             self._ahead = False
         return self._state
 
-    # What isn't there
+    def _host_state(self) -> State:
+        """The state in the module's and the optimizers' own tensors."""
+        state = state_of(self.spec.module, self._optimizers, gradients=self._accumulates)
+        if self._summed:
+            return state
+        return {path: torch.zeros_like(one) if path[0] == "gradients" else one for path, one in state.items()}
 
     def finish_window(self, epoch: int, batch_idx: int) -> None:
-        """Nothing: every batch ends its window."""
+        """Step with a window that nobody knew to be the last: torch does, on the host, as there is no program for it."""
+        if self._summed:
+            self.lend()
+            eager = EagerStep(self.spec)
+            eager.load_state_dict(self.state_dict())
+            eager.finish_window(epoch, batch_idx)
+            self._summed = 0
+
+    # What a program does by itself
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        raise ConfigError(_HAND_MADE)
+        raise ConfigError(_CAPTURED)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
-        raise ConfigError(_HAND_MADE)
+        raise ConfigError(_CAPTURED)
 
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
-        raise ConfigError(_HAND_MADE)
+        raise ConfigError(_CAPTURED)
 
     # Batches
 

@@ -10,7 +10,6 @@ from footplate.hooks import overrides
 from footplate.step.base import StepSpec
 
 _INSIDE = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-_REPLACED = ("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping")
 _MODES = ("on_validation_model_eval", "on_test_model_eval", "on_predict_model_eval")
 
 
@@ -27,7 +26,6 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
     mends = {
         "strategy": ("auto", "all devices train data parallel in this process; leave it out"),
         "num_nodes": (1, "several machines are still to come"),
-        "accumulate_grad_batches": (1, "accumulation is still to come; use a larger batch"),
         "compile": (False, "every step is compiled; leave it out"),
         "detect_anomaly": (False, "it watches torch's backward pass, which doesn't run here"),
         "deterministic": (None, "it speaks to torch, which computes nothing here; leave it out"),
@@ -50,16 +48,16 @@ def check_module(spec: StepSpec) -> None:
         for name in _MODES:
             _refuse_mode(module, name)
         return
-    if not module.automatic_optimization or len(spec.optimizers) > 1:
+    if module.automatic_optimization and len(spec.optimizers) > 1:
         raise ConfigError(
-            f"{who} optimises by hand, which can't be compiled as one program yet: use one optimizer and "
-            'automatic_optimization = True, or accelerator="cpu" or "cuda".'
+            f"{who}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, set "
+            "self.automatic_optimization = False and call backward and step yourself in training_step."
         )
-    for name in _REPLACED:
-        if overrides(module, name):
-            raise ConfigError(
-                f'{who} overrides {name}(), which is part of what is compiled: use accelerator="cpu" or "cuda".'
-            )
+    if overrides(module, "optimizer_step"):
+        raise ConfigError(
+            f"{who} overrides optimizer_step(), which takes a closure and can't be compiled: use "
+            'accelerator="cpu" or "cuda".'
+        )
     for name in _INSIDE:
         for callback in spec.hooks.callbacks_with(name):
             raise ConfigError(
