@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import json
 import re
 import shutil
@@ -104,7 +103,9 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _make(place: Path, python: Path, log: TextIO, lock: int) -> None:
-    own_pip = importlib.util.find_spec("pip") is not None  # then it is there through the .pth file
+    # Then it is there through the .pth file. Not by find_spec: setuptools takes being asked for pip as pip's running, and
+    # can't be imported in this process afterwards.
+    own_pip = any(Path(directory, "pip").is_dir() for directory in our_packages())
     command = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(place)]
     code, said = _run(command, log, lock)
     if code:

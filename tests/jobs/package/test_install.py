@@ -66,6 +66,21 @@ def test_without_requirements_the_running_interpreter_runs_it(project):
     assert run(ready, "-m", "trainer.task") == "one"
 
 
+def test_a_process_that_made_an_environment_can_still_import_setuptools(project, wheels):
+    make_wheel(wheels)
+    project.write("requirements.txt", "helpers\n")
+    taken = project.take()
+    script = f"""
+import io
+from pathlib import Path
+from footplate.jobs.package import install, stored
+install(stored({taken.digest!r}, Path({str(project.home)!r})), Path({str(project.home)!r}), io.StringIO())
+import setuptools
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_runs_is_what_was_taken_though_the_source_is_edited_or_gone(project):
     taken = project.take()
     project.write("trainer/task.py", "print('two')\n")
