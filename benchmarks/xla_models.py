@@ -81,6 +81,11 @@ def _images(rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, 32, 32), torch.randint(0, CLASSES, (rows,))
 
 
+def _large_images(rows: int) -> tuple[Tensor, Tensor]:
+    """For networks that shrink images by 32: batch norm of one pixel of two images is their order, and no number."""
+    return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
+
+
 def _texts(rows: int) -> dict[str, Tensor]:
     words = torch.randint(1, WORDS, (rows, LENGTH))
     return {"input_ids": words, "labels": words.roll(-1, 1)}
@@ -140,11 +145,11 @@ _WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 ENTRIES: dict[str, Entry] = {
-    "torchvision ResNet": Entry(_torchvision("resnet"), _images),
+    "torchvision ResNet": Entry(_torchvision("resnet"), _large_images),
     "torchvision ConvNeXt": Entry(_torchvision("convnext"), _images),
     "torchvision EfficientNet": Entry(_torchvision("efficientnet"), _images),
     "torchvision ViT": Entry(_torchvision("vit"), _images),
-    "timm ResNet": Entry(_timm("resnet10t"), _images),
+    "timm ResNet": Entry(_timm("resnet10t"), _large_images),
     "timm ConvNeXt": Entry(_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)), _images),
     "timm ViT": Entry(
         _timm("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2), _images
