@@ -177,7 +177,9 @@ def _cv2() -> Any:
     global _module
     if _module is None:
         _module = require("cv2", "images", "Decoding images")
-        _module.utils.logging.setLogLevel(_module.utils.logging.LOG_LEVEL_SILENT)
+        # It says of a corrupt image itself what we say with file and row. OpenCV 4 and 5 have this in different places.
+        set_level = getattr(_module, "setLogLevel", None) or _module.utils.logging.setLogLevel
+        set_level(0)  # silent
     return _module
 
 

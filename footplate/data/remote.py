@@ -199,7 +199,7 @@ class RemoteFiles(pafs.FileSystemHandler):
         self._inner.copy_file(src, dest)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        return self._inner.open_output_stream(path, metadata=metadata)
+        return self._inner.open_output_stream(path, compression=None, metadata=metadata)
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        return self._inner.open_append_stream(path, metadata=metadata)
+        return self._inner.open_append_stream(path, compression=None, metadata=metadata)

@@ -25,8 +25,8 @@ def seen(loader: Loader) -> list[int]:
     return [number for batch in loader for number in batch["id"].tolist()]
 
 
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("footplate-")]
+def threads_since(before: set[threading.Thread]) -> list[str]:
+    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("footplate-")]
 
 
 def test_a_batch_holds_decoded_images_labels_and_text(delta: str) -> None:
@@ -157,19 +157,20 @@ def test_a_state_of_another_order_is_refused(delta: str, change: dict[str, Any],
 
 
 def test_no_thread_outlives_its_iterator(delta: str) -> None:
+    before = {*threading.enumerate()}  # of other tests
     loader = Loader(Table(delta), 10)
     iterator = iter(loader)
     next(iterator)
-    assert our_threads()
+    assert threads_since(before)
     iterator.close()  # type: ignore[attr-defined]
-    assert not our_threads()
+    assert not threads_since(before)
     iterator = iter(loader)
     next(iterator)
     del iterator
     gc.collect()
-    assert not our_threads()
+    assert not threads_since(before)
     list(loader)
-    assert not our_threads()
+    assert not threads_since(before)
 
 
 def test_images_are_scaled_to_cover_and_cut_to_the_centre() -> None:

@@ -111,9 +111,10 @@ class Gone(Exception):
 
 
 def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
+    before = {*threading.enumerate()}  # of other tests
     iterator = iter(Prefetcher(Loader(Table(delta), 10), move=lambda batch: batch))
     next(iterator)
     assert prefetching()
     del iterator
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("footplate-")]
+    assert not [one for one in threading.enumerate() if one not in before and one.name.startswith("footplate-")]

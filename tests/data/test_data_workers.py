@@ -28,11 +28,8 @@ def augment(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 def our_children() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children()
-        if any("footplate.data.workers" in part for part in child.cmdline())
-    ]
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if any("footplate.data.workers" in part for part in child.cmdline())]
 
 
 def batches(delta: str, **options: Any) -> list[dict[str, Any]]:
