@@ -49,6 +49,7 @@ class Entrant:
     env: str | None = None
     workers: int = 2
     reads: str | None = None
+    streams: bool = True  # False: decodes a whole pass before its first batch, so that its steady rate says nothing
 
     @property
     def python(self) -> str:
@@ -163,8 +164,9 @@ def paired(found: Rounds, over: str, under: str | None, figure: str) -> Figures 
 
 
 def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
-    """The name of the peer with the best median of a figure, of those that had more than one turn."""
-    there = [peer.name for peer in peers if len(found.get(peer.name, ())) > 1]
+    """The name of the peer with the best median of a figure, of those that have it and had more than one turn."""
+    meant = [peer for peer in peers if peer.streams or figure != "steady"]
+    there = [peer.name for peer in meant if len(found.get(peer.name, ())) > 1]
     choose = min if least else max
     return choose(there, key=lambda name: median(found[name], figure)) if there else None
 

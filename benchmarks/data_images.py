@@ -35,7 +35,7 @@ PEERS = [
     Entrant("hf datasets, streaming", "image_hf_streaming", "data", reads="delta"),
     Entrant("lance", "image_lance", "lake", reads="lance"),
     Entrant("ray data", "image_ray", "lake", reads="delta"),
-    Entrant("daft", "image_daft", "lake", reads="delta"),
+    Entrant("daft", "image_daft", "lake", reads="delta", streams=False),  # its shuffle() sorts decoded rows
 ]
 AS_WRITTEN = Entrant("petastorm, Pillow", "image_petastorm_pillow", "petastorm", workers=10, reads="delta")
 PETASTORM = [

@@ -33,4 +33,4 @@ echo "def to_tensor(image): raise NotImplementedError" > "$stub/transforms/funct
 make_env petastorm "numpy==1.26.4" psutil "pyarrow==14.0.2" "pandas==2.1.4" "opencv-python-headless==4.10.0.84" \
   "setuptools<70" pillow dill diskcache packaging pyzmq fsspec "pyspark==3.5.1" six future
 "$target/petastorm/bin/pip" install --quiet --no-deps petastorm==0.13.1
-make_env lake "numpy>=2" psutil pyarrow "opencv-python-headless>=4.10" pylance daft deltalake "ray[data]"
+make_env lake "numpy>=2" psutil pyarrow "opencv-python-headless>=4.10" pylance daft deltalake "ray[data]" aiohttp  # Ray's fsspec needs it

@@ -218,6 +218,7 @@ def _ray(workers):
     if not ray.is_initialized():
         theirs = {"env_vars": {"PYTHONPATH": ROOT}}
         ray.init(
+            address="local",
             num_cpus=workers,
             include_dashboard=False,
             log_to_driver=False,
