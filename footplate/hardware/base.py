@@ -21,6 +21,7 @@ from footplate.errors import ConfigError, did_you_mean
 from footplate.hardware.devices import Devices, read_devices
 
 if TYPE_CHECKING:
+    from footplate.callbacks.base import Callback
     from footplate.step.base import Step, StepSpec
 
 
@@ -49,7 +50,7 @@ class Accelerator(ABC):
         process_group_backend: what `torch.distributed` uses between its devices.
         batches_ahead: how many batches are put onto a device ahead of the step, by a thread of their own; 0 where that
             gains nothing, since a copy holds up either the host or the device.
-        drives_all: whether one process drives all of its devices; else there is a process for each.
+        drives_all: whether a process drives all devices of its machine; else there is a process for each.
         keeps_weights: whether training changes a copy of the weights on the device, which is fetched before anybody looks.
     """
 
@@ -132,6 +133,10 @@ class Accelerator(ABC):
         from footplate.step.eager import EagerStep
 
         return EagerStep(spec)
+
+    def callbacks(self) -> list[Callback]:
+        """Callbacks that watch over training on this hardware; they are added to the user's."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """Versions of the driver and runtime behind it, for `footplate doctor`."""

@@ -10,6 +10,7 @@ which nothing can train here, and advice on what makes training slow or fail lat
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.machine import Machine, examine_machine, readable_size
 from footplate.hardware.packages import Package, optional_packages, required_packages
 from footplate.hardware.registry import accelerators, why_unavailable
+from footplate.hardware.tpu import findings
+from footplate.hardware.xla import tpu_chips
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,6 +65,7 @@ class Report:
         packages: the required packages.
         extras: the optional packages.
         accelerators: all known accelerators, the one that `"auto"` prefers first.
+        tpu: which TPU this machine has a part of, and which part, as far as anything says so.
         problems: what keeps anything from training here, each with its remedy.
         advice: what makes training slow or fail later, each with its remedy.
     """
@@ -73,6 +77,7 @@ class Report:
     packages: tuple[Package, ...]
     extras: tuple[Package, ...]
     accelerators: tuple[AcceleratorReport, ...]
+    tpu: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     advice: tuple[str, ...]
 
@@ -90,6 +95,7 @@ def examine() -> Report:
 
     machine, threads = examine_machine(), torch.get_num_threads()
     packages, extras = required_packages(), optional_packages()
+    tpu = findings.examine(os.environ, len(tpu_chips()))
     return Report(
         footplate=__version__,
         python=platform.python_version(),
@@ -98,8 +104,9 @@ def examine() -> Report:
         packages=packages,
         extras=extras,
         accelerators=tuple(examine_accelerator(accelerator) for accelerator in accelerators()),
+        tpu=tpu.facts,
         problems=tuple(package.problem for package in packages if package.problem),
-        advice=tuple(advise(machine, threads, extras)),
+        advice=(*advise(machine, threads, extras), *tpu.advice),
     )
 
 
@@ -153,7 +160,7 @@ def to_dict(report: Report) -> dict[str, Any]:
     for kept, accelerator in zip(plain["accelerators"], report.accelerators, strict=True):
         kept["usable"] = accelerator.usable
         kept["details"] = dict(accelerator.details)
-    return {"ok": report.ok, **plain}
+    return {"ok": report.ok, **plain, "tpu": dict(report.tpu)}
 
 
 def render(report: Report) -> RenderableType:

@@ -19,10 +19,11 @@ Row = tuple[str, Text]
 
 
 def page(report: Report) -> RenderableType:
-    """Machine, accelerators and packages, then problems and advice, then the verdict."""
+    """Machine, accelerators, the TPU if anything says of one, and packages, then problems and advice, then the verdict."""
     return Group(
         _section("Machine", _machine(report)),
         _section("Accelerators", [(one.name, _accelerator(one)) for one in report.accelerators]),
+        *([_section("TPU", [(name, Text(value)) for name, value in report.tpu])] if report.tpu else []),
         _section("Packages", [(one.name, _package(one)) for one in report.packages + report.extras]),
         *(Text(f"problem: {problem}", style="bold red") for problem in report.problems),
         *(Text(f"advice: {advice}", style="yellow") for advice in report.advice),

@@ -8,7 +8,6 @@ Both versions of cgroups are read: in version 2 one tree has all limits, in vers
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -86,6 +85,8 @@ def usable_cores() -> float:
 
 def cpu_model() -> str:
     """The processor's model as it calls itself, or its architecture where it doesn't."""
+    import platform
+
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -101,6 +102,8 @@ def readable_size(nbytes: int) -> str:
 
 
 def _system() -> str:
+    import platform
+
     if sys.platform == "linux":
         try:
             name = platform.freedesktop_os_release()["PRETTY_NAME"]

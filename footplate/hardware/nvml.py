@@ -72,15 +72,22 @@ def busy(uuid: str) -> float:
     Raises:
         NvmlError: no such GPU, or it does not report its use.
     """
-
-    class Rates(ctypes.Structure):
-        _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent
-
     with _session() as nvml:
-        handle, rates = ctypes.c_void_p(), Rates()
+        handle = ctypes.c_void_p()
         _call(nvml, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
-        _call(nvml, "nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
-        return rates.gpu / 100
+        return _busy(nvml, handle)
+
+
+def use(index: int) -> tuple[float, int]:
+    """A GPU by its number in `nvidia-smi`: as `busy`, and the bytes of its memory that are taken.
+
+    Raises:
+        NvmlError: no such GPU, or it does not report its use.
+    """
+    with _session() as nvml:
+        handle = ctypes.c_void_p()
+        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        return _busy(nvml, handle), _memory(nvml, handle).used
 
 
 def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
@@ -113,13 +120,30 @@ def _named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
-    class Memory(ctypes.Structure):
-        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+class _Rates(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent
 
-    handle, memory, major, minor = ctypes.c_void_p(), Memory(), ctypes.c_int(), ctypes.c_int()
-    _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def _busy(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> float:
+    rates = _Rates()
+    _call(nvml, "nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
+    return rates.gpu / 100
+
+
+def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
+    memory = _Memory()
     _call(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    return memory
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+    handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+    memory = _memory(nvml, handle)
     _call(nvml, "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
     name, uuid = _text(nvml, "nvmlDeviceGetName", handle), _text(nvml, "nvmlDeviceGetUUID", handle)
     return Gpu(name, uuid, memory.total, (major.value, minor.value))

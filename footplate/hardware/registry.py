@@ -18,11 +18,12 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.cpu import CPU
 from footplate.hardware.cuda import CUDA
 from footplate.hardware.mps import MPS
+from footplate.hardware.tpu.native import NativeTPU
 from footplate.hardware.xla import TPU, XLA
 
 GROUP = "footplate.accelerators"
 
-_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, XLA)}
+_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, NativeTPU, XLA)}
 _GPUS = ("cuda", "mps")  # what "gpu" stands for, the first usable one
 
 
@@ -63,8 +64,8 @@ def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
     """The accelerator that a user asks for.
 
     Args:
-        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"xla"`, or that of an installed package's), `"gpu"` for
-            cuda or else mps, `"auto"` for the best there is, or an `Accelerator` of your own.
+        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"torch_tpu"`, `"xla"`, or that of an installed
+            package's), `"gpu"` for cuda or else mps, `"auto"` for the best there is, or an `Accelerator` of your own.
 
     Raises:
         ConfigError: no accelerator has this name, or it can't be used here; the text says why and what to do.

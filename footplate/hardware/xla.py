@@ -1,6 +1,7 @@
 """XLA: a training step compiled as one program, by JAX, for a TPU or, to try it out, for the CPU.
 
-One process drives all devices: the loaders have one rank, and its batch is split over the devices.
+One process drives all devices of its machine: the loaders have one rank, and its batch is split over the devices. Several
+machines have a process each, which is a rank for the loaders; see `footplate/step/xla/processes.py`.
 
     Trainer(accelerator="tpu")                  all TPU cores of this machine; devices=8, devices=[5] as usual
     Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else the CPU
@@ -31,6 +32,7 @@ from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model
 
 if TYPE_CHECKING:
+    from footplate.callbacks.base import Callback
     from footplate.step.base import Step, StepSpec
 
 MOST_VIRTUAL = 64
@@ -42,6 +44,7 @@ class XLA(Accelerator):
     name = "xla"
     priority = -10
     precisions = frozenset({"32-true", "bf16-mixed", "bf16-true", "64-true"})
+    batches_ahead = 2
     drives_all = True
     keeps_weights = True
 
@@ -65,8 +68,11 @@ class XLA(Accelerator):
         Raises:
             ConfigError: there aren't so many, or JAX was started with fewer virtual ones.
         """
+        from footplate.step.xla.processes import join
+
+        join(_jax(), os.environ)
         if tpu_chips():
-            return _among(self.name, len(_jax().devices()), devices)
+            return _among(self.name, len(_jax().local_devices()), devices)
         mend = f"Virtual devices of the CPU: a count up to {MOST_VIRTUAL}, or indices below it."
         wanted = read_devices(devices, mend)
         least = 1 if wanted in ("auto", -1) else wanted if isinstance(wanted, int) else max(wanted) + 1
@@ -94,8 +100,17 @@ class XLA(Accelerator):
             jax.config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
         from footplate.step.xla.step import XLAStep
 
-        found = jax.devices()
-        return XLAStep(spec, [found[index] for index in spec.device_ids])
+        of_each = [
+            [device for device in jax.devices() if device.process_index == process]
+            for process in range(jax.process_count())
+        ]
+        return XLAStep(spec, [found[index] for found in of_each for index in spec.device_ids])
+
+    def callbacks(self) -> list[Callback]:
+        """What tells of that which makes training slow without a word."""
+        from footplate.callbacks.pitfalls import Pitfalls
+
+        return [Pitfalls(_jax().devices()[0].platform, len(tpu_chips()))]
 
     def describe(self) -> dict[str, Any]:
         """Versions of JAX, and of the TPU's compiler where it is installed."""
@@ -170,7 +185,7 @@ def _start(least: int) -> int:
             jax.config.update("jax_platforms", "cpu")  # libtpu, which may be here to compile, would look for a TPU
     except RuntimeError:
         pass  # JAX is running
-    return len(jax.devices())
+    return len(jax.local_devices())
 
 
 def _among(name: str, count: int, devices: Devices) -> list[int]:
