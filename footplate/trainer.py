@@ -103,8 +103,8 @@ class Trainer(View):
     """Trains a `Module` (or a `LightningModule`), evaluates it, and predicts with it.
 
     Args:
-        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "xla", a name that an installed package adds, or an
-            `Accelerator`.
+        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "torch_tpu", "xla", a name that an installed package
+            adds, or an `Accelerator`.
         devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2". In processes that were
             started by torchrun or the like, each takes one.
         num_nodes: machines with so many devices each. More than one needs a cluster that this process is connected to (Ray,
@@ -225,20 +225,19 @@ class Trainer(View):
         self.accelerator.check_arguments(self.given)
         self.world = World.from_environ()
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
-        self.nodes = check_nodes(num_nodes, len(self.device_ids), self.world)
-        self.device = self.accelerator.torch_device(self.device_ids[slot() if self.world.launched else 0])
+        drives_all = self.accelerator.drives_all
+        self.nodes = check_nodes(num_nodes, 1 if drives_all else len(self.device_ids), self.world)
+        own = slot() if self.world.launched and not drives_all else 0
+        self.device = self.accelerator.torch_device(self.device_ids[own])
         self.group = ALONE  # until there is work to do
         refused = {"compile": compile, "sync_batchnorm": sync_batchnorm, "min_devices": min_devices}
         check_replicas(check_strategy(strategy), self.world.size, self.nodes, refused)
-        if self.accelerator.drives_all and self.world.size > 1:
-            raise ConfigError(
-                f'accelerator="{self.accelerator.name}" drives all devices from one process, and this is one of '
-                f"{self.world.size}: start one, with devices={self.world.size}."
-            )
         every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
-        self.parallel = make_strategy(strategy, self.world.size, every_device)
-        self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, self.world.size)
-        self._syncs_statistics = sync_batchnorm and self.accelerator.drives_all
+        ranks = 1 if drives_all else self.world.size  # that torch is to bring together
+        self.parallel = make_strategy(strategy, ranks, every_device)
+        self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, ranks)
+        self._syncs_statistics = sync_batchnorm and drives_all
+        self._shards = strategy == "fsdp" and drives_all
 
         self.fast_dev_run = int(check_count("fast_dev_run", int(fast_dev_run), 0))
         self.max_epochs = check_count("max_epochs", max_epochs, -1, none=True)
@@ -567,8 +566,10 @@ class Trainer(View):
             self.hooks.call("teardown", stage)
 
     def _all_callbacks(self) -> list[Any]:
-        """The trainer's, those of `everywhere`, and the module's, which replace those of the same type; late ones last."""
-        callbacks = [*self.own_callbacks, *present()]
+        """The trainer's, those of `everywhere` and of the accelerator, and the module's, which replace those of the same
+        type; late ones last.
+        """
+        callbacks = [*self.own_callbacks, *present(), *self.accelerator.callbacks()]
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
         if self.world.rank != 0:
@@ -649,6 +650,7 @@ class Trainer(View):
             device_ids=self.device_ids,
             iterations_per_loop=self._steps_per_call(),
             sync_batchnorm=self._syncs_statistics,
+            sharded=self._shards,
             record=self._record,
             rates_ahead=functools.partial(rates_ahead, self),
         )
@@ -827,6 +829,11 @@ class Trainer(View):
             yield
         finally:
             self.metrics = before
+
+    @property
+    def checkpoint_dir(self) -> Place:
+        """Where checkpoints go whose saver doesn't say."""
+        return job.checkpoints(self.run_dir)
 
     @property
     def ranks_meant(self) -> int:

@@ -93,6 +93,8 @@ def test_the_last_is_kept_though_it_is_not_among_the_best(scripted):
     ("settings", "names"),
     [
         ({"save_top_k": -1}, ["epoch=0", "epoch=1", "epoch=2"]),
+        ({"save_top_k": 2}, ["epoch=1", "epoch=2"]),
+        ({"save_top_k": 2, "save_last": False}, ["epoch=1", "epoch=2"]),
         ({"save_top_k": 0}, ["epoch=2"]),
         ({"save_top_k": 0, "save_last": False}, []),
         ({"every_n_epochs": 2, "save_top_k": -1, "save_last": False}, ["epoch=1"]),
@@ -101,6 +103,14 @@ def test_the_last_is_kept_though_it_is_not_among_the_best(scripted):
 def test_how_many_are_kept(settings, names, scripted):
     saver = scripted([3.0, 1.0, 2.0], fp.ModelCheckpoint(filename="{epoch}", **settings))
     assert kept(saver.dirpath) == names
+
+
+def test_the_latest_few_stay_the_latest_few_when_a_run_goes_on(trainer):
+    for epochs, names in ((2, ["epoch=0", "epoch=1"]), (5, ["epoch=2", "epoch=3", "epoch=4"])):
+        saver = fp.ModelCheckpoint(filename="{epoch}", save_top_k=3)
+        trainer(max_epochs=epochs, callbacks=[saver]).fit(Classifier(), loader(20), ckpt_path="last")
+        assert kept(saver.dirpath) == names
+        assert Path(saver.best_model_path).name == f"{names[-1]}.ckpt"
 
 
 def test_saves_follow_validation_when_there_is_one_and_the_epoch_when_there_is_none(trainer, tmp_path):
@@ -286,7 +296,6 @@ def test_weights_only_leaves_out_what_resuming_needs(trainer):
     ("settings", "message"),
     [
         ({"save_top_k": -2}, "save_top_k=-2"),
-        ({"save_top_k": 3}, "needs monitor="),
         ({"mode": "best"}, 'expected "min" or "max"'),
         ({"every_n_epochs": -1}, "every_n_epochs=-1"),
         ({"every_n_epochs": 1, "every_n_train_steps": 5}, "give one of"),

@@ -30,6 +30,18 @@ class Steady(Classifier):
         self.net[2] = nn.Identity()
 
 
+class Replacing(Classifier):
+    """Keeps the mean of its inputs, in a new tensor at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        self.mean = 0.5 * self.mean + 0.5 * batch[0].mean()
+        return super().training_step(batch, batch_idx)
+
+
 class Watch(fp.Callback):
     """Notes the losses, the weights after each step, and those that are validated; may end a validation."""
 
@@ -77,7 +89,7 @@ def seeded(make=Classifier):
     return make()
 
 
-@pytest.mark.parametrize("make", [Classifier, Normed])
+@pytest.mark.parametrize("make", [Classifier, Normed, Replacing])
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (5, 1), (4, 3)])
 def test_training_ends_with_the_average_of_the_weights_that_were_trained(make, start, every, trainer):
     module, watch = seeded(make), Watch()

@@ -36,13 +36,13 @@ class ModelCheckpoint(Callback):
 
     Args:
         dirpath: where: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`); `checkpoints/`
-            of the run's directory by default.
+            of the run's directory by default, or of the bucket that a job's directory is in.
         filename: a template such as `"{epoch}-{val_loss:.2f}"`; `"{epoch}-{step}"` by default.
         monitor: keep the best by this metric; without it, the latest.
         verbose: say each save.
         save_last: keep `last.ckpt`, which stands for the newest checkpoint, whether it is among the best or not.
             "link" is accepted for Lightning's sake: it always is a link.
-        save_top_k: how many to keep; -1 keeps all, 0 saves none but the last.
+        save_top_k: how many to keep, of the best or the latest; -1 keeps all, 0 saves none but the last.
         save_weights_only: leave out all that resuming needs.
         mode: "min" or "max": which way `monitor` is better.
         auto_insert_metric_name: write `epoch=3` rather than `3` for `{epoch}`.
@@ -75,11 +75,6 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if save_top_k < -1:
             raise ConfigError(f"ModelCheckpoint(save_top_k={save_top_k}): expected -1 (all), 0 (none) or more.")
-        if monitor is None and save_top_k not in (-1, 0, 1):
-            raise ConfigError(
-                f"ModelCheckpoint(save_top_k={save_top_k}) needs monitor=… to know which are best; "
-                "without it, use 1 (the latest), 0 or -1 (all)."
-            )
         for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
             if value is not None and value < 0:
                 raise ConfigError(f"ModelCheckpoint({name}={value}): expected 0 (never) or more.")
@@ -148,7 +143,10 @@ class ModelCheckpoint(Callback):
         self.best_model_path = state_dict["best_model_path"]
         self.best_model_score = state_dict["best_model_score"]
         if self.best_k_models and self.best_model_path not in self.best_k_models:  # somebody has deleted it
-            self.best_model_path = min(self.best_k_models, key=lambda path: _rank(self.best_k_models[path], self.mode))
+            ranks = {path: _rank(score, self.mode) for path, score in self.best_k_models.items()}
+            self.best_model_path = min(
+                reversed(ranks), key=ranks.__getitem__
+            )  # without a metric all rank alike: the latest
             self.best_model_score = self.best_k_models[self.best_model_path]
         self.last_model_path = state_dict["last_model_path"]
         self.current_score = state_dict["current_score"]
@@ -158,7 +156,7 @@ class ModelCheckpoint(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         if self.dirpath is None:
-            self.dirpath = trainer.run_dir / "checkpoints"
+            self.dirpath = trainer.checkpoint_dir
         if stage != "fit":
             return
         self._forget()
@@ -260,9 +258,10 @@ class ModelCheckpoint(Callback):
 
     def _remember(self, path: Place, score: float | None) -> None:
         if score is None:
-            if self.save_top_k == 1:
-                self.best_k_models.clear()
+            self.best_k_models.pop(str(path), None)  # saved anew, it is the latest
             self.best_k_models[str(path)] = 0.0
+            if self.save_top_k != -1:
+                self.best_k_models = dict(list(self.best_k_models.items())[-self.save_top_k :])
             self.best_model_path = str(path)
             return
         self.best_k_models[str(path)] = score

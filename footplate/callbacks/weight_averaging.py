@@ -67,6 +67,7 @@ class EMAWeightAveraging(Callback):
         self._steps = 0  # when the average was last looked at
         self._moving: Pairs = ([], [])  # what is averaged: aside, and in the module
         self._following: Pairs = ([], [])  # what is not, such as a count
+        self._buffers: list[tuple[dict[str, Tensor | None], str, list[Tensor], int]] = []  # a step may put others there
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps}
@@ -89,9 +90,13 @@ class EMAWeightAveraging(Callback):
         if not self._aside:
             self._aside = _copied(trained)
         parameters = {name for name, _ in pl_module.named_parameters()}
+        modules = dict(pl_module.named_modules())
         for name, value in trained.items():
             moves = value.is_floating_point() and (self.use_buffers or name in parameters)
             aside, here = self._moving if moves else self._following
+            place, _, own = name.rpartition(".")
+            if place in modules and own in modules[place]._buffers:
+                self._buffers.append((modules[place]._buffers, own, here, len(here)))
             aside.append(self._aside[name])
             here.append(value)
 
@@ -104,6 +109,8 @@ class EMAWeightAveraging(Callback):
         index, (average, trained) = step - 1, self._moving
         if index > self.update_starting_at_step and index % self.update_every_n_steps:
             return
+        for buffers, name, here, at in self._buffers:
+            here[at] = buffers[name]  # pyright: ignore[reportArgumentType, reportCallIssue]
         if average and index <= self.update_starting_at_step:
             torch._foreach_copy_(average, trained)  # pyright: ignore[reportPrivateImportUsage]
         elif average:

@@ -7,6 +7,7 @@ its hardware, and returns values that may still be in the making on the device.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 from footplate.hooks import Hooks
 from footplate.parallel.base import Strategy
 from footplate.step.precision import Precision
+from footplate.step.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class StepSpec:
         device_ids: the devices of this process, where it drives several by itself.
         iterations_per_loop: how many steps a call of the program makes, for steps that can make several.
         sync_batchnorm: let batch norm see the batches of all devices.
+        sharded: let each device of this process keep a part of the parameters and of what the optimizer remembers.
         record: called with (batch, name, value, the other arguments) for what a step gave to `self.log`, by steps that
             don't run the module's code each time.
         rates_ahead: the learning rates of each group in the next so many steps.
@@ -62,6 +65,7 @@ class StepSpec:
     device_ids: Sequence[int] = (0,)
     iterations_per_loop: int = 1
     sync_batchnorm: bool = False
+    sharded: bool = False
     record: Callable[[Any, str, Any, Mapping[str, Any]], None] = lambda batch, name, value, options: None
     rates_ahead: Callable[[int], list[list[float]]] = lambda count: []
 
@@ -115,6 +119,19 @@ class Step(ABC):
     @abstractmethod
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         """Clip the gradients of an optimizer's parameters in place."""
+
+    def mover(self, stage: str) -> Callable[[Any], Any] | None:
+        """What puts a batch where this step wants it, in a thread ahead of the step; None where only the step can.
+
+        Args:
+            stage: "training", "validation", "test" or "predict".
+        """
+        return functools.partial(to_device, device=self.spec.device)
+
+    def idle(self) -> bool:
+        """Whether the device has done what it was given."""
+        device = self.spec.device
+        return torch.cuda.current_stream(device).query() if device.type == "cuda" else True
 
     def show(self) -> None:
         """Before the module or an optimizer is read: they have the state as it is now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from footplate.callbacks import ModelCheckpoint
 from footplate.hooks import overrides
@@ -62,17 +62,19 @@ def until_due(loop: TrainingLoop) -> float:
 
 
 def rates_ahead(trainer: Trainer, count: int) -> list[list[float]]:
-    """The learning rates, of each group, in the next so many steps."""
+    """The learning rates in the next so many steps, and what else `rates_of` says."""
+    from footplate.step.capture.optimizers import rates_of  # with all that captures need
+
     (optimizer,) = trainer.optimizers
     configs = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
     if not configs:
-        return [_rates(optimizer)] * count
+        return [rates_of(optimizer)] * count
     kept = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         found = []
         for step in range(trainer.progress.global_step + 1, trainer.progress.global_step + count + 1):
-            found.append(_rates(optimizer))
+            found.append(rates_of(optimizer))
             for config in configs:
                 if step % config.frequency == 0:
                     config.scheduler.step()
@@ -82,7 +84,3 @@ def rates_ahead(trainer: Trainer, count: int) -> list[list[float]]:
             config.scheduler.load_state_dict(state)
         for group, before in zip(optimizer.param_groups, groups, strict=True):
             group.update(before)
-
-
-def _rates(optimizer: Any) -> list[float]:
-    return [float(group["lr"]) for group in optimizer.param_groups]

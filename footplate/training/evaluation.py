@@ -60,7 +60,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()
             log.dataloader_idx = several
-            ahead = read_ahead(trainer, loader)
+            ahead = read_ahead(trainer, loader, name)
             transfer = trainer.transfer(moved=ahead is not None)
             batches = batches_of(loader, ahead, limit)
             weight, alike = weigher(loader, trainer.world), lockstep or even(loader)

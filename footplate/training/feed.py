@@ -14,17 +14,14 @@ have had the batch; and the loader's position, in a checkpoint, is that of the l
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from footplate.data.adapt import made_elsewhere
 from footplate.data.prefetch import Prefetcher
 from footplate.parallel.uneven import close
-from footplate.step.transfer import moves_plainly, to_device
+from footplate.step.transfer import moves_plainly
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -32,12 +29,21 @@ if TYPE_CHECKING:
 _END = object()
 
 
-def read_ahead(trainer: Trainer, loader: Any) -> Prefetcher | None:
-    """What puts a loader's batches onto the device ahead of the step; None where they come at the step."""
+def read_ahead(trainer: Trainer, loader: Any, stage: str) -> Prefetcher | None:
+    """What puts a loader's batches onto the device ahead of the step; None where they come at the step.
+
+    Args:
+        trainer: with its step.
+        loader: whose batches.
+        stage: "training", "validation", "test" or "predict".
+    """
     count = trainer.accelerator.batches_ahead
     if not count or not made_elsewhere(loader) or not moves_plainly(trainer.module, trainer.datamodule):
         return None
-    return Prefetcher(loader, functools.partial(to_device, device=trainer.device), trainer.device, count)
+    if trainer.accelerator.keeps_weights and trainer.transfer(moved=True) is not None:
+        return None  # the step's own copy of the batch would be made before on_after_batch_transfer
+    move = trainer.step.mover(stage)
+    return None if move is None else Prefetcher(loader, move, trainer.device, count)
 
 
 def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[Any]:
@@ -47,7 +53,7 @@ def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[A
 
 def timed(batches: Iterator[Any], trainer: Trainer) -> Iterator[Any]:
     """The same batches; `trainer.data_wait_s` counts the seconds for which the device has waited for them."""
-    idle = torch.cuda.current_stream(trainer.device).query if trainer.device.type == "cuda" else lambda: True
+    idle = trainer.step.idle
     try:
         while True:
             asked = time.perf_counter()

@@ -5,7 +5,8 @@ A job is begun again when its machine or a process was lost. So that a program w
 - the n-th call of `fit` in a later attempt continues from the newest checkpoint that the n-th call of an earlier one has
   saved in the same directory, whatever `ckpt_path` says, as in a restart of `Trainer(devices=N)`; with none there,
   `ckpt_path` holds. A program that fits several times must do so in the same order, then.
-- without `default_root_dir`, the run's directory is the job's, if that is on this machine: the same in each attempt.
+- without `default_root_dir`, the run's directory is the job's: the same in each attempt. If the job's is in a bucket, the
+  run's is `runs/NAME` on this machine, and checkpoints go into the bucket.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+
+from footplate.checkpoint.storage import Place, is_remote, to_place
 
 _fits = itertools.count(1)
 
@@ -29,6 +32,20 @@ def begun_again() -> bool:
 
 
 def directory() -> Path | None:
-    """The job's directory; None outside a job, and where it is in a bucket."""
-    found = os.environ.get("FOOTPLATE_JOB_DIR")
-    return Path(found) if "FOOTPLATE_JOB_ID" in os.environ and found and "://" not in found else None
+    """The directory of a run that names none; None outside a job, and in one without a directory."""
+    found = _directory()
+    if found is None:
+        return None
+    return Path("runs") / os.environ["FOOTPLATE_JOB_NAME"] if is_remote(found) else Path(found)
+
+
+def checkpoints(run_dir: Path) -> Place:
+    """Where a run keeps its checkpoints if it doesn't say: in its directory, or in the job's bucket."""
+    found, own = _directory(), directory()
+    if found is not None and own is not None and is_remote(found) and own.absolute() == run_dir.absolute():
+        return to_place(found) / "checkpoints"
+    return run_dir / "checkpoints"
+
+
+def _directory() -> str | None:
+    return (os.environ.get("FOOTPLATE_JOB_DIR") or None) if "FOOTPLATE_JOB_ID" in os.environ else None

@@ -57,7 +57,7 @@ class TrainingLoop:
     def __init__(self, trainer: Trainer, loader: Any, val_loaders: list[Any]) -> None:
         self.trainer = trainer
         self.loader = loader
-        self._ahead = read_ahead(trainer, loader)
+        self._ahead = read_ahead(trainer, loader, "training")
         self.source = loader if self._ahead is None else self._ahead
         self.val_loaders = val_loaders
         self.logs_this_step = False

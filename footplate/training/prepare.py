@@ -42,7 +42,7 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
         ConfigError: fewer devices than processes.
     """
     found = accelerator.parse_devices(devices)
-    if not world.launched:
+    if not world.launched or accelerator.drives_all:
         return found
     if len(found) < world.local_size and len(found) == 1:  # one for each process
         found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from footplate.step.capture import attention as _declared  # noqa: F401  declares torch.ops.footplate.attention
+from footplate.step.capture import attention, recurrence  # noqa: F401  they declare torch.ops.footplate
 
 aten = torch.ops.aten
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -365,6 +365,25 @@ enter(
     ],
 )
 
+# Recurrent layers: 5 steps of 3 rows, 2 hidden values; of an LSTM, a state has 2 more
+
+
+def _recurrent(d: Draw) -> list[tuple[Any, ...]]:
+    found = []
+    for cell, gates, state in (("rnn_tanh", 2, 2), ("rnn_relu", 2, 2), ("gru", 6, 2), ("lstm", 8, 4)):
+        found.append((d.n(5, 3, gates), d.n(3, state), d.n(gates, 2), d.n(gates), cell))
+    return [*found, (*found[2][:3], None, "gru")]
+
+
+enter([torch.ops.footplate.recurrence.default], lambda d: [call(*one) for one in _recurrent(d)])
+enter(
+    [torch.ops.footplate.recurrence_backward.default],
+    lambda d: [
+        call(d.n(5, *first.shape), gates, d.n(*gates.shape), d.n(5, *first.shape), weight, cell)
+        for gates, first, weight, _, cell in _recurrent(d)
+    ],
+)
+
 # Linear algebra
 
 enter([aten.mm.default], lambda d: [call(d.n(3, 4), d.n(4, 5)), call(d.i(2, 3), d.i(3, 2))])
@@ -571,8 +590,6 @@ enter(
     lambda d: [call(0, 7, dtype=torch.int64), call(2, 9, 3, dtype=torch.int64), call(0, 1, 0.25, dtype=d.dtype)],
 )
 
-enter([torch.ops.prims.copy_strided.default], lambda d: [call(d.n(2, 3), [1, 2])])
-
 # What has no values to compare: only the shape and the type are.
 
 UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
@@ -580,7 +597,6 @@ UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty_like.default: lambda d: [call(d.n(2, 3))],
     aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.new_empty.default: lambda d: [call(d.n(2, 3), [4])],
-    aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.empty_strided.default: lambda d: [call([2, 3], [3, 1], dtype=d.dtype)],
 }
 

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from footplate.step.capture import capture_training, state_of
 from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
 from footplate.step.lowering.table import Context
-from xla.nets import GPT, Trained
+from xla.nets import GPT, Encoder, Trained
 from xla.test_parity import compiled, eager, sgd, worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
@@ -64,6 +64,13 @@ def test_dropout_keeps_the_mean_of_what_is_attended_to():
 def test_torchs_attention_becomes_one_operation():
     tokens = torch.randint(0, 40, (2, 10))
     found = operations(GPT(p=0.1), (tokens[:, :-1], tokens[:, 1:]))
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
+    assert "aten._softmax.default" not in found
+
+
+def test_torchs_own_attention_layers_use_it_too():
+    encoder = Encoder(layers=1)
+    found = operations(encoder, (torch.randint(0, 50, (2, 9)), torch.randint(0, 3, (2,))))
     assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
     assert "aten._softmax.default" not in found
 

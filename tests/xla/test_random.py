@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+import footplate as fp
 from footplate.step.capture import capture_training, state_of
 from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower
 from footplate.step.lowering.arrays import array_type, to_array
+from footplate.step.lowering.parallel import data_parallel, mesh_of
 from xla.nets import Trained
 from xla.samples import RANDOM, aten
 from xla.test_operations import context_for
@@ -66,3 +68,33 @@ def test_a_steps_dropout_is_a_function_of_its_key():
     assert losses[0] == losses[2] != losses[1]
     same = float(step(state, [0.1], jax.random.key(1), given)[2]["same"])
     assert 0.35 < same < 0.65  # two dropouts of one step draw by themselves
+
+
+def test_devices_and_steps_drop_by_themselves():
+    """Each weight's gradient counts how often dropout has kept a number of its column, on all devices together."""
+    p, devices, rows, columns, steps = 0.25, 8, 16, 512, 4
+
+    class Counting(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.zeros(columns))
+
+        def training_step(self, batch, batch_idx):
+            return (nn.functional.dropout(batch, p) * self.weights).sum()
+
+    module, batch = Counting(), torch.ones(devices * rows, columns)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    captured = capture_training(module, optimizer, batch[:rows], averages=True)
+    step = data_parallel(captured, mesh_of(jax.devices()[:devices]))
+    state, given = arrays_of(state_of(module, optimizer)), batch_arrays(captured, batch, devices)
+    weights = [np.zeros(columns)]
+    for number in range(steps):
+        state, _, _ = step(state, [1.0], jax.random.key(number), given)
+        weights.append(np.asarray(next(iter(state.values())), float))
+    kept = np.round(-np.diff(weights, axis=0) * devices * (1 - p))  # (steps, columns)
+    numbers = devices * rows
+    assert kept.mean() == pytest.approx(numbers * (1 - p), abs=5 * (numbers * p * (1 - p) / kept.size) ** 0.5)
+    # Devices that all drew alike would have eight times a binomial's variance.
+    assert kept.var() == pytest.approx(numbers * p * (1 - p), rel=5 * (2 / kept.size) ** 0.5)
+    between = np.corrcoef(kept)[np.triu_indices(steps, 1)]
+    assert np.abs(between).max() < 5 / columns**0.5

@@ -227,14 +227,19 @@ def test_a_parameter_that_is_frozen_on_the_way_stays(trainer):
 
 @pytest.mark.slow
 def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(trainer):
-    class Cycles(Steady):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
-            return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+    class Decays(torch.optim.lr_scheduler.StepLR):
+        def step(self, *args):
+            super().step(*args)
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] *= 0.9
 
-    with pytest.raises(fp.ConfigError, match=r"momentum was .* cycle_momentum=False"):
-        fitted(trainer, Cycles(), rows=200, accelerator="xla", enable_checkpointing=False)
+    class Decaying(Steady):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
+            return [optimizer], [{"scheduler": Decays(optimizer, 1), "interval": "step"}]
+
+    with pytest.raises(fp.ConfigError, match=r"compiled 9 times over.* weight_decay of SGD's group 0 was"):
+        fitted(trainer, Decaying(), rows=200, accelerator="xla", enable_checkpointing=False)
 
 
 class Predicts(Steady):

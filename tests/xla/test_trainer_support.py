@@ -125,7 +125,7 @@ def test_programs_are_kept_beside_other_caches():
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("strategy", "fsdp"), ("strategy", "ddp"), ("num_nodes", 2), ("compile", True),
+        ("strategy", "ddp"), ("strategy", "replicas"), ("num_nodes", 2), ("compile", True),
         ("detect_anomaly", True), ("deterministic", True), ("min_devices", 1), ("precision", "16-mixed"),
         ("iterations_per_loop", 0),
     ],
@@ -133,6 +133,13 @@ def test_programs_are_kept_beside_other_caches():
 def test_an_argument_that_means_nothing_with_xla_is_refused_by_name(argument, value, trainer):
     with pytest.raises(fp.ConfigError, match=f"{argument}=.?{value}"):
         trainer(**{"accelerator": "xla", "devices": 2, argument: value})
+
+
+@pytest.mark.filterwarnings("ignore:XLA_USE_BF16")
+def test_the_older_variable_for_bfloat16_holds(trainer, monkeypatch):
+    monkeypatch.setenv("XLA_USE_BF16", "1")
+    assert trainer(accelerator="xla").precision.name == "bf16-true"
+    assert trainer(accelerator="xla", precision="bf16-mixed").precision.name == "bf16-mixed"
 
 
 def test_several_steps_in_a_call_are_for_xla_alone(trainer):

@@ -159,17 +159,87 @@ def test_what_an_optimizer_has_not_begun_is_not_in_its_state():
     assert not any(torch.isnan(parameter).any() for parameter in module.parameters())
 
 
-def test_a_scheduler_of_the_learning_rate_needs_no_new_capture_and_one_of_the_betas_is_noticed():
+def test_a_scheduler_needs_no_new_capture_and_another_setting_that_changes_is_noticed():
     module, batches = made()
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    cycle = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
     captured = capture_training(module, optimizer, batches[0])
+    assert captured.rates == 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer hasn't stepped
-        lr_scheduler.StepLR(optimizer, 1).step()
+        cycle.step()
+    captured.check_attributes(module, optimizer)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    with pytest.raises(CaptureError, match=r"weight_decay of AdamW's group 0 was 0\.01 and is 0\.5 now"):
         captured.check_attributes(module, optimizer)
-        lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9).step()
-    with pytest.raises(CaptureError, match=r"betas of the optimizer's group 0 was \(0\.9, 0\.999\) and is"):
-        captured.check_attributes(module, optimizer)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD nesterov", "RMSprop"])
+def test_a_momentum_that_goes_up_and_down_is_that_of_eager_torch(name):
+    make = {
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "SGD nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
+        "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    }[name]
+    module, batches = made(steps=6)
+    reference = copy.deepcopy(module)
+    mine, other = make(module.parameters()), make(reference.parameters())
+    cycles = [lr_scheduler.OneCycleLR(one, 0.05, total_steps=8) for one in (mine, other)]
+    with jax.enable_x64(True):
+        captured = capture_training(module, mine, batches[0])
+        step, state = jax.jit(lower(captured)), arrays_of(state_of(module, mine))
+        for index, batch in enumerate(batches):
+            state, _, _ = step(state, rates_of(mine), jax.random.key(index), batch_arrays(captured, batch))
+            mine.step()
+            cycles[0].step()
+            eager(reference, other, [batch])
+            cycles[1].step()
+        found = tensors_like(state_of(module, mine), state)
+    for parameter_name, wanted in reference.named_parameters():
+        torch.testing.assert_close(found["params", parameter_name], wanted.detach(), rtol=1e-5, atol=1e-7)
+
+
+class Lion(torch.optim.Optimizer):
+    """As its authors wrote it down (Chen et al., 2023); `begins` says what it remembers at first."""
+
+    def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, begins="zeros"):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "begins": begins})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, (beta1, beta2) = self.state[parameter], group["betas"]
+                if not state:
+                    begins = {"zeros": torch.zeros_like, "weights": torch.clone, "count": torch.zeros_like}
+                    state["exp_avg"] = begins[group["begins"]](parameter)
+                if group["begins"] == "count":
+                    state["step"] = state.get("step", 0) + 1
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                update = state["exp_avg"] * beta1 + parameter.grad * (1 - beta1)
+                parameter.add_(update.sign_(), alpha=-group["lr"])
+                state["exp_avg"].mul_(beta2).add_(parameter.grad, alpha=1 - beta2)
+
+
+def test_an_optimizer_that_is_not_torchs_is_tried_and_captured():
+    module, batches = made()
+    reference = copy.deepcopy(module)
+    mine, other = Lion(module.parameters()), Lion(reference.parameters())
+    fit(module, mine, batches)
+    eager(reference, other, batches)
+    for (name, found), wanted in zip(module.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"), [("weights", "doesn't begin with zeros"), ("count", "keeps step as plain")]
+)
+def test_an_optimizer_that_does_not_begin_with_zeros_is_refused(begins, said):
+    module, batches = made()
+    with pytest.raises(CaptureError, match=f"Lion can't be captured: .*{said}"):
+        capture_training(module, Lion(module.parameters(), begins=begins), batches[0])
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])

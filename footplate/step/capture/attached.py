@@ -1,8 +1,8 @@
 """The module as it sees itself while its step is captured.
 
-Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step are
-refused when they are used (`counters.py`), plain attributes that are read are noted (`frozen.py`), and what a trainer
-would do for it (`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
+Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step become
+inputs (`counters.py`), plain attributes that are read are noted (`reads.py`), and what a trainer would do for it
+(`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ import torch
 from torch import Tensor
 
 from footplate.hooks import step_arguments
-from footplate.step.capture.counters import Counter, CountingTrainer
-from footplate.step.capture.frozen import Reads
+from footplate.step.capture.arithmetic import Number
+from footplate.step.capture.counters import Counters, CountingTrainer
+from footplate.step.capture.reads import Reads
 from footplate.step.capture.refusals import CaptureError, calling_place
 
 
 class Logs:
     """What a step has given to `self.log`, and what it has read."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
         self.values: dict[str, Tensor] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.reads = Reads()
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(value, Number):
+            value = value.tensor().to(self.counters.floating)
         if not isinstance(value, (Tensor, int, float)):
             raise CaptureError(
                 f'self.log("{name}", …) was given a {type(value).__name__}:\n    {calling_place()}\n'
                 "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
             )
-        if isinstance(value, Counter):
-            value.refuse()
         self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         self.options[name] = dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)) | kwargs
 
@@ -50,24 +52,18 @@ def attached(module: Any, logs: Logs, methods: dict[str, Callable[..., Any]]) ->
         methods: what else is replaced; each gets the arguments that the module was given, without the module.
     """
     own: Any = type(module)
-
-    def read(self: Any, name: str) -> Any:
-        value = own.__getattribute__(self, name)
-        if not name.startswith("_") and name != "training" and name in vars(self):
-            logs.reads.note(name, value)
-        return value
-
+    counters = logs.counters
     seen = {
-        "__getattribute__": read,
         "log": _without_self(logs.log),
-        "trainer": property(lambda self: CountingTrainer(own.trainer.fget(self))),
-        "current_epoch": property(lambda self: Counter("self.current_epoch")),
-        "global_step": property(lambda self: Counter("self.global_step")),
+        "trainer": property(lambda self: CountingTrainer(own.trainer.fget(self), counters)),
+        "current_epoch": property(lambda self: counters.number("current_epoch")),
+        "global_step": property(lambda self: counters.number("global_step")),
         **{name: _without_self(method) for name, method in methods.items()},
     }
     object.__setattr__(module, "__class__", type(own.__name__, (own,), seen))
     try:
-        yield
+        with logs.reads.noted(module):
+            yield
     finally:
         object.__setattr__(module, "__class__", own)
 
@@ -76,7 +72,11 @@ def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **kwargs: method(*args, **kwargs)
 
 
-def call_step(step: Callable[..., Any], name: str, batch: Any) -> Any:
-    """Call a step function with as many of its arguments as it takes; the numbers among them are counters."""
-    arguments = (batch, Counter("batch_idx"), Counter("dataloader_idx"))
+def call_step(
+    step: Callable[..., Any], name: str, batch: Any, counters: Counters, dataloader_idx: int | None = None
+) -> Any:
+    """Call a step function with as many of its arguments as it takes; the index of the batch is a counter."""
+    arguments: tuple[Any, ...] = (batch, counters.number("batch_idx"))
+    if dataloader_idx is not None:
+        arguments += (dataloader_idx,)
     return step(*arguments[: step_arguments(step, name)])

@@ -122,12 +122,25 @@ def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 class AttentionAsOne(TorchFunctionMode):
-    """Turns `F.scaled_dot_product_attention` into the operation above."""
+    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it: from
+    inside of another of torch's functions, where a mode doesn't see it.
+    """
+
+    def __enter__(self) -> Any:
+        F.scaled_dot_product_attention = _attend
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        F.scaled_dot_product_attention = _TORCHS
+        super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
+        if func is _TORCHS:
             return _attend(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+_TORCHS = F.scaled_dot_product_attention
 
 
 def _attend(
@@ -135,9 +148,7 @@ def _attend(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     if attn_mask is not None and (attn_mask.requires_grad or is_causal):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])

@@ -50,3 +50,10 @@ def average_step(parameters: list[Tensor], loss: Tensor, logs: dict[str, Tensor]
     for name in logs:
         logs[name] = next(averaged)
     return next(averaged)
+
+
+def average_logs(logs: dict[str, Tensor], names: list[str]) -> None:
+    """Average, in place, what hooks have logged of these names after the backward pass."""
+    if names:
+        values = [logs[name] if logs[name].is_floating_point() else logs[name].float() for name in names]
+        logs.update(zip(names, average(values), strict=True))

@@ -1,78 +1,188 @@
-"""Numbers that change from step to step, and are refused wherever a step uses one.
+"""Numbers that change from step to step: inputs of the program, or what decides which program it is.
 
-`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that reads one would keep the value of
-the moment of capture for ever, silently: a warm-up that never ends, a schedule that never moves. So while a step is
-captured each of them is a `Counter`, an integer that may be handed around, but raises, with the line, when it is computed
-with, compared, formatted, or given to torch.
+`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would keep the value of the
+moment of capture for ever, silently: a warm-up that never ends, a schedule that never moves. So while a step is captured
+each of them is a `Number`, which knows its value at that moment and how it is computed:
+
+    beta = min(1.0, self.global_step / 1000)    a Number, computed of global_step
+    loss = loss + beta * kl                     where it meets a tensor, it becomes an input of the graph
+    if self.current_epoch < 5:                  a decision: the graph holds as long as the answer is the same
+
+Python computes a Number anew before each step (`Counted.values`), in Python's own arithmetic, so the step is given exactly
+what eager torch would be. `min`, `max`, the functions of `math` and NumPy's of plain numbers may be a part of that. Another
+answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`) is refused, with
+the line.
+
+Numbers among the module's attributes that are known to change (`reads.py`) are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from torch.overrides import TorchFunctionMode
+import torch
+from torch import Tensor
 
+from footplate.step.capture.arithmetic import Number
+from footplate.step.capture.reads import Attribute, is_number
 from footplate.step.capture.refusals import CaptureError, calling_place
 
-_OBJECT = {
-    name for name in dir(object) if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__")
-}
-_TEXT = {"__str__", "__repr__", "__format__"}
-_USES = [name for name in dir(int) if name.startswith("__") and name not in _OBJECT - _TEXT | {"__getnewargs__"}]
+MOST = 64
+"""How many numbers of one step may become inputs."""
 
 
-class Counter(int):
-    """An integer that may be passed on, and not used. Its `name` is what the user calls it."""
+@dataclass(frozen=True)
+class Present:
+    """What counters are, now or some steps ahead.
 
-    name: str
+    Attributes:
+        module: whose.
+        batch_idx: the index of the batch.
+        ahead: how many optimizer steps will have been made by then.
+    """
 
-    def __new__(cls, name: str, value: int = 0) -> Counter:
-        counter = super().__new__(cls, value)
-        counter.name = name
-        return counter
+    module: Any
+    batch_idx: int = 0
+    ahead: int = 0
 
-    def refuse(self) -> NoReturn:
-        """Say who uses it, and what to do instead."""
-        raise CaptureError(
-            f"{self.name} is used in a step that is captured once, where it would stay what it is now:\n"
-            f"    {calling_place()}\n"
-            "Keep such a number in a buffer that the step itself advances (self.register_buffer), or do what depends on "
-            "it in a hook between steps (on_train_batch_end, on_train_epoch_start)."
-        )
-
-
-def _refusing(name: str) -> Callable[..., Any]:
-    def use(self: Counter, *_: Any) -> NoReturn:
-        self.refuse()
-
-    use.__name__ = name
-    return use
+    def __call__(self, name: str) -> Any:
+        """`batch_idx`, `current_epoch`, `global_step`, or an attribute of the trainer."""
+        if name == "batch_idx":
+            return self.batch_idx
+        if name == "global_step":
+            return self.module.global_step + self.ahead
+        return self.module.current_epoch if name == "current_epoch" else getattr(self.module.trainer, name)
 
 
-for _use in _USES:
-    setattr(Counter, _use, _refusing(_use))
+@dataclass(frozen=True)
+class Decision:
+    """A question that was answered while a step was captured.
+
+    Attributes:
+        ask: what asks it anew.
+        answer: which the graph is made for.
+        text: what was asked: a number, or a trainer's attribute.
+        place: the line that asked.
+    """
+
+    ask: Callable[[Present], Any]
+    answer: Any
+    text: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.text} was {self.answer!r})"
+
+    def holds(self, present: Present) -> bool:
+        """Whether the answer is still the same."""
+        now = self.ask(present)
+        return type(now) is type(self.answer) and now == self.answer
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a graph has to do with counters.
+
+    Attributes:
+        numbers: those that are its inputs.
+        decisions: those that it was made from, in the order in which they were made.
+    """
+
+    numbers: tuple[Number, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    def broken(self, present: Present) -> Decision | None:
+        """The first decision that would now be another one."""
+        return next((one for one in self.decisions if not one.holds(present)), None)
+
+    def values(self, present: Present) -> list[float]:
+        """What the inputs are now."""
+        return [float(number.now(present)) for number in self.numbers]
+
+
+class Counters:
+    """What becomes of counters while a step is captured.
+
+    Args:
+        present: their values.
+        floating: the type that Python's floats have among tensors.
+
+    Attributes:
+        inputs: tensors that stand for the numbers to come; set when the graph is begun.
+        steps: how many optimizer steps the captured step has made so far.
+    """
+
+    def __init__(self, present: Present, floating: torch.dtype) -> None:
+        self.floating = floating
+        self.inputs: Sequence[Tensor] = ()
+        self.steps = 0
+        self._present = present
+        self._values = {name: present(name) for name in ("batch_idx", "current_epoch", "global_step")}
+        self._numbers: list[Number] = []
+        self._decisions: list[Decision] = []
+
+    @property
+    def counted(self) -> Counted:
+        """What has been computed and decided so far."""
+        return Counted(tuple(self._numbers), tuple(self._decisions))
+
+    def number(self, name: str) -> Number:
+        """A counter, as the step sees it at this moment."""
+        value = self._values[name]
+        counter = Number(self, lambda present: present(name), (), value, f"self.{name}".replace("self.batch", "batch"))
+        return counter + self.steps if name == "global_step" and self.steps else counter
+
+    def attributes(self, fed: Iterable[Attribute]) -> dict[Attribute, Number]:
+        """Numbers among the attributes of the module and its submodules, as the step is to see them."""
+        return {one: self._attribute(*one) for one in fed}
+
+    def _attribute(self, owner: str, name: str) -> Number:
+        def read(present: Present) -> Any:
+            return getattr(present.module.get_submodule(owner), name)
+
+        text = f"self.{owner + '.' if owner else ''}{name}"
+        self.decide(lambda present: is_number(read(present)), True, f"{text} being a number")
+        return Number(self, read, (), read(self._present), text)
+
+    def decide(self, ask: Callable[[Present], Any], answer: Any, text: str) -> Any:
+        """Note an answer on which the graph depends; returns it."""
+        self._decisions.append(Decision(ask, answer, text, calling_place()))
+        return answer
+
+    def place(self, number: Number) -> int:
+        """Make a number an input; returns its place among them."""
+        if len(self._numbers) == MOST:
+            number.refuse(f" (and {MOST} others that are inputs already)")
+        self._numbers.append(number)
+        if isinstance(number.value, int):  # it is one among tensors: a fraction would be another program
+            self.decide(lambda present: isinstance(number.now(present), int), True, f"{number.text} being an integer")
+        return len(self._numbers) - 1
 
 
 class CountingTrainer:
-    """A trainer as a step sees it: whatever it has, but for its counters, which are `Counter`s."""
+    """A trainer as a step sees it: counters are `Number`s, and on whatever plain value is read the graph depends."""
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, counters: Counters) -> None:
+        self._trainer, self._counters = trainer, counters
 
     def __getattr__(self, name: str) -> Any:
-        return (
-            Counter(f"self.trainer.{name}")
-            if name in ("current_epoch", "global_step")
-            else getattr(self._trainer, name)
-        )
+        if name in ("current_epoch", "global_step"):
+            return self._counters.number(name)
+        if name in _CHANGING:
+            raise CaptureError(
+                f"self.trainer.{name} is used in a step that is captured once, where it would stay what it is now:\n"
+                f"    {calling_place()}\n"
+                "Keep what the step needs of it in a buffer or an attribute, which a hook between steps sets."
+            )
+        value = getattr(self._trainer, name)
+        if isinstance(value, (bool, int, float, str, type(None))):
+            self._counters.decide(lambda present: present(name), value, f"self.trainer.{name}")
+        return value
 
 
-class CounterWatch(TorchFunctionMode):
-    """Refuses counters among the arguments of torch's functions, which read them without asking Python."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for argument in (*args, *(kwargs or {}).values()):
-            if isinstance(argument, Counter):
-                argument.refuse()
-        return func(*args, **(kwargs or {}))
+_CHANGING = (
+    "progress", "callback_metrics", "logged_metrics", "progress_bar_metrics", "latest_metrics", "logs_this_step",
+    "is_last_batch",
+)  # fmt: skip

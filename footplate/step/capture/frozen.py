@@ -1,13 +1,13 @@
-"""Plain attributes of a module that a step reads or changes.
+"""What a step does to Python's objects.
 
-A captured step is run once by Python; what it does to Python's objects it does once. Three things follow:
+A captured step is run once by Python, and what it does to Python's objects it does once. Two things follow:
 
 - An attribute that every run of the step changes (`self.seen += 1`, `self.outputs.append(loss)`) would stand still. It
   is refused, with its line. One that only the first run sets, a cache of a plain value, is not: `program.py` captures a
   second time when there was a change, to tell the two apart.
 - Draws from Python's and NumPy's generators would be the same in every step. They are refused.
-- An attribute that the step reads (`self.temperature`) is a constant of the program. It is remembered with its line, and
-  `Reads.changed` says later whether it still has that value, so that whoever runs the program can capture it anew.
+
+What a step reads, and so has as constants, is in `reads.py`.
 """
 
 from __future__ import annotations
@@ -15,62 +15,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from footplate.step.capture.arithmetic import Number
 from footplate.step.capture.functional import is_traced, pytree
+from footplate.step.capture.reads import PLAIN
 from footplate.step.capture.refusals import CaptureError, calling_place
-
-_PLAIN = (bool, int, float, str, type(None))
-
-
-@dataclass
-class Reads:
-    """What a program has been made from: plain attributes of the module, and settings of the optimizer.
-
-    Attributes:
-        attributes: (name as the user writes it) → (value, line that read it).
-        modes: whether each submodule was in training mode.
-        settings: those of each group of the optimizers, but for learning rates.
-    """
-
-    attributes: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    modes: dict[str, bool] = field(default_factory=dict)
-    settings: list[dict[str, Any]] = field(default_factory=list)
-
-    def note(self, name: str, value: Any) -> None:
-        """The step has read an attribute."""
-        if isinstance(value, _PLAIN) and name not in self.attributes:
-            self.attributes[name] = (value, calling_place())
-
-    def changed(self, module: nn.Module) -> list[str]:
-        """A sentence for each attribute that is no longer what it was when the step was captured."""
-        found = []
-        for name, (value, where) in self.attributes.items():
-            now = vars(module).get(name, value)
-            if now is not value and now != value:
-                found.append(
-                    f"self.{name} was {value!r} when the step was captured and is {now!r} now; read at {where}"
-                )
-        for name, submodule in module.named_modules():
-            if self.modes.get(name, submodule.training) != submodule.training:
-                before, now = ("training", "evaluation")[:: 1 if self.modes[name] else -1]
-                found.append(
-                    f"{name or 'the module'} was in {before} mode when the step was captured and is in {now} mode"
-                )
-        return found
-
-    def changed_settings(self, now: list[dict[str, Any]]) -> list[str]:
-        """A sentence for each setting of an optimizer's group that is no longer what it was."""
-        return [
-            f"{name} of the optimizer's group {number} was {before.get(name)!r} and is {after.get(name)!r} now"
-            for number, (before, after) in enumerate(zip(self.settings, now, strict=True))
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
-        ]
 
 
 @dataclass(frozen=True)
@@ -125,11 +79,11 @@ class Changes:
                 continue
             leaves = pytree.tree_leaves(value)
             where = self._places.get((id(owner), name), "a change in place")
-            traced = any(is_traced(leaf) for leaf in leaves)
+            traced = any(is_traced(leaf) or isinstance(leaf, Number) for leaf in leaves)
             torchs_own = type(owner).__module__.startswith(
                 "torch.nn."
             )  # nn.GRU keeps a list of its parameters, anew each time
-            if not torchs_own and (traced or isinstance(value, (*_PLAIN, list, dict, set, tuple))):
+            if not torchs_own and (traced or isinstance(value, (*PLAIN, list, dict, set, tuple))):
                 self.found.append(Change(owner_name, name, where, traced))
             if traced and not grown:
                 if name in values:
@@ -148,7 +102,7 @@ def _sizes(owner: nn.Module) -> dict[str, int]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, _PLAIN) and isinstance(other, _PLAIN) and type(one) is type(other) and one == other
+    return isinstance(one, PLAIN) and isinstance(other, PLAIN) and type(one) is type(other) and one == other
 
 
 def _refuse_draws(python: Any, numpy: Any) -> None:

@@ -14,7 +14,7 @@ value in `node.meta["val"]`. Written for torch 2.11 to 2.13, tried with 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -22,17 +22,22 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from footplate.step.capture.draws import Draws
+from footplate.step.capture.refusals import place_within
 
-__all__ = ["FakeTensorMode", "as_compiled", "fake_like", "fake_mode", "is_traced", "pytree", "trace"]
+__all__ = [
+    "FakeTensorMode", "as_compiled", "drop_inputs", "fake_like", "fake_mode", "is_traced", "outside_of_capture", "pytree",
+    "trace",
+]  # fmt: skip
 
 
 def fake_mode() -> FakeTensorMode:
@@ -68,9 +73,9 @@ def trace(
     draws: list[Draws] = []
 
     def functional(*given: Tensor) -> list[Tensor]:
-        mode = get_proxy_mode()
-        assert mode is not None
-        nodes = mode.tracer.graph.nodes
+        tracer = _tracer()
+        tracer.create_node = _noting_lines(tracer.create_node)
+        nodes = tracer.graph.nodes
         draws[:] = [Draws(lambda: len(nodes))]
         with draws[0].followed():
             return [_plain(output) for output in function(list(map(_functional, given, learning)))]
@@ -78,11 +83,22 @@ def trace(
     # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH):
-        graph = make_fx(
-            functional, decomposition_table=cast(Any, core_aten_decompositions()), record_stack_traces=True
-        )(*inputs)
+        graph = make_fx(functional, decomposition_table=cast(Any, core_aten_decompositions()))(*inputs)
     draws[0].number(graph.graph)
     return _cleaned(graph)
+
+
+def _noting_lines(create: Callable[..., Node]) -> Callable[..., Node]:
+    """A tracer's `create_node` that notes the user's line; torch's own way of doing so takes ten times as long."""
+
+    def create_node(*args: Any, **kwargs: Any) -> Node:
+        node = create(*args, **kwargs)
+        line = place_within(trace.__code__)
+        if line is not None:
+            node.meta["stack_trace"] = line
+        return node
+
+    return create_node
 
 
 def _functional(tensor: Tensor, learns: bool) -> Tensor:
@@ -110,6 +126,51 @@ def _cleaned(module: GraphModule) -> GraphModule:
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
+    """Take inputs that nobody uses out of a graph."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    for place in places:
+        module.graph.erase_node(inputs[place])
+    module.recompile()
+
+
+@contextmanager
+def outside_of_capture() -> Iterator[None]:
+    """Real tensors with values, also where fake ones are made."""
+    with unset_fake_temporarily(), torch.enable_grad():
+        yield
+
+
+def last_node() -> Node:
+    """The newest node of the graph that is being made."""
+    return _tracer().graph._root.prev
+
+
+def node_of(tensor: Tensor) -> Node:
+    """The node whose value a traced tensor has now."""
+    return get_proxy_slot(_plain(tensor), _tracer()).proxy.node  # pyright: ignore[reportArgumentType]
+
+
+def become(tensor: Tensor, node: Node) -> None:
+    """Let a traced tensor have the value of a node, as if it had been changed in place."""
+    assert isinstance(tensor, FunctionalTensor)
+    if node_of(tensor) is node:
+        return
+    with _disable_current_modes():
+        value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
+    tracer = _tracer()
+    track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]
+    tensor.replace_(value)
+    tensor.commit_update()
+    tensor.sync()
+
+
+def _tracer() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return mode.tracer
 
 
 def is_traced(value: Any) -> bool:

@@ -5,7 +5,8 @@ No optimizer is written anew here. Its own `step()` runs while the graph is made
 
 - What it remembers is made before the first step, by its own `_init_group`, so that the first step is the same program
   as all others.
-- Learning rates are tensors. `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
+- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves up and down, as OneCycleLR does.
+  `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
 - SGD's momentum begins as the first gradient, undamped. With dampening, a buffer that has not begun holds NaN, which
   `begin_momentum` replaces by what makes the first step torch's.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from torch.optim import (
 )
 from torch.overrides import TorchFunctionMode
 
+from footplate.step.capture.foreign import memory_of
 from footplate.step.capture.refusals import CaptureError
 
 CAPTURED = (SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD, Muon)
@@ -62,9 +64,9 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
     seen: set[int] = set()
     for optimizer in as_list(optimizers):
         kind = type(optimizer).__name__
-        if not isinstance(optimizer, CAPTURED):
+        if type(optimizer).__module__.startswith("torch.") and not isinstance(optimizer, CAPTURED):
             known = ", ".join(one.__name__ for one in CAPTURED)
-            raise CaptureError(f"{kind} can't be captured yet: there are {known}.")
+            raise CaptureError(f"{kind} can't be captured yet: of torch's, there are {known}.")
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 if id(parameter) not in names:
@@ -80,6 +82,8 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
 
 def initial_state(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
     """What an optimizer remembers of a parameter before its first step, by its own hand."""
+    if not isinstance(optimizer, CAPTURED):
+        return dict(memory_of(optimizer, parameter, group))
     if isinstance(optimizer, SGD):
         if not group["momentum"]:
             return {}
@@ -101,7 +105,7 @@ def begin_momentum(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, SGD):
         return
     for group in optimizer.param_groups:
-        if not (group["momentum"] and group["dampening"]):
+        if not group["dampening"] or (not isinstance(group["momentum"], Tensor) and not group["momentum"]):
             continue
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -118,31 +122,101 @@ def not_begun(optimizer: Optimizer, group: Mapping[str, Any], memory: Tensor) ->
     return isinstance(optimizer, SGD) and bool(group["dampening"]) and bool(torch.isnan(memory).all())
 
 
-def prepare(group: dict[str, Any], rate: Tensor) -> None:
-    """Set a group so that its optimizer keeps all numbers in tensors; its learning rate is one too."""
-    group["lr"] = rate
-    group["foreach"], group["fused"] = False, None
-    if "capturable" in group:
-        group["capturable"] = True
+def rates_of(optimizers: Optimizers) -> list[float]:
+    """What each step is given anew: the learning rate of each group, and the momentum that a schedule moves with it."""
+    found = []
+    for optimizer in as_list(optimizers):
+        for group in optimizer.param_groups:
+            found.append(float(group["lr"]))
+            name = _cycled(group)
+            if name is not None:
+                found.append(float(group[name][0] if name == "betas" else group[name]))
+    return found
 
 
-def settings(optimizers: Optimizers) -> list[dict[str, Any]]:
-    """What a program takes from each group as a constant: all plain settings, but for those that rates replace."""
-    varying = {"lr", "initial_lr", "max_lr", "min_lr", "params", "foreach", "fused", "capturable"}
-    return [
-        {name: value for name, value in group.items() if name not in varying and not isinstance(value, Tensor)}
+def prepare(group: dict[str, Any], rates: Iterator[Tensor]) -> None:
+    """Set a group so that its optimizer keeps all numbers in tensors; its rates (see `rates_of`) are tensors too."""
+    group["lr"] = next(rates)
+    name = _cycled(group)
+    if name == "betas":
+        group["betas"] = (next(rates).to(group["params"][0].dtype), *group["betas"][1:])
+    elif name == "momentum":
+        group["momentum"] = next(rates)
+        group["momentum"]._is_momentum = True  # type: ignore[attr-defined]
+    for name, value in (("foreach", False), ("fused", None), ("capturable", True)):
+        if name in group:
+            group[name] = value
+
+
+def _cycled(group: Mapping[str, Any]) -> str | None:
+    """The setting that OneCycleLR or CyclicLR moves together with the learning rate; None where none does."""
+    if "max_momentum" not in group:
+        return None
+    return "betas" if "betas" in group else "momentum"
+
+
+def settings(optimizers: Optimizers) -> dict[str, Any]:
+    """What a program takes from the groups as constants, by name: all plain settings but for those that rates replace."""
+    return {
+        f"{name} of {type(optimizer).__name__}'s group {number}": value
+        for optimizer in as_list(optimizers)
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in _constants(group)
+    }
+
+
+def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
+    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any changed."""
+    found = [
+        (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
         for optimizer in as_list(optimizers)
         for group in optimizer.param_groups
     ]
 
+    def read() -> list[Any]:
+        return [group[name][1:] if name == cycled else group[name] for group, names, cycled in found for name in names]
+
+    return read
+
+
+def _constants(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    cycled = _cycled(group)
+    for name, value in group.items():
+        if name == "params":
+            yield "the number of parameters", len(value)
+        elif name == cycled == "betas":
+            yield name, value[1:]
+        elif name not in _GIVEN_ANEW and name != cycled and not isinstance(value, Tensor):
+            yield name, value
+
+
+_GIVEN_ANEW = {
+    "lr",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "base_momentum",
+    "max_momentum",
+    "foreach",
+    "fused",
+    "capturable",
+}
+
 
 class TensorRates(TorchFunctionMode):
-    """`alpha=` and `value=` that are tensors are multiplied in, where torch would ask for their value."""
+    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum that
+    is asked whether it is 0 says no.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _AGAINST_ZERO and getattr(args[0], "_is_momentum", False):
+            return True
         kwargs = dict(kwargs or {})
         for name in ("alpha", "value"):
             if isinstance(kwargs.get(name), Tensor):
                 first, scaled, *rest = args
                 args = (first, scaled * kwargs.pop(name), *rest)
         return func(*args, **kwargs)
+
+
+_AGAINST_ZERO = (Tensor.__ne__, Tensor.ne, Tensor.__gt__, Tensor.gt)

@@ -9,7 +9,6 @@ numbers from a key, which is an input too: no draw is ever frozen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,65 +18,23 @@ from torch.fx import GraphModule
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
 from footplate.step.capture import functional
+from footplate.step.capture.arithmetic import NumbersAsInputs, pythons_functions
 from footplate.step.capture.attached import Logs, attached, call_step
 from footplate.step.capture.attention import AttentionAsOne
-from footplate.step.capture.counters import CounterWatch
-from footplate.step.capture.frozen import Change, Changes, Reads, refuse_changes
+from footplate.step.capture.captured import Captured
+from footplate.step.capture.counters import MOST, Counters, Present
+from footplate.step.capture.frozen import Change, Changes, refuse_changes
 from footplate.step.capture.functional import pytree
-from footplate.step.capture.optimizers import Optimizers, as_list
+from footplate.step.capture.optimizers import Optimizers, as_list, rates_of
 from footplate.step.capture.optimizers import settings as optimizer_settings
+from footplate.step.capture.reads import Attribute
+from footplate.step.capture.reads import fed as feeding
+from footplate.step.capture.recurrence import RecurrenceAsOne
 from footplate.step.capture.refusals import CaptureError, explained
 from footplate.step.capture.sequence import Sequence, Settings
 from footplate.step.capture.shapes import FixedShapes
 from footplate.step.capture.state import Installed, Path, State, state_of
 from footplate.step.precision import Precision
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A step as a graph without side effects.
-
-    The graph's inputs are the state's tensors in the order of `paths`, then `rates` learning rates (float64, one for
-    each group of the optimizer), then the batch's tensors in the order of their leaves. Its outputs are the new state in
-    the same order (nothing, for an evaluation), then the leaves of `output`, then the values of `logs` in their order.
-
-    Attributes:
-        name: what was captured, such as `"Classifier.training_step"`.
-        graph: the operations, of core ATen.
-        paths: the names of the state's tensors (see `state.py`).
-        rates: how many learning rates there are; 0 for an evaluation.
-        batch: the form of the batch: a tree, and the (shape, type) of each of its tensors.
-        output: the form of what comes back: for training the loss, for an evaluation what the step returned.
-        logs: for each name given to `self.log`, the other arguments of that call.
-        trains: whether the state changes.
-        reads: the plain attributes that the step has read, and the optimizers' settings; they are constants of the graph.
-        steps: how often an optimizer steps: what `global_step` grows by.
-    """
-
-    name: str
-    graph: GraphModule
-    paths: tuple[Path, ...]
-    rates: int
-    batch: tuple[Any, tuple[tuple[tuple[int, ...], torch.dtype], ...]]
-    output: Any
-    logs: dict[str, dict[str, Any]]
-    trains: bool
-    reads: Reads
-    steps: int = 0
-
-    def check_attributes(self, module: nn.Module, optimizer: Optimizers = None) -> None:
-        """Raise when an attribute that the step read, or a setting of the optimizer, is no longer what it was.
-
-        Learning rates may change. OneCycleLR changes betas or momentum as well, unless `cycle_momentum=False`.
-
-        Raises:
-            CaptureError: with the attribute, both values, and the line that read it.
-        """
-        changed = self.reads.changed(module)
-        if optimizer is not None:
-            changed += self.reads.changed_settings(optimizer_settings(optimizer))
-        if changed:
-            raise CaptureError(f"{self.name} must be captured again:\n    " + "\n    ".join(changed))
 
 
 def capture_training(
@@ -91,6 +48,8 @@ def capture_training(
     precision: str = "32-true",
     accumulate_grad_batches: int = 1,
     ends_window: bool = True,
+    fed: tuple[Attribute, ...] = (),
+    present: Present | None = None,
 ) -> Captured:
     """Capture `training_step`, the backward pass, clipping and `optimizer.step()`.
 
@@ -110,6 +69,9 @@ def capture_training(
             the module has that type already (`Precision.convert_module`), and batches are converted in the program.
         accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back isn't.
         ends_window: whether the optimizer steps after this batch.
+        fed: numbers among the attributes of the module and its submodules that are to be inputs and no constants.
+        present: what counters are; by default the module's, and 0 for `batch_idx`. The graph holds as long as
+            `Captured.counted` finds no decision broken.
 
     Raises:
         CaptureError: what the step does can't be captured; the text names the user's line.
@@ -126,20 +88,29 @@ def capture_training(
         ends_window,
     )
     _refuse_unfit(module, len(optimizers), settings)
-    rates = [torch.zeros((), dtype=torch.float64) for one in optimizers for _ in one.param_groups]
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any, int]:
+    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, optimizer, state, rates)
         sequence = Sequence(who, module, optimizers, settings, logs)
-        with installed.inside(), functional.as_compiled():
+        with installed.inside(), feeding(module, logs.counters.attributes(fed)), functional.as_compiled():
             result = sequence.run(installed, given)
-            return installed.read(ends_window), result, sequence.steps
+            return installed.read(ends_window and result is not None), result
 
-    accumulates = accumulate_grad_batches != 1
-    return _settled(who, lambda: _capture(who, module, optimizer, accumulates, batch, rates, run))
+    accumulates, present = accumulate_grad_batches != 1, present or Present(module)
+    kind = settings.precision
+    return _settled(who, lambda: _capture(who, module, optimizer, accumulates, batch, present, kind, run))
 
 
-def capture_evaluation(module: Any, batch: Any, stage: str = "validation", *, precision: str = "32-true") -> Captured:
+def capture_evaluation(
+    module: Any,
+    batch: Any,
+    stage: str = "validation",
+    *,
+    precision: str = "32-true",
+    dataloader_idx: int | None = None,
+    fed: tuple[Attribute, ...] = (),
+    present: Present | None = None,
+) -> Captured:
     """Capture `validation_step`, `test_step` or `predict_step`, with the module in evaluation mode.
 
     Args:
@@ -147,6 +118,9 @@ def capture_evaluation(module: Any, batch: Any, stage: str = "validation", *, pr
         batch: an example; a tree of tensors.
         stage: "validation", "test" or "predict".
         precision: as for `capture_training`.
+        dataloader_idx: which of several loaders the batch is of, a constant of the graph; None where there is one.
+        fed: as for `capture_training`.
+        present: as for `capture_training`.
 
     Raises:
         CaptureError: what the step does can't be captured, or it changes a buffer; the text names the user's line.
@@ -154,23 +128,31 @@ def capture_evaluation(module: Any, batch: Any, stage: str = "validation", *, pr
     name = f"{stage}_step"
     who = f"{type(module).__name__}.{name}"
 
-    kind = Precision.parse(precision)
+    kind, present = Precision.parse(precision), present or Present(module)
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any, int]:
+    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, None, state, rates)
-        forward = kind.forward_context(torch.device("cpu"))
-        with installed.inside(), functional.as_compiled(), attached(module, logs, {}), torch.no_grad(), forward:
-            output = call_step(getattr(module, name), name, kind.convert_batch(given))
+        forward, numbers = kind.forward_context(torch.device("cpu")), logs.counters.attributes(fed)
+        with (
+            installed.inside(), feeding(module, numbers), functional.as_compiled(), attached(module, logs, {}),
+            torch.no_grad(), forward,
+        ):  # fmt: skip
+            output = call_step(getattr(module, name), name, kind.convert_batch(given), logs.counters, dataloader_idx)
             detached = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
-            return installed.read(), detached, 0
+            return installed.read(), detached
 
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        return _settled(who, lambda: _capture(who, module, None, False, batch, [], run))
+        return _settled(who, lambda: _capture(who, module, None, False, batch, present, kind, run))
     finally:
         for part, training in modes:
             part.training = training
+
+
+def _floating(precision: Precision) -> torch.dtype:
+    """The type that Python's floats have among tensors."""
+    return torch.float64 if precision.name == "64-true" else torch.get_default_dtype()
 
 
 def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
@@ -189,10 +171,13 @@ def _capture(
     optimizer: Optimizers,
     gradients: bool,
     batch: Any,
-    rates: list[Tensor],
-    run: Callable[[State, list[Tensor], Any, Logs], tuple[list[Tensor], Any, int]],
+    present: Present,
+    precision: Precision,
+    run: Callable[[State, list[Tensor], Any, Logs], tuple[list[Tensor], Any]],
 ) -> tuple[Captured, list[Change]]:
     """Trace `run` over the state, the rates and the batch: a step that trains if there is an optimizer."""
+    known = len(rates_of(optimizer))
+    rates = [torch.zeros((), dtype=torch.float64) for _ in range(known + MOST)]  # nobody knows yet how many of counters
     trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
     mode = functional.fake_mode()
@@ -200,29 +185,45 @@ def _capture(
         state = state_of(module, optimizer, gradients)
     inputs = [functional.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
     learning = _learning(module, state) + [False] * (len(rates) + len(leaves))
-    logs, changes = Logs(), Changes(module)
+    counters = Counters(present, _floating(precision))
+    logs, changes = Logs(counters), Changes(module)
     logs.reads.settings = optimizer_settings(optimizer)
     logs.reads.modes.update((name, part.training) for name, part in module.named_modules())
     output_tree: list[Any] = []
-    steps: list[int] = []
 
     def whole(traced: list[Tensor]) -> list[Tensor]:
         now = dict(zip(state, traced, strict=False))
         given = pytree.tree_unflatten(traced[len(state) + len(rates) :], tree)
-        after, output, taken = run(now, traced[len(state) : len(state) + len(rates)], given, logs)
+        numbers = traced[len(state) : len(state) + len(rates)]
+        counters.inputs = numbers[known:]
+        after, output = run(now, numbers[:known], given, logs)
+        counters.inputs = ()
         returned, returned_tree = pytree.tree_flatten(output)
-        output_tree[:], steps[:] = [returned_tree], [taken]
+        output_tree[:] = [returned_tree]
         return [*after, *_tensors(who, returned), *logs.values.values()]
 
-    with explained(who), changes.watched(), CounterWatch(), AttentionAsOne(), FixedShapes():
+    with (
+        explained(who), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(), RecurrenceAsOne(),
+        FixedShapes(),
+    ):  # fmt: skip
         graph = functional.trace(whole, inputs, learning)
+    counted = counters.counted
+    unused = range(len(state) + known + len(counted.numbers), len(state) + len(rates))
+    functional.drop_inputs(graph, unused)
     if not trains:
         graph = _without_state(who, graph, tuple(state))
     form = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
+    skips = trains and graph_outputs(graph)[len(state)] is None
     captured = Captured(
-        who, graph, tuple(state), len(rates), (tree, form), output_tree[0], logs.options, trains, logs.reads, steps[0]
-    )
+        who, graph, tuple(state), known + len(counted.numbers), (tree, form), output_tree[0], logs.options, trains,
+        logs.reads, counters.steps, skips, counted,
+    )  # fmt: skip
     return captured, changes.found
+
+
+def graph_outputs(graph: GraphModule) -> Any:
+    """The nodes that a graph returns; None where it returns that."""
+    return list(graph.graph.nodes)[-1].args[0]
 
 
 def _learning(module: nn.Module, state: State) -> list[bool]:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -47,10 +47,17 @@ def place(filename: str, line: int) -> str:
 
 def calling_place() -> str:
     """The innermost line of the user's code on the stack."""
+    return place_within(None) or "an unknown place"
+
+
+def place_within(function: CodeType | None) -> str | None:
+    """The innermost line of the user's code among what a function has called; None where all is torch's or ours."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_theirs(frame.f_code.co_filename):
+    while frame is not None and frame.f_code is not function:
+        if _is_theirs(frame.f_code.co_filename):
+            return place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    return "an unknown place" if frame is None else place(frame.f_code.co_filename, frame.f_lineno)
+    return None
 
 
 def raising_place(error: BaseException) -> str:

@@ -8,6 +8,8 @@ and at the end of a window of accumulated batches (of every batch, as a rule)
 
     on_before_optimizer_step → configure_gradient_clipping or clipping → optimizer.step
 
+A batch whose `training_step` returns None is skipped: nothing follows.
+
 With manual optimisation `training_step` does it all, with `self.optimizers()`, `self.manual_backward`, `opt.zero_grad()`
 and `opt.step()`. No gradient outlives a captured step there, so one that would is refused.
 
@@ -29,9 +31,9 @@ from torch.optim import Optimizer
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
 from footplate.optim import StepOptimizer
+from footplate.step.capture import stamping
 from footplate.step.capture.attached import Logs, attached, call_step
-from footplate.step.capture.averaging import average_gradients, average_step
-from footplate.step.capture.counters import Counter
+from footplate.step.capture.averaging import average_gradients, average_logs, average_step
 from footplate.step.capture.optimizers import TensorRates, begin_momentum
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Installed
@@ -69,10 +71,9 @@ class Sequence:
         self._cleared: set[int] = set()
         self._stepped_uncleared: list[Optimizer] = []
         self._frozen: list[Tensor] = []
-        self.steps = 0
 
-    def run(self, installed: Installed, batch: Any) -> Tensor:
-        """Everything, up to the last parameter that changes. Returns the loss, detached."""
+    def run(self, installed: Installed, batch: Any) -> Tensor | None:
+        """Everything, up to the last parameter that changes. Returns the loss, detached, or None of a skipped batch."""
         methods: dict[str, Callable[..., Any]] = {
             "clip_gradients": self._clip_gradients,
             "lr_schedulers": self._no_schedulers,
@@ -93,38 +94,47 @@ class Sequence:
     def _forward(self, batch: Any) -> Any:
         precision = self._settings.precision
         with precision.forward_context(torch.device("cpu")):
-            return call_step(self._module.training_step, "training_step", precision.convert_batch(batch))
+            given = precision.convert_batch(batch)
+            return call_step(self._module.training_step, "training_step", given, self._logs.counters)
 
-    def _automatic(self, installed: Installed, batch: Any) -> Tensor:
+    def _automatic(self, installed: Installed, batch: Any) -> Tensor | None:
         module, (optimizer,) = self._module, self._optimizers
-        loss = self._loss(self._forward(batch))
+        output = self._forward(batch)
+        if output is None:
+            if self._settings.averages:
+                average_step([], torch.zeros(()), self._logs.values, list(module.buffers()))
+            return None
+        loss = self._loss(output)
         result = loss.detach()
         if overrides(module, "on_before_zero_grad"):
             module.on_before_zero_grad(optimizer)
         if overrides(module, "optimizer_zero_grad"):
-            module.optimizer_zero_grad(Counter("epoch"), Counter("batch_idx"), optimizer)
+            epoch, batch_idx = (self._logs.counters.number(name) for name in ("current_epoch", "batch_idx"))
+            module.optimizer_zero_grad(epoch, batch_idx, optimizer)
         else:
             optimizer.zero_grad(set_to_none=True)
         if self._settings.accumulate_grad_batches != 1:
             loss = loss / self._settings.accumulate_grad_batches
         self._backward(loss)
-        logged = set(self._logs.values)
         if self._settings.averages:
             result = average_step(installed.parameters, result, self._logs.values, list(module.buffers()))
         installed.accumulate()
+        averaged = dict(self._logs.values)
         if overrides(module, "on_after_backward"):
             module.on_after_backward()
         if self._settings.ends_window:
             self._step(optimizer)
-        if self._settings.averages and set(self._logs.values) != logged:
-            raise CaptureError(f"{self._who}: several devices can't average what hooks log after the backward pass.")
+        if self._settings.averages:
+            values = self._logs.values
+            average_logs(values, [name for name, value in values.items() if value is not averaged.get(name)])
         return result
 
     def _loss(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor):
             raise ConfigError(
-                f'{self._who}() returned {type(output).__name__}: expected the loss as a tensor, or a dict with "loss".'
+                f'{self._who}() returned {type(output).__name__}: expected the loss as a tensor, a dict with "loss", or '
+                "None to skip the batch."
             )
         return loss
 
@@ -147,8 +157,8 @@ class Sequence:
             clip(optimizer, value, algorithm)
         begin_momentum(optimizer)
         with TensorRates():
-            optimizer.step()
-        self.steps += 1
+            stamping.step(optimizer)
+        self._logs.counters.steps += 1
 
     def _clip_gradients(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None

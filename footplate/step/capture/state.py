@@ -20,7 +20,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from footplate.step.capture.optimizers import Optimizers, as_list, initial_state, named_groups, not_begun, prepare
 from footplate.step.capture.refusals import CaptureError
@@ -65,12 +64,22 @@ def load_state(module: nn.Module, optimizer: Optimizers, state: Mapping[Path, Te
     mine = state_of(module, optimizer, gradients=any(path[0] == "gradients" for path in state))
     for path, tensor in mine.items():
         tensor.copy_(state[path])
+    remembered = by_parameter(mine)
     for name, parameter, group, owner in named_groups(module, optimizer):
-        for path, tensor in mine.items():
-            if path[:2] == ("optimizer", name) and not not_begun(owner, group, tensor):
-                owner.state[parameter].setdefault(path[2], tensor)
+        for key, tensor in remembered[name].items():
+            if not not_begun(owner, group, tensor):
+                owner.state[parameter].setdefault(key, tensor)
         if parameter.grad is None and ("gradients", name) in mine and mine["gradients", name].any():
             parameter.grad = mine["gradients", name]
+
+
+def by_parameter(state: State) -> defaultdict[str, dict[str, Tensor]]:
+    """What the optimizers remember, by the parameter's name."""
+    found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    for path, tensor in state.items():
+        if path[0] == "optimizer":
+            found[path[1]][path[2]] = tensor
+    return found
 
 
 class Installed:
@@ -111,22 +120,17 @@ class Installed:
 
     def _install_optimizers(self) -> None:
         """Traced parameters, state and learning rates, on the path that keeps all numbers in tensors."""
-        rates = iter(self._rates)
+        rates, remembered = iter(self._rates), by_parameter(self._state)
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
             for group in optimizer.param_groups:
                 group["params"] = [self._state["params", self._names[id(parameter)]] for parameter in group["params"]]
-                prepare(group, next(rates))
+                prepare(group, rates)
                 for parameter in group["params"]:
-                    self._install_memory(optimizer, parameter)
-
-    def _install_memory(self, optimizer: Optimizer, parameter: Tensor) -> None:
-        name = self._name[id(parameter)]
-        for path, tensor in self._state.items():
-            if path[:2] == ("optimizer", name):
-                # A count of steps in single precision makes 1 - beta**step wrong in the fifth digit.
-                counts = not tensor.dim() and parameter.dim() > 0 and tensor.is_floating_point()
-                optimizer.state[parameter][path[2]] = tensor.double() if counts or path[2] == "step" else tensor
+                    for key, tensor in remembered[self._name[id(parameter)]].items():
+                        # A count of steps in single precision makes 1 - beta**step wrong in the fifth digit.
+                        counts = not tensor.dim() and parameter.dim() > 0 and tensor.is_floating_point()
+                        optimizer.state[parameter][key] = tensor.double() if counts or key == "step" else tensor
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -12,6 +12,7 @@
     shapes.py         views, slices, joins
     linalg.py         products of matrices
     attention.py      attention, some queries at a time
+    recurrence.py     recurrent layers, one time step after the other
     convolution.py    convolution and pooling
     normalisation.py  batch, layer and group normalisation
     indexing.py       elements found by indices
@@ -31,8 +32,9 @@ from footplate.extras import require
 
 require("jax", "xla", "A step compiled by XLA")
 
+from footplate.step.capture.optimizers import rates_of  # noqa: E402
 from footplate.step.lowering.interpret import MissingOp, MissingOperation, interpret, missing_ops  # noqa: E402
-from footplate.step.lowering.run import arrays_of, batch_arrays, lower, rates_of, tensors_like  # noqa: E402
+from footplate.step.lowering.run import arrays_of, batch_arrays, lower, tensors_like  # noqa: E402
 from footplate.step.lowering.table import LOWERINGS  # noqa: E402
 
 __all__ = [
@@ -46,6 +48,7 @@ FAMILIES = (
     "shapes",
     "linalg",
     "attention",
+    "recurrence",
     "convolution",
     "normalisation",
     "indexing",

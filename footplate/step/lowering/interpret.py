@@ -34,7 +34,7 @@ class MissingOp:
     Attributes:
         name: ATen's, with its overload: `"aten.nonzero.default"`.
         count: how often the graph needs it.
-        where: the lines of the forward pass that lead to the first of them; empty for the backward pass.
+        where: the user's line that leads to the first of them; empty for the backward pass.
     """
 
     name: str
@@ -42,7 +42,7 @@ class MissingOp:
     where: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.count} times)" + (f", first at\n{self.where.rstrip()}" if self.where else "")
+        return f"{self.name} ({self.count} times)" + (f", first at {self.where}" if self.where else "")
 
 
 def missing_ops(graph: GraphModule) -> list[MissingOp]:

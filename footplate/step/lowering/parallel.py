@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
-from footplate.step.capture.program import Captured
+from footplate.step.capture.captured import Captured
 from footplate.step.lowering.run import Arrays, lower
 from footplate.step.lowering.table import Context, lowers
 

@@ -160,7 +160,6 @@ def masked_fill(context: Context, x: Any, mask: Any, value: Any) -> Any:
 
 
 @lowers(aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default)
-@lowers(torch.ops.prims.copy_strided.default)
 def same(context: Context, x: Any, *_: Any, **__: Any) -> Any:
     return x
 

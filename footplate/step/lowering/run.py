@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
+from footplate.step.capture.captured import Captured
 from footplate.step.capture.functional import pytree
-from footplate.step.capture.optimizers import Optimizers, as_list
-from footplate.step.capture.program import Captured
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Path, State
 from footplate.step.lowering.arrays import array_type, to_array, to_tensor
@@ -29,8 +28,8 @@ def lower(captured: Captured) -> Callable[..., Any]:
     """A pure function, to be given to `jax.jit`.
 
     Returns:
-        For training, `(state, rates, key, batch) → (state, loss, logs)`, and for an evaluation `(state, key, batch) →
-        (outputs, logs)`, with the outputs as a tuple of leaves (`captured.output` is their tree).
+        For training, `(state, rates, key, batch) → (state, loss, logs)`, and for an evaluation `(state, key, batch,
+        rates=()) → (outputs, logs)`, with the outputs as a tuple of leaves (`captured.output` is their tree).
 
     Raises:
         MissingOperation: the graph has operations that the table lacks.
@@ -49,8 +48,10 @@ def lower(captured: Captured) -> Callable[..., Any]:
         after, (loss, *logged) = outputs[: len(captured.paths)], outputs[len(captured.paths) :]
         return dict(zip(captured.paths, after, strict=True)), loss, dict(zip(names, logged, strict=True))
 
-    def evaluate(state: Arrays, key: jax.Array, batch: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        outputs = run(state, (), key, batch)
+    def evaluate(
+        state: Arrays, key: jax.Array, batch: Sequence[Any], rates: Sequence[Any] = ()
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        outputs = run(state, rates, key, batch)
         count = len(outputs) - len(names)
         return tuple(outputs[:count]), dict(zip(names, outputs[count:], strict=True))
 
@@ -65,11 +66,6 @@ def arrays_of(state: State) -> Arrays:
 def tensors_like(state: State, arrays: Mapping[Path, Any]) -> State:
     """Arrays as tensors of the types that they have in `state`."""
     return {path: to_tensor(arrays[path], tensor.dtype) for path, tensor in state.items()}
-
-
-def rates_of(optimizer: Optimizers) -> list[float]:
-    """The learning rate of each group of each optimizer, as it is now: what a step is given anew each time."""
-    return [float(group["lr"]) for one in as_list(optimizer) for group in one.param_groups]
 
 
 def batch_arrays(captured: Captured, batch: Any, devices: int = 1) -> tuple[jax.Array, ...]:

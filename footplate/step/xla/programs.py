@@ -4,7 +4,9 @@
 
 A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which parameters
 learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever changes one
-of these pays for a compilation, and is told so with what has changed; changing them over and over is refused.
+of these pays for a compilation, and is told so with what has changed; changing them over and over is refused. A number
+among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the like
+(`capture/counters.py`). Where a step decides by such a number, there is a program for each way that was taken.
 
 Training on several devices is data parallel, as with DDP: each has its part of the batch, and gradients, loss, logs and
 statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note that
@@ -14,32 +16,32 @@ it lies in parts: the result is then that of one device, whatever is computed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import jax
 import torch
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from torch import Tensor
+from jax.sharding import Mesh
 
 from footplate.errors import ConfigError
+from footplate.hooks import step_arguments
 from footplate.step.base import StepSpec
-from footplate.step.capture import Captured, CaptureError, capture_evaluation, capture_training
+from footplate.step.capture import Captured, capture_evaluation, capture_training
+from footplate.step.capture.counters import Present
 from footplate.step.capture.functional import pytree
-from footplate.step.capture.optimizers import Optimizers
-from footplate.step.lowering import lower
-from footplate.step.lowering.parallel import AXIS
-from footplate.step.xla.sharing import ROWS, ROWS_OF_EACH, WHOLE, part, parts_of, rows_of
+from footplate.step.capture.optimizers import Optimizers, settings
+from footplate.step.capture.reads import Attribute, is_number
+from footplate.step.xla.program import Program
+from footplate.step.xla.sharing import Flat, part, parts_of, parts_to_evaluate, rows_of
 
 log = logging.getLogger(__name__)
 
 MOST_CHANGES = 8  # of what programs are made from, before it is taken for something that changes in every step
-KEYS = "threefry2x32"
+MOST_WAYS = 8  # that steps of one form of batch may take
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Form:
     tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
     @classmethod
-    def of(cls, leaves: list[Tensor], tree: Any) -> Form:
-        return cls(tree, tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves))
+    def of(cls, batch: Flat) -> Form:
+        return cls(batch.tree, tuple((tuple(leaf.shape), leaf.dtype) for leaf in batch.leaves))
 
     def __str__(self) -> str:
         return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in self.tensors)
@@ -74,120 +76,50 @@ class Compilation:
     seconds: float
 
 
-class Program:
-    """A captured step, as functions that run on a mesh.
-
-    Attributes:
-        captured: the step, of one device's part of the batch where `parts` says so.
-        parts: into how many parts the rows of a batch are cut; see `sharing.py`.
-        ends_window: whether the optimizer steps after the batch, or only its gradients are added to those before.
-    """
-
-    def __init__(self, captured: Captured, mesh: Mesh, parts: int, whole: bool, ends_window: bool = True) -> None:
-        self.captured = captured
-        self.parts = parts
-        self.ends_window = ends_window
-        self._mesh = mesh
-        self._apart = mesh.size > 1 and not whole
-        self._dimensions = [len(shape) for shape, _ in captured.batch[1]]
-
-    @cached_property
-    def one(self) -> Callable[..., Any]:
-        """`(state, rates, key, batch) → (state, loss, logs)`, all of them tuples in the captured order."""
-        return self._compiled(self._step(), ROWS)
-
-    @cached_property
-    def several(self) -> Callable[..., Any]:
-        """The same over as many steps as the batch's tensors have in their first dimension: rates, keys, losses, logs."""
-        step = self._step()
-
-        def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
-            def body(state: Any, given: Any) -> tuple[Any, Any]:
-                state, loss, logs = step(state, *given)
-                return state, (loss, logs)
-
-            state, (losses, logs) = lax.scan(body, state, (rates, keys, batches))
-            return state, losses, logs
-
-        return self._compiled(run, ROWS_OF_EACH)
-
-    @cached_property
-    def evaluation(self) -> Callable[..., Any]:
-        """`(state, key, batch) → (outputs, logs)`."""
-        function, paths = lower(self.captured), self.captured.paths
-
-        def run(state: Any, key: Any, batch: Any) -> tuple[Any, Any]:
-            outputs, logs = function(dict(zip(paths, state, strict=True)), _key(key), batch)
-            return outputs, tuple(logs.values())
-
-        shardings = (self._whole, self._whole, self._shardings(self.spec(ROWS)))
-        return jax.jit(run, in_shardings=shardings, out_shardings=self._whole)
-
-    def spec(self, rows: PartitionSpec) -> PartitionSpec:
-        """How the tensors of a batch lie on the devices: cut, or, where they can't be, whole on each."""
-        return rows if self.parts else WHOLE
-
-    def _step(self) -> Callable[..., Any]:
-        function, paths, apart = lower(self.captured), self.captured.paths, self._apart
-
-        def step(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any, Any]:
-            key = jax.random.fold_in(_key(key), lax.axis_index(AXIS)) if apart else _key(key)
-            named = dict(zip(paths, state, strict=True))
-            after, loss, logs = function(named, [rates[group] for group in range(rates.shape[0])], key, batch)
-            return tuple(after[path] for path in paths), loss, tuple(logs.values())
-
-        return step
-
-    def _compiled(self, run: Callable[..., Any], rows: PartitionSpec) -> Callable[..., Any]:
-        specs = self._specs(self.spec(rows))
-        if self._apart:
-            run = jax.shard_map(
-                run, mesh=self._mesh, in_specs=(WHOLE, WHOLE, WHOLE, specs), out_specs=WHOLE, check_vma=False
-            )
-        shardings = (self._whole, self._whole, self._whole, self._shardings(self.spec(rows)))
-        return jax.jit(run, in_shardings=shardings, out_shardings=self._whole, donate_argnums=0)
-
-    @property
-    def _whole(self) -> NamedSharding:
-        return NamedSharding(self._mesh, WHOLE)
-
-    def _specs(self, rows: PartitionSpec) -> tuple[PartitionSpec, ...]:
-        return tuple(rows if dimensions else WHOLE for dimensions in self._dimensions)
-
-    def _shardings(self, rows: PartitionSpec) -> tuple[NamedSharding, ...]:
-        return tuple(NamedSharding(self._mesh, spec) for spec in self._specs(rows))
-
-
-def _key(words: Any) -> jax.Array:
-    return jax.random.wrap_key_data(words, impl=KEYS)
-
-
 class Programs:
     """The programs of one step.
 
+    Args:
+        spec: what the step is made of.
+        mesh: the devices that train.
+        here: those of this process, which evaluate.
+
     Attributes:
         made: those that were compiled, in order.
-        left_out: keys of the present batch that hold no tensors, which programs aren't given.
+        whole: whether a step is one of the whole batch, and no mean of what each device makes of its part.
     """
 
-    def __init__(self, spec: StepSpec, mesh: Mesh) -> None:
+    def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
         self.spec = spec
-        self.mesh = mesh
+        self.mesh, self.here = mesh, here
+        self.whole = spec.sync_batchnorm or spec.sharded
         self.made: list[Compilation] = []
-        self.left_out: list[str] = []
-        self._found: dict[tuple[str, Form, bool], Program] = {}
-        self._called: set[tuple[Program, int]] = set()
+        self._found: dict[tuple[str, Form, bool, int | None], list[Program]] = {}  # one for each way through the step
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # of each stage: numbers that are inputs
+        self._never_fed: set[Attribute] = set()
+        self._indexed: dict[str, bool] = {}  # whether the step of a stage takes its loader's index
         self._changes = 0
-        self._reason = ""
+        self._reason = ""  # for the next program
         self._made_from = self._things()
 
-    def training(self, leaves: list[Tensor], tree: Any, ends_window: bool = True) -> Program:
-        """The program that trains on batches of the form of this one, at the end of a window of them or inside it."""
-        return self._program("training", leaves, tree, ends_window)
+    @property
+    def captured(self) -> list[Captured]:
+        """The steps that the present programs were made from, in order."""
+        return [program.captured for programs in self._found.values() for program in programs]
 
-    def evaluation(self, stage: str, leaves: list[Tensor], tree: Any) -> Program:
-        """The program of `validation_step`, `test_step` or `predict_step`."""
-        return self._program(stage, leaves, tree)
+    def training(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
+        """The program that trains on batches of the form of this one, at the end of a window of them or inside it."""
+        return self._program("training", batch, present, ends_window, None)
+
+    def evaluation(self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None = None) -> Program:
+        """The program of `validation_step`, `test_step` or `predict_step`; one for each loader where it takes its index."""
+        return self._program(stage, batch, present, True, dataloader_idx if self._takes_index(stage) else None)
+
+    def _takes_index(self, stage: str) -> bool:
+        if stage not in self._indexed:
+            name = f"{stage}_step"
+            self._indexed[stage] = step_arguments(getattr(self.spec.module, name), name) > 2
+        return self._indexed[stage]
 
     def check(self, stage: str) -> None:
         """After somebody else's code has run: forget the programs of a stage that no longer hold.
@@ -197,88 +129,117 @@ class Programs:
         """
         now = self._things() if stage == "training" else self._made_from
         if now != self._made_from:
-            what = next(one for one in now if now[one] != self._made_from.get(one))
-            self._changed(stage, f"{what} was {self._made_from.get(what)!r} and is {now[what]!r} now")
+            what = next(one for one in (*now, *self._made_from) if now.get(one) != self._made_from.get(one))
+            self._changed(stage, f"{what} was {self._made_from.get(what)!r} and is {now.get(what)!r} now")
             self._made_from = now
-        for program in [one for (name, *_), one in self._found.items() if name == stage]:
-            try:
-                program.captured.check_attributes(self.spec.module)
-            except CaptureError as change:
-                self._changed(stage, str(change))
+        for program in [one for key, programs in self._found.items() if key[0] == stage for one in programs]:
+            changes = program.captured.reads.changes(self.spec.module)
+            if changes:
+                self._fed[stage] |= {one.attribute for one in changes if one.is_number} - self._never_fed
+                self._changed(stage, "; ".join(one.text for one in changes))
                 break
 
     @contextlib.contextmanager
-    def noted(self, program: Program, leaves: list[Tensor], tree: Any, steps: int = 1) -> Iterator[None]:
+    def noted(self, program: Program, batch: Flat, steps: int = 1) -> Iterator[None]:
         """A call of a program. The first one compiles it, and is written down and told."""
-        key = (program, steps)
-        if key in self._called:
+        if steps in program.called:
             yield
             return
         begun = time.perf_counter()
         yield
-        self._called.add(key)
+        program.called.add(steps)
         name = program.captured.name if program.ends_window else f"{program.captured.name}, inside a window,"
-        self._tell(Compilation(name, str(Form.of(leaves, tree)), steps, time.perf_counter() - begun))
+        self._tell(Compilation(name, str(Form.of(batch)), steps, time.perf_counter() - begun), program.reason)
 
-    def _program(self, name: str, leaves: list[Tensor], tree: Any, ends_window: bool = True) -> Program:
-        key = name, Form.of(leaves, tree), ends_window
-        program = self._found.get(key)
-        if program is None:
-            with torch.inference_mode(False), _logging_by_class(self.spec.module), self._told_of_left_out():
-                if name == "training":
-                    program = self._train(leaves, tree, ends_window)
-                else:
-                    program = self._evaluate(name, leaves, tree)
-            self._found[key] = program
+    def _program(
+        self, stage: str, batch: Flat, present: Present, ends_window: bool, dataloader_idx: int | None
+    ) -> Program:
+        key = stage, Form.of(batch), ends_window, dataloader_idx
+        programs = self._found.setdefault(key, [])
+        broken = None
+        for program in programs:
+            broken = program.captured.counted.broken(present)
+            if broken is None:
+                return program
+        if broken is not None:
+            self._reason = f" since it goes another way now at {broken}"
+            if len(programs) == MOST_WAYS:
+                raise ConfigError(
+                    f"The step has been compiled {MOST_WAYS} times for batches of one form, the last time{self._reason}. "
+                    "Compute with such a number (min, max, torch.where) in place of deciding by it."
+                )
+        with torch.inference_mode(False), _logging_by_class(self.spec.module), self._told_of(batch.left_out):
+            if stage == "training":
+                make = functools.partial(self._train, batch, present, ends_window)
+            else:
+                make = functools.partial(self._evaluate, stage, batch, present, dataloader_idx)
+            program = self._feeding(stage, make)
+        program.reason, self._reason = self._reason, ""
+        programs.append(program)
         return program
 
+    def _feeding(self, stage: str, make: Callable[[tuple[Attribute, ...]], Program]) -> Program:
+        """A program with the numbers that are known to change as inputs, or as constants where the step can't take that."""
+        parts = dict(self.spec.module.named_modules())
+        fed = [(owner, name) for owner, name in self._fed[stage] if is_number(vars(parts[owner]).get(name))]
+        if fed:
+            try:
+                return make(tuple(sorted(fed)))
+            except Exception:  # whatever the user's code raises when it is given no plain number
+                self._never_fed |= self._fed.pop(stage)
+        return make(())
+
     @contextlib.contextmanager
-    def _told_of_left_out(self) -> Iterator[None]:
+    def _told_of(self, left_out: list[str]) -> Iterator[None]:
         try:
             yield
         except KeyError as error:
-            if error.args[:1] and str(error.args[0]) in self.left_out:
+            if error.args[:1] and str(error.args[0]) in left_out:
                 raise ConfigError(
                     f'{type(self.spec.module).__name__} reads batch["{error.args[0]}"], which holds no tensors: a compiled '
                     "step can't be given it. Use it in a hook, or make it a tensor in the loader."
                 ) from error
             raise
 
-    def _train(self, leaves: list[Tensor], tree: Any, ends_window: bool) -> Program:
-        spec, devices, whole = self.spec, self.mesh.size, self.spec.sync_batchnorm
-        rows = rows_of(leaves) if devices > 1 else 0
-        parts = parts_of(rows, devices) if devices > 1 else 1
-        if whole and parts < devices:
-            raise ConfigError(
-                f"sync_batchnorm=True: a batch of {rows} rows can't be split over {devices} devices, and batch norm must "
-                "see each row once. Use a batch_size that they divide, and drop_last=True."
-            )
-        share = leaves if whole else [part(leaf, parts) for leaf in leaves]
-        captured = capture_training(
-            spec.module, trained_by(spec), pytree.tree_unflatten(share, tree),
-            gradient_clip_val=spec.gradient_clip_val, gradient_clip_algorithm=spec.gradient_clip_algorithm,
-            averages=devices > 1 and not whole, precision=spec.precision.name,
-            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window,
-        )  # fmt: skip
-        return Program(captured, self.mesh, parts, whole, ends_window)
+    def parts(self, batch: Flat) -> int:
+        """Into how many parts the rows of a batch to train on are cut, of those that this process has."""
+        devices = self.here.size
+        if self.mesh.size == 1:
+            return 1
+        return parts_of(rows_of(batch.leaves), devices, self.whole)
 
-    def _evaluate(self, stage: str, leaves: list[Tensor], tree: Any) -> Program:
-        devices = self.mesh.size
-        splits = devices == 1 or all(leaf.shape[0] % devices == 0 for leaf in leaves if leaf.ndim)
+    def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:
+        spec, devices = self.spec, self.mesh.size
+        parts = self.parts(batch)
+        share = batch.leaves if self.whole else [part(leaf, parts) for leaf in batch.leaves]
+        captured = capture_training(
+            spec.module, trained_by(spec), pytree.tree_unflatten(share, batch.tree),
+            gradient_clip_val=spec.gradient_clip_val, gradient_clip_algorithm=spec.gradient_clip_algorithm,
+            averages=devices > 1 and not self.whole, precision=spec.precision.name,
+            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window, fed=fed, present=present,
+        )  # fmt: skip
+        return Program(captured, self.mesh, parts, self.whole, spec.sharded, ends_window)
+
+    def _evaluate(
+        self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None, fed: tuple[Attribute, ...]
+    ) -> Program:
         with torch.no_grad():
-            batch, precision = pytree.tree_unflatten(leaves, tree), self.spec.precision.name
-            captured = capture_evaluation(self.spec.module, batch, stage, precision=precision)
-        return Program(captured, self.mesh, devices if splits else 0, whole=True)
+            captured = capture_evaluation(
+                self.spec.module, pytree.tree_unflatten(batch.leaves, batch.tree), stage,
+                precision=self.spec.precision.name, dataloader_idx=dataloader_idx, fed=fed, present=present,
+            )  # fmt: skip
+        parts = parts_to_evaluate(batch.leaves, self.here.size)
+        return Program(captured, self.here, parts, True, self.spec.sharded)
 
     def _things(self) -> dict[str, Any]:
         """What programs are made from, beside batches and the attributes that they have read."""
         found: dict[str, Any] = {
             f"{name}.requires_grad": parameter.requires_grad for name, parameter in self.spec.module.named_parameters()
         }
-        return found | settings_of(self.spec.optimizers)
+        return found | settings(self.spec.optimizers)
 
     def _changed(self, stage: str, reason: str) -> None:
-        outdated = [key for key in self._found if key[0] == stage]
+        outdated = [key for key in self._found if key[0] == stage and self._found[key]]
         if not outdated:
             return
         for key in outdated:
@@ -287,23 +248,22 @@ class Programs:
         self._reason = f" since {reason}"
         if self._changes > MOST_CHANGES:
             raise ConfigError(
-                f"The step has been compiled {self._changes} times over, the last time{self._reason}. A program takes only "
-                "learning rates anew in each step: leave the others as they are (OneCycleLR and CyclicLR: "
-                "cycle_momentum=False), keep numbers that change in buffers, or train with another accelerator."
+                f"The step has been compiled {self._changes} times over, the last time{self._reason}. Leave that as it is, "
+                "keep what changes in a buffer (a number can be an attribute, where the step only computes with it), or "
+                "train with another accelerator."
             )
 
-    def _tell(self, made: Compilation) -> None:
+    def _tell(self, made: Compilation, reason: str) -> None:
         before = [one for one in self.made if (one.name, one.steps) == (made.name, made.steps)]
         self.made.append(made)
         each = f", {made.steps} steps in one call" if made.steps > 1 else ""
         if not before:
             log.info("%s for batches of %s%s: compiled in %.1f s.", made.name, made.form, each, made.seconds)
             return
-        reason = self._reason or f", for batches of {made.form}; before: {', '.join(one.form for one in before)}"
+        reason = reason or f", for batches of {made.form}; before: {', '.join(one.form for one in before)}"
         log.warning(
             "%s was compiled again (program %d, %.1f s)%s%s.", made.name, len(before) + 1, made.seconds, each, reason
         )
-        self._reason = ""
 
 
 def trained_by(spec: StepSpec) -> Optimizers:
@@ -311,18 +271,6 @@ def trained_by(spec: StepSpec) -> Optimizers:
     if not spec.module.automatic_optimization:
         return spec.optimizers
     return spec.optimizers[0] if spec.optimizers else None
-
-
-def settings_of(optimizers: list[Any]) -> dict[str, Any]:
-    """The settings of optimizers that are constants of a program: plain values of their groups, but for learning rates."""
-    return {
-        f"{type(optimizer).__name__}, group {index}: {name}": len(value) if name == "params" else value
-        for optimizer in optimizers
-        for index, group in enumerate(optimizer.param_groups)
-        for name, value in group.items()
-        if name not in ("lr", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
-        and not isinstance(value, Tensor)
-    }
 
 
 @contextlib.contextmanager

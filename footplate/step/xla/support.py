@@ -7,6 +7,7 @@ from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
+from footplate.parallel.world import World
 from footplate.step.base import StepSpec
 
 _INSIDE = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -24,16 +25,23 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
         ConfigError: which one, and what to do.
     """
     mends = {
-        "strategy": ("auto", "all devices train data parallel in this process; leave it out"),
-        "num_nodes": (1, "several machines are still to come"),
+        "strategy": (
+            "auto",
+            'all devices train data parallel in this process; leave it out, or use "fsdp" to share out the weights too',
+        ),
+        "num_nodes": (
+            1,
+            "start the program on each machine (torchrun --nnodes=… --nproc-per-node=1), then it may stand here",
+        ),
         "compile": (False, "every step is compiled; leave it out"),
         "detect_anomaly": (False, "it watches torch's backward pass, which doesn't run here"),
         "deterministic": (None, "it speaks to torch, which computes nothing here; leave it out"),
         "min_devices": (None, "all devices are this process's; leave it out"),
     }
+    allowed = {"strategy": "fsdp", "num_nodes": World.from_environ().size}
     for argument, (only, mend) in mends.items():
         value = given.get(argument, only)
-        if value != only and value is not False:
+        if value not in (only, allowed.get(argument)) and value is not False:
             raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{name}": {mend}.')
 
 
@@ -73,4 +81,20 @@ def _refuse_mode(module: Any, name: str) -> None:
         raise ConfigError(
             f"{type(module).__name__} overrides {name}(): what is compiled is the step in evaluation mode. "
             'Use accelerator="cpu" or "cuda".'
+        )
+
+
+def check_processes(spec: StepSpec) -> None:
+    """Refuse what several processes can't do together yet.
+
+    Raises:
+        ConfigError: what, and what to do.
+    """
+    for name, given in (("sync_batchnorm=True", spec.sync_batchnorm), ('strategy="fsdp"', spec.sharded)):
+        if given:
+            raise ConfigError(f"{name} is for the devices of one process: leave it out, or start one process.")
+    if spec.optimizers and spec.weight is None:
+        raise ConfigError(
+            "several processes need batches of one form, and this loader can't be shared out among them: train on a "
+            "table's loader, or on a DataLoader over a data set that has a length."
         )

@@ -1,0 +1,104 @@
+"""Is what XLA drops in training what dropout should drop? Asked of counts, for its draws can't be compared with torch's.
+
+A trainer on eight virtual devices trains one weight for each column of a layer of dropout over ones; a weight's gradient
+counts how many of its column's numbers were kept, on all devices. Of independent draws these counts are binomial: their
+mean says the rate, their variance whether rows and devices draw by themselves (devices that all drew alike would have
+eight times as much), and the correlation of two steps that follow each other whether each draws anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import footplate as fp
+
+P, DEVICES, ROWS, COLUMNS, STEPS = 0.25, 8, 64, 2048, 50
+SIGMAS = 5.0
+
+
+class Dropped(fp.Module):
+    """One weight for each column of what dropout leaves of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(P)
+        self.weights = nn.Parameter(torch.zeros(COLUMNS, dtype=torch.float64))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.dropout(batch) * self.weights).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class Weights(fp.Callback):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.seen = [torch.zeros(COLUMNS, dtype=torch.float64)]
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(pl_module.weights.detach().cpu().clone())
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was counted, and how many standard errors each figure is from what it should be.
+
+    Attributes:
+        dropped: the share of numbers that were dropped.
+        mean: of what dropout makes of ones.
+        variance: of the counts, as a multiple of the binomial's.
+        correlation: of the counts of steps that follow each other.
+        sigmas: the largest distance of these four from p, 1, 1 and 0, in standard errors.
+    """
+
+    dropped: float
+    mean: float
+    variance: float
+    correlation: float
+    sigmas: float
+
+
+def counted(kept: Tensor, numbers: int, p: float) -> Draws:
+    """Figures of counts.
+
+    Args:
+        kept: how many were kept, (steps, columns).
+        numbers: of how many.
+        p: the rate at which they should be dropped.
+    """
+    kept = kept.double()
+    share, variance = kept.mean() / numbers, kept.var() / (numbers * p * (1 - p))
+    correlation = torch.corrcoef(torch.stack([kept[:-1].flatten(), kept[1:].flatten()]))[0, 1]
+    of_rate = (share - (1 - p)) / (p * (1 - p) / (numbers * kept.numel())) ** 0.5
+    of_variance = (variance - 1) / (2 / kept.numel()) ** 0.5
+    of_correlation = correlation * kept[1:].numel() ** 0.5
+    sigmas = torch.stack([of_rate, of_variance, of_correlation]).abs().max()
+    found = (1 - share, share / (1 - p), variance, correlation, sigmas)
+    return Draws(*(one.item() for one in found))
+
+
+def draws() -> Draws:
+    """Train, and count."""
+    weights = Weights()
+    trainer = fp.Trainer(
+        accelerator="xla",
+        devices=DEVICES,
+        precision="64-true",
+        max_steps=STEPS,
+        max_epochs=-1,
+        seed=0,
+        callbacks=[weights],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Dropped(), [torch.ones(DEVICES * ROWS, COLUMNS, dtype=torch.float64)] * STEPS)
+    gradients = -torch.stack(weights.seen).diff(dim=0)  # (steps, columns), averaged over devices
+    return counted((gradients * DEVICES * (1 - P)).round(), DEVICES * ROWS, P)

@@ -1,0 +1,178 @@
+"""Plain attributes that a step reads: constants of its program, as long as nobody changes them.
+
+What the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or dictionary of
+such) is written down as it is at that moment, with its line. `Reads.changes` says later whether it is still so, so that
+whoever runs the program can capture it anew.
+
+A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
+it becomes an input of the program (`counters.py`).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor, nn
+
+from footplate.step.capture.functional import is_traced
+from footplate.step.capture.refusals import calling_place
+
+PLAIN = (bool, int, float, str, type(None))
+
+Attribute = tuple[str, str]
+"""A module's name within the one that is captured ("" for itself), and the attribute's."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An attribute that is no longer what it was when the step was captured.
+
+    Attributes:
+        attribute: which.
+        text: a sentence with both values and the line that reads it.
+        is_number: whether it was and is a number, which can be fed.
+    """
+
+    attribute: Attribute
+    text: str
+    is_number: bool
+
+
+@dataclass
+class Reads:
+    """What a program has been made from: plain attributes of the module and its submodules, and settings of optimizers.
+
+    Attributes:
+        attributes: attribute → (its picture, the line that read it first).
+        modes: whether each submodule was in training mode.
+        settings: see `optimizers.settings`.
+    """
+
+    attributes: dict[Attribute, tuple[Any, str]] = field(default_factory=dict)
+    modes: dict[str, bool] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self, module: nn.Module) -> Iterator[None]:
+        """Note whatever is read from the attributes of a module and its submodules in this block."""
+        names = {id(part): name for name, part in module.named_modules()}
+        read = object.__getattribute__
+
+        def read_and_note(part: nn.Module, name: str) -> Any:
+            value = read(part, name)
+            if name not in _MODULES_OWN and id(part) in names and name in read(part, "__dict__"):
+                attribute = names[id(part)], name
+                if attribute not in self.attributes:
+                    seen = picture(value)
+                    if seen is not OPAQUE:
+                        self.attributes[attribute] = seen, calling_place()
+            return value
+
+        nn.Module.__getattribute__ = read_and_note  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+
+    def changes(self, module: nn.Module) -> list[Changed]:
+        """The attributes that are no longer what they were when the step was captured, and submodules' modes."""
+        parts = dict(module.named_modules())
+        found = []
+        for attribute, (before, where) in self.attributes.items():
+            owner, name = attribute
+            if owner not in parts or name not in vars(parts[owner]):
+                continue
+            now = picture(vars(parts[owner])[name])
+            if now is not before and now != before:
+                text = (
+                    f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
+                    f"{now!r:.60} now; read at {where}"
+                )
+                found.append(Changed(attribute, text, is_number(before) and type(now) is type(before)))
+        for owner, part in parts.items():
+            if self.modes.get(owner, part.training) != part.training:
+                before, now = ("training", "evaluation")[:: 1 if self.modes[owner] else -1]
+                who = owner or "the module"
+                text = f"{who} was in {before} mode when the step was captured and is in {now} mode"
+                found.append(Changed((owner, "training"), text, False))
+        return found
+
+    def changed_settings(self, now: Mapping[str, Any]) -> list[str]:
+        """A sentence for each setting of an optimizer that is no longer what it was."""
+        before = self.settings
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return [f"{name} was {before.get(name)!r} and is {now.get(name)!r} now" for name in names]
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an integer or a float, and no bool."""
+    return type(value) in (int, float)
+
+
+@contextmanager
+def fed(module: nn.Module, numbers: Mapping[Attribute, Any]) -> Iterator[None]:
+    """Something else in the place of a module's numbers, for the length of a block."""
+    parts = dict(module.named_modules())
+    before = {(owner, name): vars(parts[owner])[name] for owner, name in numbers}
+    try:
+        for (owner, name), number in numbers.items():
+            vars(parts[owner])[name] = number
+        yield
+    finally:
+        for (owner, name), value in before.items():
+            vars(parts[owner])[name] = value
+
+
+class _Opaque:
+    def __repr__(self) -> str:
+        return "something else"
+
+
+OPAQUE = _Opaque()
+"""The picture of what isn't looked into."""
+
+
+def picture(value: Any, depth: int = 4) -> Any:
+    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values likewise.
+
+    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's count
+    of its changes. Objects of other classes are `OPAQUE`: nobody knows which of their parts are read.
+    """
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, Tensor):
+        return OPAQUE if is_traced(value) or isinstance(value, nn.Parameter) else _Pictured(value, _version(value))
+    if depth == 0:
+        return OPAQUE
+    if isinstance(value, (list, tuple)) and len(value) <= _MOST:
+        return type(value)(picture(one, depth - 1) for one in value) if type(value) in (list, tuple) else OPAQUE
+    if isinstance(value, dict) and len(value) <= _MOST:
+        return {name: picture(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
+    if isinstance(value, (SimpleNamespace, Namespace)) or (is_dataclass(value) and not isinstance(value, type)):
+        return picture(dict(vars(value)), depth - 1)
+    return OPAQUE
+
+
+_MOST = 1000  # members of a list or dictionary that is looked into
+_MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
+
+
+@dataclass(frozen=True)
+class _Pictured:
+    tensor: Tensor
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pictured) and self.tensor is other.tensor and self.version == other.version
+
+    def __repr__(self) -> str:
+        return f"a tensor of shape {tuple(self.tensor.shape)}, changed {self.version} times"
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

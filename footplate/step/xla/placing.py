@@ -1,0 +1,95 @@
+"""Batches on the devices: by the step itself, or by a thread ahead of it.
+
+    ahead     thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
+    else                                                                step: take(batch) places it
+
+The batch itself goes through the trainer's hands as the loader gave it, for whoever wants to look. Nothing is put ahead
+where somebody may change a batch before its step, and for calls of several steps, whose batches go to the devices together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from footplate.step.base import StepSpec
+from footplate.step.xla import sharing
+from footplate.step.xla.programs import Programs
+from footplate.step.xla.sharing import Flat
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A batch that is on the devices: as the loader gave it, as its tensors, and as arrays."""
+
+    given: Any
+    batch: Flat
+    arrays: tuple[jax.Array, ...]
+
+
+class Placing:
+    """Puts the batches of a step onto its devices: those to train on onto all, others onto those of this process.
+
+    Args:
+        spec: what the step is made of.
+        programs: the step's, which say how batches are cut.
+    """
+
+    def __init__(self, spec: StepSpec, programs: Programs) -> None:
+        self._spec, self._programs = spec, programs
+        self._wide = spec.precision.name == "64-true"
+        self._ahead: dict[str, dict[int, Placed]] = {}  # by stage and by the batch's identity
+
+    def mover(self, stage: str) -> Callable[[Any], Any] | None:
+        """See `Step.mover`."""
+        self.forget(stage)
+        begins = "on_train_batch_start" if stage == "training" else f"on_{stage}_batch_start"
+        if (stage == "training" and self._spec.iterations_per_loop > 1) or self._spec.hooks.lookers(begins):
+            return None
+
+        def move(batch: Any) -> Any:
+            self._ahead.setdefault(stage, {})[id(batch)] = self.place(stage, batch)
+            return batch
+
+        return move
+
+    def forget(self, stage: str) -> None:
+        """Nobody will ask for what has been put there ahead."""
+        self._ahead.pop(stage, None)
+
+    def take(self, stage: str, batch: Any) -> Placed:
+        """A batch on the devices, where it may have been put already."""
+        found = self._ahead.get(stage, {}).pop(id(batch), None)
+        return self.place(stage, batch) if found is None or found.given is not batch else found
+
+    def place(self, stage: str, batch: Any) -> Placed:
+        """Put a batch onto the devices."""
+        flat, programs = self.flat(batch), self._programs
+        trains = stage == "training"
+        mesh = programs.mesh if trains else programs.here
+        parts = programs.parts(flat) if trains else sharing.parts_to_evaluate(flat.leaves, mesh.size)
+        with self.numbers():
+            arrays = sharing.place(mesh, self._arrays(flat, parts), sharing.spec_of(parts, sharing.ROWS))
+        return Placed(batch, flat, arrays)
+
+    def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
+        """Put batches of one form onto the devices, to train on one after the other in one call."""
+        stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, parts) for one in batches), strict=True)]
+        return sharing.place(self._programs.mesh, stacked, sharing.spec_of(parts, sharing.ROWS_OF_EACH), copy=False)
+
+    def flat(self, batch: Any) -> Flat:
+        """A batch's tensors, in the types of the step."""
+        return sharing.flat(batch, self._spec.precision.convert_batch)
+
+    def numbers(self) -> Any:
+        """64-bit numbers for 64-true, and 32-bit ones for all other precisions, whatever JAX is set to."""
+        return jax.enable_x64(self._wide)
+
+    def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
+        """A batch's values in the order in which this process's devices take its rows."""
+        devices = self._programs.here.size
+        return [sharing.spread(sharing.host_array(leaf), parts, devices) for leaf in batch.leaves]

@@ -1,0 +1,211 @@
+"""Hard cases of training with `accelerator="xla"`, each against eager torch in double precision."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models.small import loader
+from torch import nn
+
+import footplate as fp
+from xla.trained import Steady, worst
+
+ROWS = 37  # three batches of 10 and one of 7
+
+
+def fitted(trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, **given):
+    torch.manual_seed(0)
+    model = kind()
+    torch.manual_seed(0)
+    made = trainer(
+        **{"accelerator": accelerator, "precision": "64-true", "callbacks": [one() for one in callbacks],
+           "enable_checkpointing": False, **given},
+    )  # fmt: skip
+    made.fit(model, loader(rows), loader(20, shuffle=False) if val is None else val)
+    return made
+
+
+def alike(trainer, kind, devices=1, xla=None, **given):
+    """Train with both; weights, buffers, metrics and the number of steps agree."""
+    wanted = fitted(trainer, "cpu", kind, **given)
+    found = fitted(trainer, "xla", kind, devices=devices, **{**given, **(xla or {})})
+    assert found.global_step == wanted.global_step
+    theirs, mine = wanted.callback_metrics, found.callback_metrics
+    assert mine.keys() == theirs.keys()
+    assert {name: float(mine[name]) for name in mine} == pytest.approx(
+        {name: float(theirs[name]) for name in theirs}, rel=1e-5
+    )
+    assert worst(found.module, wanted.module) < 1e-6
+    return wanted, found
+
+
+class Normed(Steady):
+    def __init__(self):
+        super().__init__()
+        self.net.insert(1, nn.BatchNorm1d(16))
+
+
+class Skips(Normed):
+    """Leaves out short batches, but for what BatchNorm has seen of them."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if len(batch[0]) == 10 else None
+
+
+@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_batch_that_is_skipped_is_no_step_and_ends_its_window(window, trainer):
+    alike(trainer, Skips, accumulate_grad_batches=window)
+
+
+class NormOfGradients(Steady):
+    def on_before_optimizer_step(self, optimizer):
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.log("norm", torch.stack([gradient.norm() for gradient in gradients]).norm())
+
+
+@pytest.mark.slow
+def test_hooks_log_what_they_make_of_gradients_on_several_devices_too(trainer):
+    alike(trainer, NormOfGradients, devices=2, accumulate_grad_batches=3)
+
+
+@pytest.mark.slow
+def test_batch_norm_that_is_synchronised_sees_all_rows_of_an_odd_batch_and_inside_windows(trainer):
+    alike(trainer, Normed, devices=2, xla={"sync_batchnorm": True}, accumulate_grad_batches=3)
+
+
+class ByLoader(Steady):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_loss", 2 * loss if dataloader_idx == 1 else loss)
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_a_validation_step_knows_its_loader(loaders, trainer):
+    alike(trainer, ByLoader, val=[loader(20, shuffle=False), loader(15, 5, shuffle=False)][:loaders])
+
+
+class Deep(Steady):
+    """Reads numbers of a submodule, a list and its hyper-parameters; each changes with the epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.scale, self.scales = 1.0, [1.0]
+        self.hparams.scale = 1.0
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.net.scale * self.scales[0] * self.hparams.scale
+
+    def on_train_epoch_start(self):
+        self.net.scale = self.scales[0] = self.hparams.scale = 1 / (1 + self.current_epoch)
+
+
+def test_numbers_in_submodules_lists_and_hyperparameters_count_when_they_change(trainer):
+    alike(trainer, Deep)
+
+
+class Annealed(Steady):
+    """Its loss has a weight that a hook sets before every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = 0
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.weight
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.weight = 1.0 / (1 + self.global_step)
+
+
+def test_a_number_that_changes_in_every_step_is_an_input_from_its_first_change_on(trainer, caplog):
+    with caplog.at_level(logging.WARNING, "footplate"):
+        _, made = alike(trainer, Annealed, rows=150)
+    trained = [one for one in made.step.compilations if "training_step" in one.name]
+    assert len(trained) <= 3
+    assert "self.weight was 1.0 when the step was captured and is 0.5 now; read at" in caplog.text
+
+
+class Chooses(Annealed):
+    def training_step(self, batch, batch_idx):
+        return Steady.training_step(self, batch, batch_idx) * (2.0 if self.weight < 0.3 else min(1.0, self.weight))
+
+
+@pytest.mark.slow
+def test_a_number_by_which_the_step_decides_has_a_program_for_each_way(trainer):
+    _, made = alike(trainer, Chooses, rows=150)
+    assert len([one for one in made.step.compilations if "training_step" in one.name]) <= 4
+
+
+class Spells(Annealed):
+    def training_step(self, batch, batch_idx):
+        return Steady.training_step(self, batch, batch_idx) * len(str(self.weight))
+
+
+@pytest.mark.slow
+def test_a_number_that_can_only_be_a_constant_may_not_change_for_ever(trainer):
+    with pytest.raises(fp.ConfigError, match=r"compiled 9 times over.*self\.weight was"):
+        fitted(trainer, "xla", Spells, rows=150)
+
+
+class Cycles(Steady):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=32)
+        return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_cycle_moves_the_momentum_without_another_program(steps, trainer):
+    _, made = alike(trainer, Cycles, rows=160, xla={"iterations_per_loop": steps})
+    assert len([one for one in made.step.compilations if "training_step" in one.name]) == 1
+
+
+class Raises(fp.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 3:
+            raise ArithmeticError
+
+
+def test_after_an_exception_in_a_callback_the_module_has_the_weights_of_the_last_step(trainer, tmp_path):
+    models = []
+    for name in ("cpu", "xla"):
+        torch.manual_seed(0)
+        models.append(Steady())
+        made = trainer(accelerator=name, precision="64-true", callbacks=Raises(), default_root_dir=tmp_path / name)
+        torch.manual_seed(0)
+        with pytest.raises(ArithmeticError):
+            made.fit(models[-1], loader(ROWS))
+    assert worst(models[1], models[0]) < 1e-6
+
+
+class Buffered(Steady):
+    """Counts its steps, and remembers a mean of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(8))
+        for parameter in self.net[0].parameters():
+            parameter.requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        self.mean.lerp_(batch[0].mean(0), 0.1)
+        return super().training_step(batch, batch_idx) * (1 + 0.01 * self.steps)
+
+
+class SetsRates(fp.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = 0.1 / (1 + trainer.global_step)
+
+
+def test_buffers_frozen_parameters_averaged_weights_and_rates_that_a_callback_sets(trainer):
+    _, made = alike(
+        trainer, Buffered, devices=2, callbacks=[SetsRates, lambda: fp.EMAWeightAveraging(0.5)], val_check_interval=3,
+    )  # fmt: skip
+    assert int(made.module.steps) == 8
