@@ -55,13 +55,16 @@ def run(name: str, argv: Sequence[str]) -> int:
     given = parse(parser(name), argv)
     if given.chart and Path(given.chart).suffix not in (".png", ".svg"):
         raise ConfigError(f"--chart {given.chart}: expected a name that ends in .png or .svg.")
+    for flag, file in (("--json", given.json), ("--chart", given.chart)):
+        if file and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
+            raise ConfigError(f"{flag} {file}: expected a file in a folder that there is.")
     sys.path.insert(0, str(Path.cwd()))
     from footplate.planning import report
     from footplate.planning.study import plan_for
 
     about = _subject(given)
     names = [one.strip() for one in given.on.split(",") if one.strip()]
-    if given.measure and "cpu" not in names:
+    if given.measure and "cpu" not in map(str.lower, names):
         raise ConfigError(f"--measure runs on this machine: add it, --on {','.join([*names, 'cpu'])}.")
     plan = plan_for(about, names, given.search, given.measure)
     found = report.to_dict(plan)
@@ -77,19 +80,22 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 def _subject(given: Namespace) -> Subject:
     from footplate.planning import known
-    from footplate.planning.subject import precision_of
+    from footplate.planning.subject import precision_of, require_sizes
 
     if (given.what is None) == (given.model is None):
         raise ConfigError("expected one of: demo, a configuration file, or --model torchvision.models:resnet50.")
     sizes = given.batch_size, given.dataset_rows, given.epochs
-    for flag, value in zip(("--batch-size", "--dataset-rows", "--epochs"), sizes, strict=True):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value}: expected at least 1.")
-    if given.model:
-        return known.library_model(given.model, given.input, *sizes, precision_of(given.precision or "32"))
+    require_sizes(*sizes)
+    precision = precision_of("32" if given.precision is None else given.precision)
+    if given.model is not None:
+        return known.library_model(given.model, given.input, *sizes, precision)
     if given.what == "demo":
-        return known.demo(*sizes, precision_of(given.precision or "32"))
+        return known.demo(*sizes, precision)
     path = Path(given.what)
     if not path.is_file():
         raise ConfigError(f'"{given.what}" is neither demo nor a file. A model of a library: --model module:callable.')
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{given.what} is no text: expected a configuration file of footplate fit.") from None
     return known.configured(path, *sizes, given.precision)

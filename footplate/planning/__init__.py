@@ -1,6 +1,7 @@
 """`fp.plan` and `footplate plan`: a training on hardware that isn't here, before it is paid for.
 
     study.py      from a module, a batch and names of hardware to a `Plan`: the order of events
+    choices.py    a `Plan`: what each target would need and give
     subject.py    what is planned: a module without weights, an example batch, how long it trains
     known.py      subjects by name: the demo, a library's model, a configuration file
     targets.py    slices, GPUs and this machine, by name, with what the catalog knows of them

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.extras import require
+from footplate.planning.choices import Choice, Plan, usd_per_sample
 from footplate.planning.roofline import ROOFS
-from footplate.planning.study import Choice, Plan, usd_per_sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 BUSY = "libtpu multi-process lockfile"
 PATIENCE_S = 1800.0
-_FORM = 1
+_FORM = 3
 
 
 class PlanError(FootplateError):
@@ -53,7 +53,7 @@ class Program:
 
     Attributes:
         arguments_bytes: state and batch; the new state takes the old one's place.
-        temporaries_bytes: what lives within a step.
+        temporaries_bytes: what lives within a step; on a CPU with what its libraries are reckoned to set aside.
         outputs_bytes: what is new beside the state.
         code_bytes: the program itself.
         peak_bytes: the most that is alive at once.
@@ -193,7 +193,7 @@ def _run_once(request: Request) -> tuple[dict[str, Any] | None, str]:
     with tempfile.TemporaryDirectory(prefix="footplate-plan-") as directory:
         asked, replied = Path(directory, "request.pickle"), Path(directory, "reply.json")
         asked.write_bytes(pickle.dumps(request))
-        command = [sys.executable, "-m", "footplate.planning.compiler", str(asked), str(replied)]
+        command = [sys.executable, "-m", "footplate.planning.compiler", str(asked), str(replied), str(os.getpid())]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode or not replied.exists():
             return None, done.stdout + done.stderr or f"it ended with code {done.returncode} and no word."

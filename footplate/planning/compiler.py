@@ -1,11 +1,12 @@
-"""The compiler, in a process of its own: `python -m footplate.planning.compiler REQUEST REPLY`.
+"""The compiler, in a process of its own: `python -m footplate.planning.compiler REQUEST REPLY PARENT`.
 
 Why a process of its own: the TPU's compiler (libtpu) is one of a machine at a time, writes to standard error as it likes,
 and may end the process when it doesn't like a program. And JAX decides once, when it is first used, for which hardware.
 
 REQUEST is a pickled `Request`, REPLY a JSON file, written last. The process plans for `tpu` with
 `jax.experimental.topologies`, which describes a slice that isn't there, and for `cpu` with XLA for the CPU that it runs
-on, where it can also run the program that it has made, and measure.
+on, where it can also run the program that it has made, and measure. When its parent dies, whose id is PARENT, so does it:
+else it would have libtpu for minutes more, for nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from footplate.planning.hlo import collectives
+from footplate.launch.family import die_with
+from footplate.planning.hlo import collectives, set_aside
 from footplate.planning.plainform import PlainStep, restored
 
 
@@ -61,7 +63,7 @@ def compile_step(request: Request) -> dict[str, Any]:
     found = _described(compiled, request.platform)
     found |= {"devices": len(devices), "device_kind": devices[0].device_kind, "compile_s": time.perf_counter() - begun}
     if request.steps:
-        found["measured"] = _measured(compiled, arguments, devices[0], request.steps)
+        found["measured"] = _measured(compiled, arguments, request.steps)
     return found
 
 
@@ -104,47 +106,61 @@ def _arguments(captured: Any, devices: int) -> tuple[Any, ...]:
 
 
 def _described(compiled: Any, platform: str) -> dict[str, Any]:
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
     cost = cost[0] if isinstance(cost, list) else cost
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporaries = memory.temp_size_in_bytes
+    if platform == "cpu":
+        temporaries += set_aside(text)
+    whole = memory.argument_size_in_bytes + new + temporaries
     return {
         "arguments_bytes": memory.argument_size_in_bytes,
-        "outputs_bytes": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        "temporaries_bytes": memory.temp_size_in_bytes,
+        "outputs_bytes": new,
+        "temporaries_bytes": temporaries,
         "code_bytes": memory.generated_code_size_in_bytes,
-        "peak_bytes": _peak(memory, platform),
+        # The CPU's compiler doesn't say what is alive at once: there it is all kinds together.
+        "peak_bytes": getattr(memory, "peak_memory_in_bytes", whole) if platform == "tpu" else whole,
         "flops": max(0.0, cost.get("flops", 0.0)),
         "accessed_bytes": max(0.0, cost.get("bytes accessed", 0.0)),
-        "collectives": [asdict(one) for one in collectives(compiled.as_text())],
+        "collectives": [asdict(one) for one in collectives(text)],
     }
 
 
-def _peak(memory: Any, platform: str) -> int:
-    """The most that is alive at once. The CPU's compiler doesn't say: there it is all kinds together."""
-    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    whole = memory.argument_size_in_bytes + new + memory.temp_size_in_bytes
-    return getattr(memory, "peak_memory_in_bytes", whole) if platform == "tpu" else whole
+def _measured(compiled: Any, arguments: tuple[Any, ...], steps: int) -> dict[str, Any]:
+    """Run the program on made-up numbers: seconds of a step, and how much the process's memory grows for it.
 
-
-def _measured(compiled: Any, arguments: tuple[Any, ...], device: Any, steps: int) -> dict[str, Any]:
-    """Run the program on made-up numbers: seconds of a step, and how much the process's memory has grown at most."""
+    That is the bytes of state and batch, and what the process grows by at most within a step: a step that didn't write the
+    new state over the old would grow by it, too. After one that isn't counted all is there that is there once, however many
+    steps follow: threads, code, what libraries keep. Some steps are timed, one after the other. Before each of the rest the
+    process is left to settle, since XLA's threads let go of temporaries a moment after a step's end; their median counts.
+    """
     import jax
 
-    jax.jit(lambda x: x @ x)(jax.numpy.ones((512, 512))).block_until_ready()  # threads and their buffers are there
-    _forget_peak()
-    before = _status("VmRSS")
     state, rates, key, batch = _made_up(arguments, compiled.input_shardings[0])
-    seconds = []
-    for _ in range(steps + 1):
+    held = sum(one.nbytes for one in jax.tree.leaves((state, batch)))
+    seconds, grown = [], []
+    for number in range(1 + 2 * steps):
+        resting = _settled_bytes() if number > steps else 0
         begun = time.perf_counter()
         state, loss, _ = compiled(state, rates, key, batch)
         jax.block_until_ready((state, loss))
         seconds.append(time.perf_counter() - begun)
+        grown.append(_status("VmHWM") - resting)
+    timed = seconds[1 : steps + 1]
     return {
-        "step_s": statistics.median(seconds[1:]),
-        "fastest_s": min(seconds[1:]),
-        "peak_bytes": _status("VmHWM") - before,
+        "step_s": statistics.median(timed),
+        "fastest_s": min(timed),
+        "peak_bytes": held + int(statistics.median(grown[steps + 1 :])),
         "steps": steps,
     }
+
+
+def _settled_bytes() -> int:
+    """The process's memory once what was let go is given back, its peak forgotten."""
+    for _ in range(10):
+        time.sleep(0.05)
+        _forget_peak()
+    return _status("VmRSS")
 
 
 def _made_up(arguments: tuple[Any, ...], shardings: Any) -> Any:
@@ -181,6 +197,7 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
+    die_with(int(sys.argv.pop()))
     request_path, reply_path = map(Path, sys.argv[1:])
     reply = compile_step(pickle.loads(request_path.read_bytes()))
     unfinished = reply_path.with_suffix(".part")

@@ -2,7 +2,8 @@
 
 Three numbers, for hardware whose compiler isn't at hand (GPUs, and eager training on CPUs):
 
-    flops     of matrix products and convolutions, by torch's own formulas; everything else is counted as free
+    flops     of matrix products, convolutions and attention; everything else is counted as free, as are products with a
+              convolution's padding and with what causal attention hides
     traffic   the bytes that must at least be moved, if every chain of elementwise operations were free: each product,
               reduction and gather reads its operands and writes its results, and the step reads and writes its state
     memory    the most bytes that are alive at once, when operations run in the graph's order, which is the order of eager
@@ -25,10 +26,12 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from footplate.step.capture import Captured, averaging  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.capture import Captured, attention, averaging  # noqa: F401  they declare torch.ops.footplate
 
 AVERAGE = torch.ops.footplate.average.default
 _aten = torch.ops.aten
+_CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
+_ATTENTION = {torch.ops.footplate.attention.default, torch.ops.footplate.attention_backward.default}
 _VIEWS = {_aten._unsafe_view.default, _aten.reshape.default, torch.ops.prims.copy_strided.default}
 _MADE_WITH_OTHERS = {  # conversions, copies and constants, which no kernel is spent on alone
     _aten._to_copy, _aten.clone, _aten.copy, _aten.full, _aten.full_like, _aten.zeros, _aten.zeros_like, _aten.ones,
@@ -43,6 +46,7 @@ class Needs:
 
     Attributes:
         flops: floating-point operations; a multiplication with an addition is two.
+        convolution_flops: those of convolutions among them.
         traffic_bytes: see the module's docstring.
         state_bytes: parameters, buffers and the optimizer's memory.
         batch_bytes: the batch.
@@ -51,6 +55,7 @@ class Needs:
     """
 
     flops: float
+    convolution_flops: float
     traffic_bytes: int
     state_bytes: int
     batch_bytes: int
@@ -65,6 +70,7 @@ def needs(captured: Captured) -> Needs:
     averages = [node for node in nodes if node.target is AVERAGE]
     return Needs(
         flops=sum(map(_flops, nodes)),
+        convolution_flops=sum(map(_convolution_flops, nodes)),
         traffic_bytes=_traffic(nodes),
         state_bytes=sum(inputs[:state]),
         batch_bytes=sum(inputs[state + captured.rates :]),
@@ -74,11 +80,39 @@ def needs(captured: Captured) -> Needs:
 
 
 def _flops(node: Node) -> float:
+    if node.target in _CONVOLUTIONS:
+        return _convolution_flops(node)
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0.0
     args, kwargs = map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
-    return float(count(*args, **kwargs, out_val=node.meta["val"]))
+    flops = float(count(*args, **kwargs, out_val=node.meta["val"]))
+    return flops / 2 if node.target in _ATTENTION and node.args[-2] else flops
+
+
+def _convolution_flops(node: Node) -> float:
+    """Of a convolution or its backward pass; torch's own formula counts padding, and backwards each group as all."""
+    if node.target not in _CONVOLUTIONS:
+        return 0.0
+    args: list[Any] = list(map_arg(node.args, lambda used: used.meta["val"]))
+    if node.target is _aten.convolution.default:
+        answer, times = node.meta["val"], 1
+    else:
+        answer, times = args.pop(0), sum(args[-1][:2])
+    values, weights, _, strides, paddings, dilations, transposed = args[:7]
+    fine, coarse = (answer, values) if transposed else (values, answer)
+    flops = 2.0 * times * values.shape[0] * weights.shape[0] * weights.shape[1]
+    for at, taps in enumerate(weights.shape[2:]):
+        stride, padding, dilation = (given[at % len(given)] for given in (strides, paddings, dilations))
+        starts = [tap * dilation - padding for tap in range(taps)]
+        flops *= sum(_inside(start, stride, fine.shape[2 + at], coarse.shape[2 + at]) for start in starts)
+    return flops
+
+
+def _inside(start: int, stride: int, size: int, steps: int) -> int:
+    """How many of so many steps from `start` are at least 0 and less than `size`."""
+    first, behind = max(0, -(start // stride)), -((start - size) // stride)
+    return max(0, min(steps, behind) - first)
 
 
 def _traffic(nodes: list[Node]) -> int:
@@ -135,13 +169,14 @@ def _storages(nodes: list[Node]) -> dict[Node, tuple[_Storage, ...]]:
             found[node] = ()
         elif node.target is operator.getitem:
             whole, index = node.args
-            found[node] = (found[whole][index],)  # type: ignore[index]
+            several = found[whole]  # type: ignore[index]
+            found[node] = (several[index],) if len(several) > 1 else several  # type: ignore[index]  # parts that are views
         elif _is_view(node):
             found[node] = found[node.all_input_nodes[0]]
         else:
             value = node.meta.get("val")
-            several = value if isinstance(value, (list, tuple)) else (value,)
-            found[node] = tuple(_Storage(_nbytes(one)) for one in several)  # of what isn't a tensor, 0 bytes
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            found[node] = tuple(_Storage(_nbytes(one)) for one in values)  # of what isn't a tensor, 0 bytes
     return found
 
 

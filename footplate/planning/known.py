@@ -7,6 +7,8 @@ entropy of what it answers with labels, AdamW; and the plan says that this was a
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,21 +83,16 @@ def library_model(
         precision: see `subject.py`.
 
     Raises:
-        ConfigError: there is no such thing, or it makes no module.
-        Exception: what it raised.
+        ConfigError: there is no such thing, it makes no module, or none that answers such inputs.
     """
-    make = _found(name)
-    with torch.device("meta"):
-        net = make()
-    if not isinstance(net, nn.Module):
-        raise ConfigError(f"--model {name} made a {type(net).__name__}: expected a torch.nn.Module.")
+    inputs = _inputs(shape)
+    net, assumed = _made(name)
     size = batch_size or 64
     if hasattr(net, "training_step"):
         raise ConfigError(
             f"--model {name} is a module with a training step of its own: plan it with fp.plan(model, batch, on=[…]), or "
             "by the configuration file of `footplate fit`."
         )
-    inputs = _inputs(shape)
     logits = _answer(name, net, inputs)
     labels = torch.empty(size, *logits.shape[1:-1], dtype=torch.int64, device="meta")
     return Subject(
@@ -106,7 +103,7 @@ def library_model(
         precision=precision,
         rows=rows,
         epochs=epochs or 1,
-        assumed=(f"inputs of {shape}, cross entropy over {logits.shape[-1]} classes, AdamW.",),
+        assumed=(*assumed, f"inputs of {shape}, cross entropy over {logits.shape[-1]} classes, AdamW."),
     )
 
 
@@ -142,7 +139,7 @@ def configured(
         batch_size=size,
         precision=precision_of(precision or str(trainer.precision or "32")),
         rows=rows,
-        epochs=epochs or trainer.max_epochs or 1,
+        epochs=epochs or max(1, trainer.max_epochs or 1),  # -1: without end
         gradient_clip_val=trainer.gradient_clip_val,
         assumed=tuple(assumed),
     )
@@ -156,26 +153,55 @@ def _rows_of(data: Any, batch_size: int) -> int | None:
         return None
 
 
+def _made(name: str) -> tuple[nn.Module, tuple[str, ...]]:
+    """A library's model without weights, and what was assumed; a class of transformers is given its usual configuration."""
+    make = _found(name)
+    configuration = getattr(make, "config_class", None)
+    try:
+        with torch.device("meta"):
+            net = make(configuration()) if configuration else make()
+    except Exception as error:
+        raise ConfigError(f"--model {name} can't be made without arguments: {_said(error)}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"--model {name} made a {type(net).__name__}: expected a torch.nn.Module.")
+    if next(net.parameters(), None) is None:
+        raise ConfigError(f"--model {name} has no parameters to train.")
+    return net, (f"{configuration.__name__}() as it comes.",) if configuration else ()
+
+
 def _answer(name: str, net: nn.Module, inputs: Tensor) -> Tensor:
     """The logits of two inputs, without numbers."""
     try:
         with torch.no_grad():
-            return answer_of(net(inputs.new_empty(2, *inputs.shape)))
-    except RuntimeError as error:
+            logits = answer_of(net(inputs.new_empty(2, *inputs.shape)))
+    except ConfigError:
+        raise
+    except Exception as error:
         raise ConfigError(
-            f"--model {name} can't answer inputs of shape {tuple(inputs.shape)} that have no numbers: {error} "
+            f"--model {name} can't answer inputs of shape {tuple(inputs.shape)} that have no numbers: {_said(error)} "
             "Give the right --input, or plan it with fp.plan(module, batch, on=[…]), a module with a training_step."
         ) from error
+    if logits.dim() < 2:
+        raise ConfigError(
+            f"--model {name} answers two inputs with a tensor of shape {tuple(logits.shape)}: expected logits, "
+            "(B, classes) or (B, T, classes)."
+        )
+    return logits
+
+
+def _said(error: Exception) -> str:
+    """An error of somebody else's code in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": .") + "."
 
 
 def _found(name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
-    if not colon or not attribute:
+    if not colon or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"--model {name}: expected module:callable, such as torchvision.models:resnet50.")
     try:
         module = _imported(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--model {name}: {error}.") from None
+    except Exception as error:
+        raise ConfigError(f"--model {name}: {module_name} can't be imported: {_said(error)}") from error
     if not callable(getattr(module, attribute, None)):
         names = [one for one in dir(module) if not one.startswith("_") and callable(getattr(module, one))]
         raise ConfigError(f"--model {name}: {module_name} has no {attribute}. {did_you_mean(attribute, names)[:200]}")
@@ -198,10 +224,11 @@ def _imported(name: str) -> Any:
 
 def _inputs(shape: str) -> Tensor:
     """One input without memory, of a shape such as `3x224x224` or `1024:int64`."""
-    sizes, _, kind = shape.partition(":")
-    dtype = getattr(torch, kind or "float32", None)
-    if not all(part.isdigit() for part in sizes.split("x")) or not isinstance(dtype, torch.dtype):
+    given = re.fullmatch(r"([1-9][0-9]{0,8}(?:x[1-9][0-9]{0,8}){0,7})(?::([a-z]+[0-9]*))?", shape)
+    sizes = [int(part) for part in given[1].split("x")] if given else []
+    dtype = getattr(torch, given[2] or "float32", None) if given else None
+    if not sizes or math.prod(sizes) > 2**31 or not isinstance(dtype, torch.dtype):
         raise ConfigError(
-            f"--input {shape}: expected sizes such as {IMAGE}, and a type after a colon, such as 1024:int64."
+            f"--input {shape[:60]}: expected sizes such as {IMAGE}, and a type after a colon, such as 1024:int64."
         )
-    return torch.empty([int(part) for part in sizes.split("x")], dtype=dtype, device="meta")
+    return torch.empty(sizes, dtype=dtype, device="meta")

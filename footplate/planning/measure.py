@@ -17,9 +17,9 @@ from torch import Tensor
 from footplate import optim
 from footplate.hooks import step_arguments
 from footplate.planning import subject
+from footplate.planning.choices import Choice
 from footplate.planning.compiled import PlanError, program
 from footplate.planning.plainform import plain
-from footplate.planning.study import Choice
 from footplate.planning.subject import Subject
 from footplate.step.capture.functional import pytree
 from footplate.step.transfer import map_tensors
@@ -32,8 +32,8 @@ class Measured:
     """What was foretold for this machine, and what was found.
 
     Attributes:
-        foretold_peak_bytes: memory by XLA's own account.
-        peak_bytes: how much the process that ran the program grew at most.
+        foretold_peak_bytes: memory, as the plan has it.
+        peak_bytes: state and batch, and how much the process that ran the program grew at most within a step.
         least_step_s: the roofline.
         xla_step_s: the median of some steps of XLA's program.
         xla_fastest_step_s: the fastest of them.
@@ -74,7 +74,7 @@ def measure(about: Subject, choice: Choice) -> Measured:
 
 def _eager(about: Subject) -> float:
     """Seconds of a step: forward, backward, the optimizer; without a trainer around it."""
-    module = subject.prepared(about).to_empty(device="cpu")
+    module = subject.empty_copy(subject.prepared(about), "cpu")
     for tensor in (*module.parameters(), *module.buffers()):
         _fill(tensor.data)
     (optimizer,), _ = optim.configure(module)

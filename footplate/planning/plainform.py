@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from footplate.step.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
-from footplate.step.capture.frozen import Reads
+from footplate.step.capture.captured import Captured
+from footplate.step.capture.counters import Counted
 from footplate.step.capture.functional import pytree
-from footplate.step.capture.program import Captured
+from footplate.step.capture.reads import Reads
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ def plain(captured: Captured) -> PlainStep:
     nodes = tuple(_plain_node(node) for node in graph.graph.nodes)
     constants = {node.target: getattr(graph, node.target) for node in nodes if node.op == "get_attr"}
     others = {one.name: getattr(captured, one.name) for one in fields(captured) if one.name != "graph"}
-    # Trees may hold the user's classes, which the other process can't import; lowering asks for neither.
+    # Trees may hold the user's classes, which the other process can't import; lowering asks for none of it.
     others |= {
         "batch": (None, captured.batch[1]),
         "output": None,
         "reads": Reads(),
+        "counted": Counted(),
         "logs": {name: {} for name in captured.logs},
     }
     return PlainStep(nodes, constants, others)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from footplate.jobs.catalog.rows import catalog
-from footplate.planning.study import Choice, Plan, usd_per_sample
+from footplate.planning.choices import Choice, Plan, usd_per_sample
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

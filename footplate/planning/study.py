@@ -7,9 +7,7 @@ by roofline, hours, prices → the cheapest and the fastest. A mistake is found 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ import torch
 
 from footplate.errors import ConfigError
 from footplate.planning import largest, rates, subject
+from footplate.planning.choices import Choice, Memory, Plan
 from footplate.planning.compiled import Program, program
 from footplate.planning.graph import Needs, needs
 from footplate.planning.hlo import Collective, wire_bytes
@@ -28,115 +27,6 @@ from footplate.step.capture import Captured
 
 if TYPE_CHECKING:
     from footplate.planning.measure import Measured
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one device, by kind; None where the way of counting doesn't tell kinds apart.
-
-    Attributes:
-        limit: what the device has.
-        peak: the most that is needed at once; None if the compiler found it too large and gave no number.
-        arguments: state and batch.
-        temporaries: what lives within a step.
-        outputs: what is new beside the state.
-        code: the program.
-    """
-
-    limit: int
-    peak: int | None
-    arguments: int | None
-    temporaries: int | None
-    outputs: int | None = None
-    code: int | None = None
-
-    @property
-    def headroom(self) -> int | None:
-        """What is left."""
-        return None if self.peak is None else self.limit - self.peak
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What one target would need and give.
-
-    Attributes:
-        target: the hardware.
-        batch_size: the global batch.
-        per_device: the batch of one device.
-        fits: whether memory suffices.
-        memory: of one device.
-        flops: of one device and step.
-        nbytes: that one device must at least move to and from its memory in a step.
-        accessed: that all operations of the compiled program read and write, as its compiler counts; None for GPUs.
-        collectives: what devices exchange in a step.
-        roofline: the least time of a step.
-        samples_per_second: of all devices, at most.
-        hours: of the whole training, at least; None if nobody said how long it is.
-        usd: its price, at least; None if hours or price are unknown.
-        largest_batch: the largest global batch that fits.
-        searched: whether that was tried; if not it is reckoned from this program.
-        counted_by: "the TPU's compiler", "XLA" or "the graph".
-        compile_s: how long that took, when it was done.
-        problem: why there is no answer, or what to know beside it.
-    """
-
-    target: Target
-    batch_size: int
-    per_device: int
-    fits: bool
-    memory: Memory
-    flops: float | None
-    nbytes: float | None
-    accessed: float | None
-    collectives: tuple[Collective, ...]
-    roofline: Roofline
-    samples_per_second: float | None
-    hours: float | None
-    usd: float | None
-    largest_batch: int | None
-    searched: bool
-    counted_by: str
-    compile_s: float | None = None
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A plan: `print` it, or take `choices`.
-
-    Attributes:
-        subject: what was planned.
-        choices: one for each target, in the order in which they were asked for.
-        measured: some steps run here, beside what was foretold; None unless asked for.
-    """
-
-    subject: Subject
-    choices: tuple[Choice, ...]
-    measured: Measured | None = None
-
-    @property
-    def fastest(self) -> Choice | None:
-        """The choice that fits and whose training is the shortest."""
-        return _least(self.choices, lambda choice: choice.samples_per_second and -choice.samples_per_second)
-
-    @property
-    def cheapest(self) -> Choice | None:
-        """The choice that fits and whose sample costs the least, among those with a known price."""
-        return _least(self.choices, usd_per_sample)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, as `--format json` prints them."""
-        from footplate.planning.report import to_dict
-
-        return to_dict(self)
-
-    def __str__(self) -> str:
-        from footplate.planning.report import to_text
-
-        return to_text(self)
 
 
 def plan(
@@ -171,12 +61,13 @@ def plan(
         measure: run some steps on this CPU and compare; `on` must name "cpu".
 
     Raises:
-        ConfigError: an unknown name, a batch that can't be shared out.
+        ConfigError: an unknown name, a batch that can't be shared out, a number that is none of samples or epochs.
         CaptureError: the step can't be captured; the text names the line.
         MissingOperation: it needs operations that XLA's table lacks, all of them named.
         MissingExtra: JAX or libtpu isn't installed.
         PlanError: the compiler failed.
     """
+    subject.require_sizes(batch_size, dataset_rows, epochs)
     batch = subject.example_of(data)
     about = Subject(
         name=type(model).__name__,
@@ -281,6 +172,7 @@ def _compiled(
         fits=fits,
         memory=memory,
         flops=flops if fits else None,
+        convolutions=counted.convolution_flops / max(1.0, counted.flops),
         nbytes=min(made.accessed_bytes, counted.traffic_bytes) if fits else None,
         accessed=made.accessed_bytes if fits else None,
         collectives=made.collectives,
@@ -311,6 +203,7 @@ def _counted(about: Subject, target: Target, counted: Needs, captures: _Captures
             temporaries=counted.peak_bytes - counted.state_bytes - counted.batch_bytes,
         ),
         flops=counted.flops,
+        convolutions=counted.convolution_flops / max(1.0, counted.flops),
         nbytes=float(counted.traffic_bytes),
         accessed=None,
         collectives=tuple(exchanged),
@@ -321,8 +214,11 @@ def _counted(about: Subject, target: Target, counted: Needs, captures: _Captures
     )
 
 
-def _finished(about: Subject, target: Target, *, fits: bool, **found: Any) -> Choice:
-    """A choice with its times, hours and price, none of which it has if it doesn't fit."""
+def _finished(about: Subject, target: Target, *, fits: bool, convolutions: float, **found: Any) -> Choice:
+    """A choice with its times, hours and price, none of which it has if it doesn't fit.
+
+    `convolutions` is their part of the arithmetic.
+    """
     times = Roofline(None, None, None)
     if fits:
         here = target.kind == "cpu"
@@ -331,7 +227,7 @@ def _finished(about: Subject, target: Target, *, fits: bool, **found: Any) -> Ch
             found["flops"],
             found["nbytes"],
             wire_bytes(found["collectives"], target.devices),
-            flops_per_s=rates.flops_per_s(dtype) if here else target.flops_per_s(about.precision),
+            flops_per_s=rates.flops_per_s(dtype) if here else target.flops_per_s(about.precision, convolutions),
             bytes_per_s=rates.bytes_per_s() if here else target.bytes_per_s,
             wire_bytes_per_s=target.wire_bytes_per_s,
         )
@@ -349,20 +245,6 @@ def _finished(about: Subject, target: Target, *, fits: bool, **found: Any) -> Ch
         usd=usd,
         **found,
     )
-
-
-def usd_per_sample(choice: Choice) -> float | None:
-    """The least that a sample costs; None where the price isn't known."""
-    if choice.samples_per_second is None or choice.target.usd_per_hour is None:
-        return None
-    return choice.target.usd_per_hour / 3600 / choice.samples_per_second
-
-
-def _least(choices: Sequence[Choice], of: Callable[[Choice], float | None]) -> Choice | None:
-    known = [
-        (value, index) for index, choice in enumerate(choices) if choice.fits and (value := of(choice)) is not None
-    ]
-    return choices[min(known)[1]] if known else None
 
 
 def _first_line(text: str) -> str:

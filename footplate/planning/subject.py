@@ -58,6 +58,18 @@ class Subject:
         return max(1, -(-(self.rows or self.batch_size) // self.batch_size)) * self.epochs
 
 
+def require_sizes(batch_size: int | None, rows: int | None, epochs: int | None) -> None:
+    """See that numbers that somebody gave can be numbers of samples and epochs.
+
+    Raises:
+        ConfigError: one of them can't.
+    """
+    limits = ("batch_size", batch_size, 2**31), ("dataset_rows", rows, 10**15), ("epochs", epochs, 10**9)
+    for name, value, most in limits:
+        if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+            raise ConfigError(f"{name}={str(value)[:40]}: expected a whole number from 1 to {most:,}.")
+
+
 def precision_of(name: str) -> str:
     """A precision by any of its names.
 
@@ -111,7 +123,7 @@ def captured(subject: Subject, size: int, averages: bool) -> Captured:
 
 def prepared(subject: Subject) -> Any:
     """The module as a trainer would begin with it, without weights: its hooks called, its precision set."""
-    module = without_weights(subject.module)
+    module = empty_copy(subject.module, "meta")
     object.__setattr__(module, "_trainer", _Trainer(subject))
     for name, given in (("configure_model", ()), ("setup", ("fit",))):
         if overrides(module, name):
@@ -123,13 +135,18 @@ def prepared(subject: Subject) -> Any:
     return module
 
 
-def without_weights(module: Any) -> Any:
-    """A copy of a module whose parameters and buffers have shapes and no memory."""
+def empty_copy(module: Any, device: str) -> Any:
+    """A copy of a module whose parameters and buffers are new and unfilled; those that are shared in it stay shared.
+
+    Args:
+        module: what is copied.
+        device: where they lie; on "meta" they have shapes and no memory.
+    """
     kept: dict[int, Any] = {}
     for parameter in module.parameters():
-        kept[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        kept[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
     for buffer in module.buffers():
-        kept[id(buffer)] = torch.empty_like(buffer, device="meta")
+        kept[id(buffer)] = torch.empty_like(buffer, device=device)
     return copy.deepcopy(module, kept)
 
 

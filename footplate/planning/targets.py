@@ -16,40 +16,10 @@ import re
 from dataclasses import dataclass
 
 from footplate.errors import ConfigError, did_you_mean
+from footplate.hardware.tpu.names import Slice, generation_of, generations, sizes, slice_of
 from footplate.jobs.catalog.rows import Accelerator, catalog
 
-FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A generation of TPUs.
-
-    Attributes:
-        row: its name in the catalog.
-        named_by: how many of what a slice's name counts a chip is: 2 where it counts cores.
-        devices: how many devices a chip is.
-        shapes: the slice's shape for each number of chips.
-        largest: the most chips of a slice.
-    """
-
-    row: str
-    named_by: int
-    devices: int
-    shapes: dict[int, str]
-    largest: int
-
-
-GENERATIONS = {
-    "v2": Generation("TPU_V2", 2, 2, FLAT, 256),
-    "v3": Generation("TPU_V3", 2, 2, FLAT, 256),
-    "v4": Generation("TPU_V4_POD", 2, 1, DEEP, 512),
-    "v5e": Generation("TPU_V5_LITEPOD", 1, 1, FLAT, 256),
-    "v5p": Generation("TPU_V5P", 2, 1, DEEP, 512),
-    "v6e": Generation("TPU_V6E", 1, 1, FLAT, 256),
-}
-ALIASES = {"v5litepod": "v5e"}
+MOST_CHIPS = {2: 256, 3: 512}  # of a slice that is planned for, by the number of its dimensions
 
 
 @dataclass(frozen=True)
@@ -92,11 +62,16 @@ class Target:
             return {"chip_config_name": "megacore"}
         return {"chips_per_host_bounds": (1, 1, 1)} if self.chips == 1 else {}
 
-    def flops_per_s(self, precision: str) -> float | None:
-        """The peak rate of one device for matrix products; None where the catalog has none, and for a CPU.
+    def flops_per_s(self, precision: str, convolutions: float = 0.0) -> float | None:
+        """The peak rate of one device for products; None where the catalog has none, and for a CPU.
 
         A TPU multiplies bfloat16. Products in full single precision, which is what Footplate asks of it unless told
-        otherwise, are made of six of those (XLA's HIGHEST).
+        otherwise, are made of six of those (XLA's HIGHEST). On a GPU torch takes TF32 for convolutions and single precision
+        for products of matrices, unless told otherwise.
+
+        Args:
+            precision: the training's.
+            convolutions: which part of the arithmetic is that of convolutions.
         """
         row = self.accelerator
         if row is None:
@@ -104,8 +79,12 @@ class Target:
         per_device = self.chips / self.devices * 1e12
         if self.kind == "tpu":
             rate = row.bf16_tflops and row.bf16_tflops / (1 if precision.startswith("bf16") else 6)
+        elif precision.startswith("bf16"):
+            rate = row.bf16_tflops
         else:
-            rate = row.bf16_tflops if precision.startswith("bf16") else row.fp32_tflops
+            rate = row.fp32_tflops
+            if rate and row.tf32_tflops:
+                rate = 1 / ((1 - convolutions) / rate + convolutions / row.tf32_tflops)
         return rate * per_device if rate else None
 
 
@@ -118,29 +97,26 @@ def target_of(name: str) -> Target:
     text = name.strip()
     if text.lower() == "cpu":
         return _cpu()
-    slice_ = re.fullmatch(r"(v\d+[a-z]*)-(\d+)", text.lower())
-    if slice_ and ALIASES.get(slice_[1], slice_[1]) in GENERATIONS:
-        return _slice(text, ALIASES.get(slice_[1], slice_[1]), int(slice_[2]))
+    if generation_of(text) is not None:
+        return _slice(text, slice_of(text))
     gpus = {row.short.lower(): row for row in catalog().accelerators.values() if row.kind == "gpu"}
-    known, _, count = text.lower().rpartition("x")
     if text.lower() in gpus:
         return _gpus(text, gpus[text.lower()], 1)
-    if known in gpus and count.isdigit() and int(count):
-        return _gpus(text, gpus[known], int(count))
-    options = ["cpu", *(f"{one}-8" for one in GENERATIONS), *(row.short for row in gpus.values())]
+    several = re.fullmatch(r"(.+)x([1-9][0-9]{0,5})", text.lower())
+    if several and several[1] in gpus:
+        return _gpus(text, gpus[several[1]], int(several[2]))
+    options = ["cpu", *(f"{one}-8" for one in generations()), *(row.short for row in gpus.values())]
     raise ConfigError(f'"{name[:60]}" is nothing to plan for. {did_you_mean(text, options)} Several GPUs: H100x8.')
 
 
-def _slice(name: str, generation: str, count: int) -> Target:
-    about = GENERATIONS[generation]
-    sizes = [chips for chips in about.shapes if chips <= about.largest]
-    chips = count // about.named_by
-    if count % about.named_by or chips not in sizes:
-        unit = "chips" if about.named_by == 1 else "cores, two a chip"
-        names = ", ".join(f"{generation}-{one * about.named_by}" for one in sizes)
-        raise ConfigError(f'"{name}": {generation} slices are named by their {unit}; there are {names}.')
-    row = catalog().accelerators[about.row]
-    devices = chips * about.devices
+def _slice(name: str, found: Slice) -> Target:
+    generation, chips, devices = found.generation, found.chips, found.devices
+    most = MOST_CHIPS[found.topology.count("x") + 1]
+    if chips > most:
+        raise ConfigError(
+            f'"{name}": {chips} chips are more than can be planned for; there are {sizes(generation, most)}.'
+        )
+    row = catalog().accelerators[generation.catalog]
     wire = row.interconnect_gb_per_s
     return Target(
         name=name,
@@ -148,10 +124,10 @@ def _slice(name: str, generation: str, count: int) -> Target:
         accelerator=row,
         devices=devices,
         chips=chips,
-        topology=f"{generation}:{about.shapes[chips]}",
-        memory_bytes=int(row.memory_gb * 2**30) // about.devices,
-        bytes_per_s=row.memory_gb_per_s * 1e9 / about.devices,
-        wire_bytes_per_s=wire * 1e9 / 2 / about.devices if wire else None,
+        topology=f"{generation.name}:{found.topology}",
+        memory_bytes=int(row.memory_gb * 2**30) // generation.devices_per_chip,
+        bytes_per_s=row.memory_gb_per_s * 1e9 / generation.devices_per_chip,
+        wire_bytes_per_s=wire * 1e9 / 2 / generation.devices_per_chip if wire else None,
         usd_per_hour=row.usd_per_hour * chips if row.usd_per_hour else None,
         machine=f"{chips} {row.short} chip{'s' * (chips > 1)}, with the machines",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -39,3 +41,55 @@ class Batches(fp.DataModule):
 
     def train_dataloader(self):
         return DataLoader(TensorDataset(*batch(96)), batch_size=16)
+
+
+class Scaled(nn.Module):
+    """A model with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+class Pair(Scaled):
+    """Answers with more than a tensor."""
+
+    def forward(self, x):
+        return self.scale * x, 1
+
+
+class Branch(Scaled):
+    """Asks what its input's numbers are."""
+
+    def forward(self, x):
+        return self.scale * x if x.sum() > 0 else -x
+
+
+class Total(Scaled):
+    """Answers with a single number."""
+
+    def forward(self, x):
+        return (self.scale * x).sum()
+
+
+class Huge(nn.Linear):
+    """160 GB of weights."""
+
+    def __init__(self) -> None:
+        super().__init__(200_000, 200_000, bias=False)
+
+
+@dataclass
+class Settings:
+    """What `Configured` is made from."""
+
+    words: int = 100
+
+
+class Configured(nn.Sequential):
+    """Made as the classes of transformers are."""
+
+    config_class = Settings
+
+    def __init__(self, config: Settings) -> None:
+        super().__init__(nn.Embedding(config.words, WIDTH), nn.Linear(WIDTH, config.words))

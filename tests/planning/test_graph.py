@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -75,17 +77,78 @@ def test_what_devices_exchange_is_the_gradients_and_what_is_logged():
     assert counted(Small(), batch(), 32).averaged_bytes == 0
 
 
-def test_convolutions_count_by_their_outputs():
-    class Convolution(fp.Module):
+class Convolution(fp.Module):
+    """One convolution, and the mean square of what it answers."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_convolution_counts_by_its_outputs_without_products_with_padding():
+    net = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    forward = 2 * 4 * 8 * 3 * (3 * 16 - 2) ** 2  # at either edge one tap of three meets padding
+    found = counted(Convolution(net), torch.zeros(4, 3, 16, 16), 4)
+    assert found.flops == found.convolution_flops == 2 * forward
+
+
+def test_a_depthwise_convolutions_channels_meet_no_others_forward_or_backward():
+    net = nn.Conv2d(64, 64, 7, groups=64, bias=False)
+    forward = 2 * 4 * 64 * 49 * 10 * 10
+    assert counted(Convolution(net), torch.zeros(4, 64, 16, 16), 4).flops == 2 * forward
+
+
+def test_products_of_a_convolution_are_as_many_as_its_ones_add_up_to():
+    class Many(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+            kinds = itertools.product((1, 3), (1, 2), (0, 2), (1, 2), (nn.Conv1d, nn.ConvTranspose1d))
+            self.each = nn.ModuleList(
+                make(1, 1, kernel, stride, padding, dilation=dilation, bias=False)
+                for kernel, stride, padding, dilation, make in kinds
+            )
+            for one in self.each:
+                nn.init.ones_(one.weight)
+
+        def forward(self, x):
+            return torch.stack([one(x).sum() for one in self.each])
+
+    net, ones = Many(), torch.ones(1, 1, 9)
+    products = net(ones).sum().item()
+    assert counted(Convolution(net), ones, 1).flops == 2 * 2 * products  # forward, and backward to the weights
+
+
+def test_parts_of_a_tensor_lie_in_its_memory():
+    class Parts(Small):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            one, two = self.first(x).chunk(2, -1)
+            return super().training_step((torch.cat([one, two], -1), y), batch_idx)
+
+    assert (
+        counted(Parts(), batch(), 4096).peak_bytes < counted(Small(), batch(), 4096).peak_bytes + 5 * 4 * 4096 * WIDTH
+    )
+
+
+def test_causal_attention_counts_half_of_what_all_to_all_does():
+    class Attending(fp.Module):
+        def __init__(self, causal):
+            super().__init__()
+            self.qkv, self.causal = nn.Linear(16, 48, bias=False), causal
 
         def training_step(self, batch, batch_idx):
-            return self.net(batch).square().mean()
+            q, k, v = self.qkv(batch).chunk(3, -1)
+            return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal).square().mean()
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    forward = 2 * 4 * 8 * 16 * 16 * 3 * 9
-    assert counted(Convolution(), torch.zeros(4, 3, 16, 16), 4).flops == 2 * forward
+    whole, half = (counted(Attending(causal), torch.zeros(2, 1, 8, 16), 2).flops for causal in (False, True))
+    attention = (2 + 5) * 2 * 2 * 8 * 8 * 16
+    assert whole - half == attention / 2

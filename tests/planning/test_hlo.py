@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from footplate.planning.hlo import Collective, collectives, wire_bytes
+from footplate.planning.hlo import Collective, collectives, set_aside, wire_bytes
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -51,3 +51,42 @@ def test_a_program_of_four_devices_says_what_they_exchange():
 def test_a_ring_sends_nearly_twice_what_it_averages():
     assert wire_bytes([Collective("all-reduce", 1, 800)], 8) == 1400
     assert wire_bytes([Collective("all-reduce", 1, 800)], 1) == 0
+
+
+def fusion(*operations: str, kind: str = "__ynn_fusion") -> str:
+    """A program with one fusion of these operations."""
+    inside = "\n".join(f"  {one}" for one in operations)
+    call = f'ROOT %f = f32[8,4]{{1,0}} fusion(%x), kind=kCustom, calls=%inside, backend_config={{"kind":"{kind}"}}'
+    return (
+        f"%inside (p: f32[8,2]) -> f32[8,4] {{\n{inside}\n}}\n\nENTRY %main (x: f32[8,2]) -> f32[8,4] {{\n  {call}\n}}"
+    )
+
+
+DOT = "%d = f32[8,4]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+PARAMETER = "%p = f32[8,2]{1,0} parameter(0)"
+
+
+BIASED = "%a = f32[8,4]{1,0} add(%d, %b)"
+WHOLE = 8 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("operations", "nbytes"),
+    [
+        ((PARAMETER, f"ROOT {DOT}"), 0),
+        ((DOT, "%r = f32[8]{0} reduce(%d, %c)", "ROOT %s = f32[8,4]{1,0} subtract(%d, %r)"), 0),
+        ((DOT, BIASED, "%r = f32[8]{0} reduce(%a, %c)", "ROOT %s = f32[8,4]{1,0} subtract(%a, %r)"), WHOLE),
+        ((DOT, "ROOT %r = f32[8]{0} reduce(%d, %c)"), WHOLE),
+        ((PARAMETER, "%e = f32[8,2]{1,0} exponential(%p)", "ROOT %r = f32[8]{0} reduce(%e, %c)"), 0),
+    ],
+    ids=["a product alone", "reduced and used again", "and with a bias before", "result too small for it", "a chain"],
+)
+def test_within_a_librarys_fusion_one_value_lies_where_the_result_will(operations, nbytes):
+    assert set_aside(fusion(*operations)) == nbytes
+    assert set_aside(fusion(*operations, kind="other")) == 0
+
+
+def test_a_convolution_takes_as_much_as_its_result_and_the_largest_counts():
+    results = ("f32[2,3,3,2]{3,2,1,0}", "bf16[2,3,3,5]{3,2,1,0}")
+    lines = [f"  %c{i} = {one} convolution(%e, %f), window={{size=3x3}}" for i, one in enumerate(results)]
+    assert set_aside("\n".join(["ENTRY %main (e: f32[2]) -> f32[2] {", *lines, "}"])) == 2 * 3 * 3 * 5 * 2

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +18,7 @@ from footplate.cli.main import main
 from footplate.planning import compiled
 from footplate.planning.chart import draw
 from footplate.planning.plainform import fingerprint, plain, restored
-from footplate.planning.subject import Subject, captured
+from footplate.planning.subject import Subject, captured, empty_copy, prepared
 from footplate.planning.targets import target_of
 from footplate.step.capture import CaptureError
 from planning.nets import CLASSES, WIDTH, Small, batch
@@ -61,6 +66,20 @@ def test_the_users_module_is_left_as_it_was():
     fp.plan(module, batch(), on=["H100"], precision="bf16-true")
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert module._trainer is None
+
+
+def test_the_copy_that_is_measured_shares_the_weights_that_the_module_shares():
+    class Tied(Small):
+        def __init__(self):
+            super().__init__()
+            self.other = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+            self.other.weight = self.first.weight
+
+    about = Subject("it", Tied(), batch(), 32, "bf16-mixed")
+    copied = empty_copy(prepared(about), "cpu")
+    assert copied.other.weight is copied.first.weight
+    assert {one.device.type for one in copied.parameters()} == {"cpu"}
+    assert copied.training_step.__self__ is copied  # also where autocast stands around it
 
 
 def test_bfloat16_halves_the_state():
@@ -111,6 +130,30 @@ def test_a_step_that_cannot_be_captured_says_where():
 
     with pytest.raises(CaptureError, match=r"test_plan\.py"):
         fp.plan(Branching(), batch(), on=["H100"])
+
+
+def test_several_optimizers_are_refused():
+    class Two(Small):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.first, self.second)]
+
+    with pytest.raises(fp.ConfigError, match="one optimizer"):
+        fp.plan(Two(), batch(), on=["H100"])
+
+
+def test_a_question_to_the_trainer_that_nobody_can_answer_yet_is_named():
+    class Asking(Small):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1 * self.trainer.world_size)
+
+    with pytest.raises(CaptureError, match="world_size"):
+        fp.plan(Asking(), batch(), on=["H100"])
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"batch_size": "8"}, {"dataset_rows": -5}, {"epochs": 0}])
+def test_numbers_of_samples_and_epochs_that_cannot_be_are_refused(wrong):
+    with pytest.raises(fp.ConfigError, match=f"{next(iter(wrong))}=.*from 1 to"):
+        fp.plan(Small(), batch(), on=["H100"], **wrong)
 
 
 def test_operations_that_are_missing_are_all_named_before_a_compilation():
@@ -172,7 +215,25 @@ def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
         (["--model", "torch.nn:Linaer", "--on", "H100"], "Linaer"),
         (["--model", "torch.nn", "--on", "H100"], "module:callable"),
         (["--model", "torch.nn:Identity", "--input", "3x", "--on", "H100"], "--input"),
-        (["demo", "--batch-size", "0"], "at least 1"),
+        (["demo", "--batch-size", "0"], "from 1 to"),
+        (["demo", "--batch-size", "9" * 20], "from 1 to"),
+        (["demo", "--dataset-rows", "-1"], "from 1 to"),
+        (["demo", "--on", "H100x" + "9" * 5000], "nothing to plan for"),
+        (["demo", "--on", "H100x²"], "nothing to plan for"),
+        (["demo", "--precision", ""], "precision="),
+        (["demo", "--json", "no_such_folder/plan.json"], "a folder that there is"),
+        (["--model", "", "--on", "H100"], "module:callable"),
+        (["--model", "..:x", "--on", "H100"], "module:callable"),
+        (["--model", "no_such_package.models:x", "--on", "H100"], "can't be imported"),
+        (["--model", "torch.nn:Linear", "--on", "H100"], "without arguments: TypeError"),
+        (["--model", "torch:rand", "--on", "H100"], "made a Tensor|without arguments"),
+        (["--model", "planning.nets:Pair", "--input", "4", "--on", "H100"], "returned a tuple"),
+        (["--model", "planning.nets:Branch", "--input", "4", "--on", "H100"], "have no numbers"),
+        (["--model", "planning.nets:Total", "--input", "4", "--on", "H100"], "expected logits"),
+        (["--model", "torch.nn:Identity", "--input", "4", "--on", "H100"], "no parameters"),
+        (["--model", "torch.nn:Identity", "--input", "0x3", "--on", "H100"], "--input"),
+        (["--model", "torch.nn:Identity", "--input", "99999999x99999999", "--on", "H100"], "--input"),
+        (["--model", "torch.nn:Identity", "--input", "3:nn", "--on", "H100"], "--input"),
         (["demo", "--chart", "plan.pdf"], r"\.png or \.svg"),
     ],
 )
@@ -183,20 +244,69 @@ def test_a_mistake_on_the_command_line_is_one_message(argv, said, capsys):
     assert re.search(said, capsys.readouterr().err)
 
 
+def test_the_command_ends_with_1_where_the_training_fits_nowhere(capsys):
+    assert main(["plan", "--model", "planning.nets:Huge", "--input", "200000", "--on", "T4,H100"]) == 1
+    assert "NO" in capsys.readouterr().out
+
+
+def test_a_class_of_transformers_is_made_from_its_configuration_without_weights(capsys):
+    argv = ["plan", "--model", "planning.nets:Configured", "--input", "16:int64", "--batch-size", "4", "--on", "H100"]
+    assert main(argv) == 0
+    assert "Assumed: Settings() as it comes." in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_text_is_no_configuration(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["plan", str(file), "--on", "H100"]) == 2
+    assert "is no text" in capsys.readouterr().err
+
+
 def test_a_chart_is_drawn(tmp_path):
     plan = fp.plan(Small(), batch(64), on=["H100", "H100x8", "T4"])
     for name in ("plan.png", "plan.svg"):
         assert draw(plan, tmp_path / name).stat().st_size > 10_000
 
 
+PARENT = """
+import os, subprocess, sys
+command = [sys.executable, "-m", "footplate.planning.compiler", *sys.argv[1:], str(os.getpid())]
+child = subprocess.Popen(command)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_the_compiler_does_not_outlive_the_plan_that_asked_it(tmp_path):
+    os.mkfifo(tmp_path / "request")  # nobody writes into it, so the compiler waits
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "request"), str(tmp_path / "reply")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        compiler = int(parent.stdout.readline())
+        parent.kill()
+    until = time.monotonic() + 60
+    while running(compiler):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
 @pytest.mark.slow
 def test_this_machines_cpu_is_planned_by_xla_and_measured():
-    plan = fp.plan(Small(), batch(4096), on=["cpu"], measure=True)
+    plan = fp.plan(Small(), batch(2**16), on=["cpu"], measure=True, search=True)
     (choice,) = plan.choices
-    assert choice.memory.arguments >= WEIGHTS + 4096 * 4 * WIDTH
+    assert choice.searched
+    assert choice.largest_batch >= 2**19  # 4 KB a sample, and gigabytes of memory
+    assert choice.memory.arguments >= WEIGHTS + 2**16 * 4 * WIDTH
     assert plan.measured.xla_step_s > 0
     assert plan.measured.eager_step_s > 0
-    assert plan.measured.peak_bytes > 0
+    assert plan.measured.peak_bytes == pytest.approx(choice.memory.peak, rel=0.25)  # some MB are the libraries' own
 
 
 @pytest.mark.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from footplate.errors import ConfigError
-from footplate.planning.targets import GENERATIONS, target_of
+from footplate.planning.targets import target_of
 
 
 @pytest.mark.parametrize(
@@ -25,15 +25,6 @@ def test_a_slice_is_named_by_chips_or_cores_as_its_generation_is(name, topology,
     assert (found.topology, found.devices, found.chips) == (topology, devices, chips)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_shape_has_as_many_chips_as_it_stands_for(generation):
-    for chips, shape in GENERATIONS[generation].shapes.items():
-        product = 1
-        for side in shape.split("x"):
-            product *= int(side)
-        assert product == chips
-
-
 def test_a_core_of_a_v3_has_half_of_its_chips_memory_and_rates():
     found = target_of("v3-8")
     assert found.memory_bytes == 16 * 2**30
@@ -43,6 +34,14 @@ def test_a_core_of_a_v3_has_half_of_its_chips_memory_and_rates():
 def test_full_single_precision_is_six_products_of_bfloat16_on_a_tpu():
     found = target_of("v5e-8")
     assert found.flops_per_s("32-true") == pytest.approx(197e12 / 6)
+
+
+def test_on_a_gpu_convolutions_are_in_tf32_and_products_of_matrices_are_not():
+    found = target_of("H100")
+    assert found.flops_per_s("32-true") == 67e12
+    assert found.flops_per_s("32-true", convolutions=1.0) == pytest.approx(494.5e12)
+    assert found.flops_per_s("32-true", convolutions=0.5) == pytest.approx(1e12 / (0.5 / 67 + 0.5 / 494.5))
+    assert target_of("V100").flops_per_s("32-true", convolutions=1.0) == 15.7e12
 
 
 def test_the_price_of_a_gpu_includes_its_machine():
@@ -64,6 +63,7 @@ def test_a_rate_that_the_catalog_lacks_stays_unknown():
     [
         ("v5e-7", "v5e-8"),
         ("v4-4", "cores, two a chip"),
+        ("v3-2048", "more than can be planned for; there are v3-8, "),
         ("v7-8", 'Did you mean "v'),
         ("H1000", 'Did you mean "H100"'),
         ("H100x3", "1, 2, 4, 8"),
