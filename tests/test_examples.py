@@ -75,6 +75,17 @@ def test_a_module_and_a_callback_of_lightning_train_as_they_are(tmp_path):
 
 
 @pytest.mark.slow
+def test_estimator_goes_on_where_its_directory_stands(tmp_path):
+    lines = [
+        run_example("estimator.py", tmp_path, "run", "--max-steps", steps, "--accelerator", "cpu")
+        for steps in ("80", "120")
+    ]
+    found = [re.search(r"steps (\d+) to (\d+): accuracy (\S+)", line).groups() for line in lines]
+    assert [ends for *ends, _ in found] == [["0", "80"], ["80", "120"]]
+    assert float(found[1][2]) > 0.6
+
+
+@pytest.mark.slow
 def test_the_ladder_has_the_same_result_on_every_rung(tmp_path):
     printed = run_example("ladder.py", tmp_path, "1", "-2")
     alone, two = (float(loss) for loss in re.findall(r"np=.*: val_loss (\S+)", printed))

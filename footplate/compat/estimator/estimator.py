@@ -1,0 +1,340 @@
+"""`Estimator`: training by global step, in a directory, again and again.
+
+All that an Estimator knows lies in its `model_dir`. Each call makes a Trainer:
+
+    train       continues from the newest checkpoint there is, and saves every so many steps and at the end
+    evaluate    loads the newest checkpoint, and measures
+    predict     loads it, and gives the predictions row by row
+    train_and_evaluate    trains, and measures and exports at every checkpoint
+
+So a script that was killed is started again and goes on, and one with a larger `max_steps` goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from footplate import checkpoint
+from footplate.callbacks import Callback, ModelCheckpoint
+from footplate.checkpoint.storage import Place, to_place
+from footplate.compat.estimator import weights
+from footplate.compat.estimator.exporters import Exporting, export_all, exporters_of
+from footplate.compat.estimator.inout import InputFn, batches_of, chosen, rows_of
+from footplate.compat.estimator.model import ModelFn, ModelOfFunction, Serving
+from footplate.compat.estimator.spec import (
+    MODES,
+    EvalSpec,
+    ModeKeys,
+    RunConfig,
+    TrainSpec,
+    WarmStartSettings,
+    evaluated,
+)
+from footplate.errors import CheckpointError, ConfigError
+from footplate.export import export_model
+from footplate.rng import seed_globals
+from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Estimator:
+    """Trains, evaluates and predicts with what a `model_fn` makes of batches (see `footplate.compat.estimator.model`).
+
+    An `input_fn` takes nothing, or `params`, and returns something that can be iterated over again and again: a
+    `footplate.Loader`, a torch DataLoader, a list. A batch that is a pair is features and labels; any other is features.
+
+    Args:
+        model_fn: `(features, labels, mode, params, config) → EstimatorSpec`; it names those that it takes.
+        model_dir: where checkpoints, metrics and exports lie; the config's, or else a new temporary directory. Of a URI of
+            an object store (`gs://bucket/name`) checkpoints alone lie there, all else in `runs/name` of this machine.
+        config: see `RunConfig`.
+        params: given to `model_fn` and `input_fn`.
+        warm_start_from: a checkpoint, or another Estimator's `model_dir`, whose weights training begins with where there is
+            no checkpoint in `model_dir` yet; or `WarmStartSettings`, for some of them.
+
+    Attributes:
+        run_dir: where metrics and exports lie.
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        model_dir: str | Path | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: str | Path | WarmStartSettings | None = None,
+    ) -> None:
+        self.config = config or RunConfig()
+        self.params: dict[str, Any] = dict(params or {})
+        where = model_dir or self.config.model_dir
+        if where is None:
+            where = tempfile.mkdtemp(prefix="footplate-estimator-")
+            log.warning("No model_dir was given: %s is used.", where)
+        self.model_dir = to_place(where)
+        self.run_dir = self.model_dir if isinstance(self.model_dir, Path) else Path("runs") / self.model_dir.name
+        self._model_fn = model_fn
+        self._model = self._new_model()
+        if isinstance(warm_start_from, (str, Path)):
+            warm_start_from = WarmStartSettings(warm_start_from)
+        self._warm_start = warm_start_from
+
+    def train(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Callback] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+    ) -> Estimator:
+        """Train, from the newest checkpoint in `model_dir` if there is one.
+
+        Args:
+            input_fn: see the class. It is called twice: for the batch that modules are made with, and for training.
+            hooks: callbacks.
+            steps: make so many steps more, over the data as often as needed.
+            max_steps: go on until this global step; nothing is done where it is reached. With neither, to the end of one
+                pass over the data.
+
+        Returns:
+            The Estimator.
+
+        Raises:
+            ConfigError: both are given, or what `input_fn` or `model_fn` returned can't be used.
+        """
+        end = self._end(steps, max_steps)
+        if end is not None and self.global_step >= end:
+            log.info("Nothing to train: step %d is reached.", end)
+            return self
+        self._fit(input_fn, hooks or (), end)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        steps: int | None = None,
+        hooks: Sequence[Callback] | None = None,
+        checkpoint_path: str | Place | None = None,
+    ) -> dict[str, float]:
+        """Measure the model of the newest checkpoint, or of another.
+
+        Args:
+            input_fn: see the class.
+            steps: on so many batches; None for all.
+            hooks: callbacks.
+            checkpoint_path: of this checkpoint.
+
+        Returns:
+            `loss`, the metrics, and `global_step`.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        self._prepare(ModeKeys.EVAL, input_fn)
+        step = self._load(self._model, checkpoint_path)
+        trainer = self._trainer(callbacks=list(hooks or ()), saves=False, limit_val_batches=steps)
+        (found,) = trainer.validate(self._model, [self._input(input_fn, ModeKeys.EVAL)], verbose=False)
+        return evaluated(found) | {"global_step": step}
+
+    def predict(
+        self,
+        input_fn: InputFn,
+        predict_keys: Sequence[str] | None = None,
+        hooks: Sequence[Callback] | None = None,
+        checkpoint_path: str | Place | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """The predictions of the newest checkpoint's model, or of another's; they are made when the first is asked for.
+
+        Args:
+            input_fn: see the class.
+            predict_keys: only these of the predictions.
+            hooks: callbacks.
+            checkpoint_path: of this checkpoint.
+            yield_single_examples: one row at a time; else one batch.
+
+        Yields:
+            What `model_fn` gave as predictions: a tensor, or a dict of tensors.
+
+        Raises:
+            CheckpointError: there is none.
+            ConfigError: a key that isn't among the predictions.
+        """
+        self._prepare(ModeKeys.PREDICT, input_fn)
+        self._load(self._model, checkpoint_path)
+        trainer = self._trainer(callbacks=list(hooks or ()), saves=False)
+        for batch in trainer.predict(self._model, [self._input(input_fn, ModeKeys.PREDICT)]):
+            found = chosen(batch, predict_keys)
+            if yield_single_examples:
+                yield from rows_of(found)
+            else:
+                yield found
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | Path,
+        serving_input_receiver_fn: Callable[[], Any],
+        checkpoint_path: str | Place | None = None,
+    ) -> Path:
+        """Write the newest checkpoint's model as a file that `torch.export.load(path).module()` runs without this code.
+
+        Args:
+            export_dir_base: the file is `TIME/model.pt2` in it.
+            serving_input_receiver_fn: returns an example of features, a batch of any size.
+            checkpoint_path: of this checkpoint.
+
+        Returns:
+            The file, which takes features and gives predictions.
+
+        Raises:
+            CheckpointError: there is none.
+            ConfigError: torch can't export the model.
+        """
+        features = serving_input_receiver_fn()
+        model = self._new_model()  # its own: an exporter's call comes while the other is being trained
+        model.build(ModeKeys.PREDICT, features)
+        self._load(model, checkpoint_path)
+        path = Path(export_dir_base) / str(time.time_ns() // 1_000_000) / "model.pt2"
+        return export_model(Serving(model), path, example_input=(features,))
+
+    @property
+    def global_step(self) -> int:
+        """The step of the newest checkpoint; 0 without one."""
+        newest = self.latest_checkpoint()
+        return 0 if newest is None else int(checkpoint.read_meta(newest)["global_step"])
+
+    def latest_checkpoint(self) -> Place | None:
+        """The newest complete checkpoint in `model_dir`."""
+        return weights.newest(self.model_dir)
+
+    # How a call is put together
+
+    def _new_model(self) -> ModelOfFunction:
+        return ModelOfFunction(self._model_fn, {mode: self._params_of(mode) for mode in MODES}, self.config)
+
+    def _fit(
+        self, input_fn: InputFn, hooks: Sequence[Callback], end: int | None, evaluation: EvalSpec | None = None
+    ) -> None:
+        """Train to a global step, or to the end of a pass; with an evaluation, evaluate at every checkpoint."""
+        self._prepare(ModeKeys.TRAIN, input_fn)
+        if self._warm_start is not None and self.latest_checkpoint() is None:
+            weights.warm_start(self._model, self._warm_start)
+        saver = self._saver()
+        callbacks = [saver, *hooks, *([_OnePass()] if end is None else [])]
+        arguments: dict[str, Any] = {"max_steps": -1 if end is None else end}
+        measured = None
+        if evaluation is not None:
+            self._prepare(ModeKeys.EVAL, evaluation.input_fn)
+            measured = [self._input(evaluation.input_fn, ModeKeys.EVAL)]
+            exporters = exporters_of(evaluation)
+            if exporters:
+                callbacks.append(Exporting(self, exporters, saver))
+            batches_of_a_step = self.config.trainer.get("accumulate_grad_batches", 1)
+            arguments |= {
+                "val_check_interval": self.config.save_checkpoints_steps * batches_of_a_step,
+                "check_val_every_n_epoch": None,
+                "limit_val_batches": evaluation.steps,
+                "num_sanity_val_steps": 0,
+            }
+        trainer = self._trainer(callbacks=callbacks, **arguments)
+        trainer.fit(self._model, self._input(input_fn, ModeKeys.TRAIN), measured, ckpt_path="last")
+
+    def _end(self, steps: int | None, max_steps: int | None) -> int | None:
+        """The global step at which training ends; None for the end of a pass."""
+        if steps is not None and max_steps is not None:
+            raise ConfigError(f"steps={steps} and max_steps={max_steps} are both given: keep one of them.")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: expected 1 or more.")
+        return max_steps if steps is None else self.global_step + steps
+
+    def _prepare(self, mode: str, input_fn: InputFn) -> None:
+        """Make the modules of a mode, with the first batch of its data, unless there has been a call of it before."""
+        if mode in self._model.built:
+            return
+        if self.config.tf_random_seed is not None:
+            seed_globals(self.config.tf_random_seed)
+        found = self._input(input_fn, mode)
+        batch = next(iter(found), None)
+        if batch is None:
+            raise ConfigError("input_fn returned something without batches: is the data empty?")
+        self._model.build(mode, batch)
+
+    def _input(self, input_fn: InputFn, mode: str) -> Any:
+        return batches_of(input_fn, self._params_of(mode))
+
+    def _params_of(self, mode: str) -> dict[str, Any]:
+        """What `model_fn` and `input_fn` are given."""
+        return self.params
+
+    def _trainer(self, callbacks: list[Any], saves: bool = True, **arguments: Any) -> Trainer:
+        given: dict[str, Any] = {
+            "log_every_n_steps": self.config.log_step_count_steps,
+            "enable_model_summary": False,
+            "max_epochs": -1,
+            "seed": self.config.tf_random_seed,
+            **({} if saves else {"logger": False, "enable_checkpointing": False}),
+            **self._hardware(),
+            **self.config.trainer,
+        }
+        return Trainer(**given, **arguments, callbacks=callbacks, default_root_dir=self.run_dir)
+
+    def _hardware(self) -> dict[str, Any]:
+        """Arguments of the Trainer that say where it runs."""
+        return {}
+
+    def _saver(self) -> ModelCheckpoint:
+        return ModelCheckpoint(
+            dirpath=self.model_dir / weights.CHECKPOINTS,
+            filename="model-{step}",
+            auto_insert_metric_name=False,
+            every_n_train_steps=self.config.save_checkpoints_steps,
+            save_top_k=self.config.keep_checkpoint_max or -1,
+        )
+
+    def _load(self, model: ModelOfFunction, path: str | Place | None) -> int:
+        """The weights of a checkpoint, the newest by default; returns its global step."""
+        path = path or self.latest_checkpoint()
+        if path is None:
+            raise CheckpointError(f"There is no checkpoint in {self.model_dir / weights.CHECKPOINTS}: train first.")
+        return weights.load(model, path)
+
+
+def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, float]:
+    """Train until `max_steps`; evaluate and export whenever a checkpoint is saved, and at the end.
+
+    Args:
+        estimator: what is trained.
+        train_spec: on what, and how far.
+        eval_spec: on what it is evaluated.
+
+    Returns:
+        What `Estimator.evaluate` returns at the end. What is measured on the way goes to the loggers, as `val_…`.
+
+    Raises:
+        ConfigError: two exporters have one name, or as `Estimator.train`.
+    """
+    exporters = exporters_of(eval_spec)
+    if estimator.global_step < train_spec.max_steps:
+        estimator._fit(train_spec.input_fn, train_spec.hooks, train_spec.max_steps, eval_spec)
+    found = estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps)
+    path = estimator.latest_checkpoint()
+    assert path is not None
+    export_all(exporters, estimator, path, found, final=True)
+    return found
+
+
+class _OnePass(Callback):
+    """Ends training when the data has been gone through, or the rest of it that a checkpoint has left."""
+
+    sees_weights = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._began = trainer.progress.batches
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.should_stop = trainer.progress.batches > self._began
