@@ -1,10 +1,13 @@
 """Jobs on this machine: how long from submission to the user's first line, what a list costs, and what kills cost.
 
-    python benchmarks/jobs.py                      all three
+    python benchmarks/jobs.py                      start, list and queue
+    python benchmarks/jobs.py --only ray
     python benchmarks/jobs.py --only queue --jobs 1000
 
 **start**: from the start of a command to the first line of `trainer.task`, for `python -m trainer.task`, for
-`footplate jobs submit training`, and for a submission from a Python process that runs already.
+`footplate jobs submit training`, and for a submission from a Python process that runs already; and what of a processor
+the command takes, and the supervisor until the program begins. **ray**: the same for `ray job submit`, to a head that has
+run a job before.
 **list**: 10,000 finished jobs in the store: all of them fetched; and the command `footplate jobs list`. **queue**:
 many tiny jobs, while supervisors are killed at random (kill -9). Of each job its program notes every begin and end.
 `lost` are jobs that did not succeed, or whose program never came to its end; `duplicated` are those that two
@@ -15,15 +18,18 @@ before it had written that down: a program that finds its work done ends at once
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -45,9 +51,14 @@ def note(what, at):
     with open(path, "a") as file:
         file.write(f"{name} {os.getpid()} {what} {at}\\n")
 note("begin", first_line)
+with open(f"{path}.supervisors", "a") as file:
+    file.write(open(f"/proc/{os.getppid()}/schedstat").read().split()[0] + "\\n")  # nanoseconds of a processor
 time.sleep(float(sys.argv[2]))
 note("end", time.time())
 """
+BEGIN_S = 120.0
+RAY_PORT = 8266  # below those that its workers take
+RAY = f"http://127.0.0.1:{RAY_PORT}"
 FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "out", "scale-tier": "CUSTOM"}
 FLAGS["master-machine-type"] = "n1-highcpu-8"  # little memory: several at a time
 
@@ -90,16 +101,20 @@ class Workplace:
 
     def first_line(self, name: str) -> float:
         """When a job's program began; waits for it."""
+        limit = time.time() + BEGIN_S
         while not (found := self.read()[name]):
+            assert time.time() < limit, f"{name} has not begun after {BEGIN_S:g} s: see {self.jobs.home.job(name)}"
             time.sleep(0.002)
         return found[0][2]
 
 
 def measure_start(place: Workplace, entrant: str) -> dict[str, float]:
     """Seconds from the start of a command to the user's first line."""
-    name = "bare" if entrant == "bare" else place.name()
-    if entrant == "bare":
+    ours = entrant in ("command", "from Python")
+    name = place.name() if ours else "bare"
+    if not ours:
         place.notes.unlink(missing_ok=True)
+    used = os.times()
     began = time.time()
     if entrant == "from Python":
         place.submit(name)
@@ -111,12 +126,38 @@ def measure_start(place: Workplace, entrant: str) -> dict[str, float]:
                 *["footplate", "jobs", "submit", "training", name, "--package-path", "trainer", *flags],
                 *["--", str(place.notes), "0"],
             ],
+            "Ray Jobs": [
+                *["ray.scripts.scripts", "job", "submit", "--address", RAY, "--working-dir", ".", "--"],
+                *[sys.executable, "-m", "trainer.task", str(place.notes), "0"],
+            ],
         }
         subprocess.run([sys.executable, "-m", *commands[entrant]], check=True, capture_output=True)
+    now = os.times()
     figures = {"seconds": place.first_line(name) - began}
-    if entrant != "bare":
+    if ours:
         place.jobs.wait(name)
+        figures["supervisor_cpu_s"] = int(Path(f"{place.notes}.supervisors").read_text().split()[-1]) / 1e9
+    if entrant == "command":
+        figures["command_cpu_s"] = now.children_user + now.children_system - used.children_user - used.children_system
     return figures
+
+
+@contextlib.contextmanager
+def ray_head() -> Iterator[None]:
+    """A head of Ray on loopback, with the server of its jobs."""
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
+    ray += ["--dashboard-host=127.0.0.1", f"--dashboard-port={RAY_PORT}", "--num-cpus=4", "--disable-usage-stats"]
+    head = subprocess.Popen(ray, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while True:
+            assert head.poll() is None, "Ray's head has ended"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", RAY_PORT), timeout=1):
+                break
+            time.sleep(0.2)
+        yield
+    finally:
+        head.terminate()
+        head.wait()
 
 
 def measure_list(directory: Path, count: int) -> dict[str, float]:
@@ -156,6 +197,7 @@ def _insert(execute, job: Job) -> None:
 def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[str, float]:
     """So many tiny jobs, and so many supervisors killed."""
     draw, began, killed, cpu = random.Random(seed), time.time(), 0, time.process_time()
+    supervisors = Used()
     names = [place.name() for _ in range(count)]
     for name in names:
         place.submit(name, seconds=0.2)
@@ -164,6 +206,7 @@ def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[s
     while place.jobs.store.waiting(os.uname().nodename) or place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
         time.sleep(0.1)
         place.jobs.sweep()
+        supervisors.look(place)
         if killed < kills and time.time() > next_kill:
             killed += _kill_one(place, draw)
             next_kill = time.time() + draw.uniform(0, 2.0)
@@ -184,7 +227,27 @@ def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[s
         "jobs_per_s": count / (ended - began),
         "submitter_cpu_s": time.process_time() - cpu,
         "submitter_rss_mb": psutil.Process().memory_info().rss / 2**20,
+        "supervisor_cpu_s": statistics.median([*supervisors.cpu.values()] or [0.0]),
+        "supervisor_rss_mb": max(supervisors.rss.values(), default=0.0),
     }
+
+
+class Used:
+    """What supervisors have used, as far as it was seen: by process, processor seconds and MB."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[int, float] = {}
+        self.rss: dict[int, float] = {}
+
+    def look(self, place: Workplace) -> None:
+        """Look at those that run now."""
+        for job in place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
+            with suppress(psutil.Error):
+                process = psutil.Process(job.owner["pid"]) if job.owner else None
+                if process is not None:
+                    times = process.cpu_times()
+                    self.cpu[process.pid] = times.user + times.system
+                    self.rss[process.pid] = process.memory_info().rss / 2**20
 
 
 def _kill_one(place: Workplace, draw: random.Random) -> int:
@@ -208,7 +271,7 @@ def _overlaps(notes: list[tuple[str, str, float]]) -> bool:
 
 def main() -> None:
     parser = arguments_parser(__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["start", "list", "queue"], help="one of the three")
+    parser.add_argument("--only", choices=["start", "list", "queue", "ray"], help="one of them")
     parser.add_argument("--jobs", type=int, default=1000, help="in the queue")
     parser.add_argument("--rounds", type=int, default=12, help="of the starts")
     parser.add_argument("--seed", type=int, default=1, help="of the kills")
@@ -228,6 +291,15 @@ def main() -> None:
             figures["bare_start_s"] = median(found["bare"], "seconds")
             figures["submit_to_user_code_s"] = median(found["command"], "seconds")
             figures["submit_to_user_code_from_python_s"] = median(found["from Python"], "seconds")
+            figures["submit_command_cpu_s"] = median(found["command"], "command_cpu_s")
+            figures["supervisor_until_user_code_cpu_s"] = median(found["command"], "supervisor_cpu_s")
+        if given.only == "ray":
+            with ray_head():
+                measure_start(place, "Ray Jobs")
+                found = interleave(["bare", "Ray Jobs"], lambda one: measure_start(place, one), rounds)
+            rows = [row("Ray Jobs", found["Ray Jobs"])]
+            ratios["ray_jobs_over_bare"] = ratio(found, "Ray Jobs", "bare", "seconds")
+            figures["ray_jobs_to_user_code_s"] = median(found["Ray Jobs"], "seconds")
         if given.only in (None, "list"):
             with tempfile.TemporaryDirectory() as other:
                 figures |= measure_list(Path(other), many)
@@ -238,7 +310,7 @@ def main() -> None:
         print(f"{name:36} {value:10.3f}")
     report(
         "jobs", "Jobs on this machine: seconds from a command to the user's first line", {"seconds": "s"}, rows, ratios,
-        figures, before, ["footplate", "psutil", "pydantic", "jsonargparse"], path, add=True,
+        figures, before, ["footplate", "psutil", "ray"], path, add=True,
     )  # fmt: skip
 
 

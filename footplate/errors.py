@@ -6,7 +6,6 @@ without a traceback; anything else that escapes is a defect of ours or of the us
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -16,6 +15,10 @@ class FootplateError(Exception):
 
 class ConfigError(FootplateError, ValueError):
     """An argument, a flag or a configuration value that can't be used."""
+
+
+class Unavailable(ConfigError):
+    """What is asked for can't be had now: a store that is away, a log of another machine, a lock that others hold."""
 
 
 class DataError(FootplateError):
@@ -44,6 +47,8 @@ def did_you_mean(name: str, options: Iterable[object]) -> str:
     >>> did_you_mean("val_lss", ["val_loss", "train_loss"])
     'Did you mean "val_loss"? There are: train_loss, val_loss.'
     """
+    import difflib  # only who has made a mistake waits for it
+
     known = sorted(str(option) for option in options)
     if not known:
         return "There are none."

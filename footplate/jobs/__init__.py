@@ -1,4 +1,4 @@
-"""Training jobs: what a job is made of, on which machines it can run, and what runs it on this one.
+"""Training jobs: what a job is made of, on which machines it can run, and what runs it there.
 
 catalog/      machine types, accelerators, regions: data with its sources, and what fits together
 spec/         a job as its config.yaml and its flags describe it, checked and resolved
@@ -9,7 +9,10 @@ translate/    the same job in other systems' words
 verbs.py      submit, wait, cancel, …: begin here
 states.py     QUEUED, RUNNING, …, and which may follow which
 store/        jobs and their transitions, durable
+listing.py    filters and orders of a list
 scheduling.py which of the waiting jobs begin now
-local/        sweeps, supervisors, processes, logs
+supervision/  sweeps, supervisors, logs
+backends/     where a job's processes run: on this machine, …
+environment.py the variables that they get
 plan.py, record.py, home.py   what is passed between them
 """

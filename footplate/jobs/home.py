@@ -3,21 +3,32 @@
 ~/.footplate/               FOOTPLATE_HOME names another
   jobs.db                   the store, unless FOOTPLATE_STORE names a server
   sweep.lock                held by whoever looks whose turn it is
-  packages/, environments/  what jobs run, by digest
+  jobs.lock                 held by whoever puts a job in, takes one out, or cleans up
+  packages/, unpacked/, environments/   what jobs run, by digest
+  trash/                    what is being deleted
+  guests/KEY/               on a node of a cluster, where an attempt runs that was submitted elsewhere
   jobs/NAME/                of one job
+    package                 the digest of its program
     supervisor.lock         held by its supervisor
     supervisor.log          what that has to say
     environment.json        the variables that its processes get
     attempt-1/master-0.log  what a process wrote; a second file, master-0.log.1, follows a full one
+    attempt-1/usage.csv     how busy its processes kept the machine
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, Unavailable
+from footplate.jobs.supervision.locks import Held, held
+
+PACKAGE = "package"
+PATIENCE_S = 600.0  # a package of hundreds of megabytes is taken under the lock
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,23 @@ class Home:
         """The environment variables by which another process finds the same home."""
         return {"FOOTPLATE_HOME": str(self.root), **({"FOOTPLATE_STORE": self.store} if self.store else {})}
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only one who puts a job in, takes one out, or cleans up.
+
+        Raises:
+            Unavailable: somebody else has been at it for too long.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(held(self.root / "jobs.lock", PATIENCE_S))
+            except Held:
+                raise Unavailable(
+                    f"another process has held {self.root / 'jobs.lock'} for {PATIENCE_S:g} s: see what it does, and try "
+                    "again."
+                ) from None
+            yield
+
     def job(self, name: str) -> Path:
         """A job's folder. Names are checked when a job is submitted, and can't leave it."""
         return self.root / "jobs" / name
@@ -59,3 +87,7 @@ class Home:
     def attempt(self, name: str, attempt: int) -> Path:
         """Where the output of an attempt is."""
         return self.job(name) / f"attempt-{attempt}"
+
+    def guest(self, key: str) -> Path:
+        """Where an attempt runs on a node that doesn't have the directory in which its job was submitted."""
+        return self.root / "guests" / key

@@ -6,7 +6,8 @@ Reading it needs neither pydantic nor the catalog, so a supervisor starts in the
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class Plan:
         python: the interpreter that submitted it.
         library: the directory from which that imports Footplate.
         spec: all keys of TrainingInput that were given.
+        place: where exactly it runs, as its backend has it.
     """
 
     name: str
@@ -62,15 +64,17 @@ class Plan:
     python: str
     library: str
     spec: dict[str, Any]
+    place: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, resolved: ResolvedJob, package: str, directory: Path) -> Plan:
-        """The plan of a job whose program is a Python module.
+    def of(cls, resolved: ResolvedJob, package: str, directory: Path, place: Mapping[str, str]) -> Plan:
+        """The plan of a job.
 
         Args:
             resolved: the job; it has a name and a module.
             package: the digest of its program.
             directory: from which it is submitted.
+            place: where exactly it is to run.
         """
         assert resolved.name is not None
         job_dir, arguments = resolved.job_dir, list(resolved.command[1:])
@@ -81,7 +85,7 @@ class Plan:
         longest_s = float(resolved.max_running_time.removesuffix("s"))
         return cls(
             resolved.name, roles, tuple(arguments), job_dir, str(directory), longest_s, package,
-            sys.executable, str(Path(footplate.__file__).resolve().parent.parent), resolved.spec,
+            sys.executable, str(Path(footplate.__file__).resolve().parent.parent), resolved.spec, dict(place),
         )  # fmt: skip
 
     @classmethod

@@ -21,7 +21,7 @@ class Job:
         started: when its first attempt began to run; None before.
         ended: when it came to its end; None before.
         host: the machine that it was submitted on, and runs on.
-        backend: where it runs; `"local"`.
+        backend: where it runs, one of `backends.NAMES`.
         priority: from 0 to 1000.
         attempt: which attempt is under way, or was the last; 0 before the first.
         failures: attempts of this submission that ended by the program's own fault.
@@ -32,7 +32,7 @@ class Job:
         plan: what its supervisor needs to know (`plan.Plan`), as plain values.
         spec: the job as it was resolved, for people.
         labels: name → value.
-        owner: who its supervisor is (`local/identity.py`); None before there is one.
+        owner: who its supervisor is (`supervision/identity.py`); None before there is one.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Process:
         attempt: which.
         role: master, worker, parameter_server, evaluator.
         index: its number in its role.
-        pid: its process id, which is also that of its group.
+        pid: its process id, which is also that of its group; 0 of one that is not of this machine.
         mark: when it began, in the system's own units: with its number, what tells it from others.
         began: when.
         ended: when; None while it runs, and of one that was lost.

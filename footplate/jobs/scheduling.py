@@ -12,14 +12,21 @@ kept for it.
 
 **What a machine doesn't have** can't be waited for: a job that asks for 32 cores on a machine with two takes both. It
 begins when all of it is free.
+
+**A job that needs nothing of it**, because it runs elsewhere, waits for nobody here.
+
+**The longest time to wait** (`maxWaitTime`) counts from when a job came into the queue until its first attempt runs: here,
+and also where the attempt was submitted to, as long as that makes it wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PASSING_S = 600.0
+MIN_WAIT_S = 1800.0  # the shortest maxWaitTime that a job may name
 _POINT_S = 60.0  # of waiting, for each point of priority
 
 
@@ -58,6 +65,9 @@ class Resources:
         )
 
 
+NOTHING = Resources()
+
+
 @dataclass(frozen=True)
 class Waiting:
     """A job in the queue.
@@ -88,6 +98,23 @@ def free(machine: Resources, running: Iterable[Resources]) -> Resources:
     return left
 
 
+def why_too_long(spec: Mapping[str, Any], since: float, now: float) -> str:
+    """Why a job is not to wait any longer, in words; empty while it may.
+
+    >>> why_too_long({"scheduling": {"maxWaitTime": "3600s"}}, since=1000.0, now=4601.0)
+    'it has waited for 3600s, its longest time to wait'
+
+    Args:
+        spec: the keys of TrainingInput that were given.
+        since: when it came into the queue, in seconds since the epoch.
+        now: likewise.
+    """
+    longest = spec.get("scheduling", {}).get("maxWaitTime")
+    if not longest or now - since <= float(longest.removesuffix("s")):
+        return ""
+    return f"it has waited for {longest}, its longest time to wait"
+
+
 def starts(machine: Resources, running: Iterable[Resources], queue: Sequence[Waiting], now: float) -> list[Waiting]:
     """The jobs that begin now, first the one whose turn it is. See the module's docstring.
 
@@ -97,12 +124,12 @@ def starts(machine: Resources, running: Iterable[Resources], queue: Sequence[Wai
         queue: who waits, in any order.
         now: seconds since the epoch.
     """
-    room, begun = free(machine, running), []
+    room, begun, stopped = free(machine, running), [], False
     for job in sorted(queue, key=lambda one: one.turn):
         needs = job.needs.capped(machine)
-        if needs.within(room):
+        if job.needs == NOTHING or (not stopped and needs.within(room)):
             room = room - needs
             begun.append(job)
         elif now - job.since >= PASSING_S:
-            break
+            stopped = True
     return begun

@@ -1,10 +1,10 @@
 """What can be done with jobs, whoever asks: the command line, a server, a program.
 
     jobs = Jobs.here()
-    jobs.submit(resolved, package_path=Path("trainer"))
+    jobs.submit(resolved, Path("trainer"))
     jobs.wait("flowers_1")
 
-Each sweeps (`local/sweep.py`), so that what it changes has its effect at once.
+Each sweeps (`supervision/sweep.py`), so that what it changes has its effect at once.
 """
 
 from __future__ import annotations
@@ -12,27 +12,35 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
-from footplate.jobs.home import Home
-from footplate.jobs.local import environment, machine
-from footplate.jobs.local.follow import Follower, Line
-from footplate.jobs.local.sweep import sweep
+from footplate.errors import ConfigError, Unavailable
+from footplate.jobs import environment
+from footplate.jobs.backends import named
+from footplate.jobs.backends.local import machine
+from footplate.jobs.home import PACKAGE, Home
 from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store import open_store
-from footplate.jobs.store.jobs import Store
+from footplate.jobs.store.jobs import Store, WrongState
+from footplate.jobs.supervision.locks import Held, held
+from footplate.jobs.supervision.sweep import LOCK, sweep
 
 if TYPE_CHECKING:
+    from footplate.jobs.package import Snapshot
     from footplate.jobs.spec.resolving import ResolvedJob
+    from footplate.jobs.supervision.cleaning import Waste
+    from footplate.jobs.supervision.follow import Follower, Line
 
 LOOK_S = 0.2
 SWEEP_S = 5.0
+LOCK_S = 5.0  # that the supervisor of a job that has just ended may still need
+NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -52,52 +60,65 @@ class Jobs:
         home = Home.here()
         return cls(home, open_store(home))
 
-    def submit(self, resolved: ResolvedJob, package_path: Path | None) -> tuple[str, ...]:
+    def submit(
+        self,
+        resolved: ResolvedJob,
+        package: Path | Snapshot | None,
+        backend: str = "local",
+        place: Mapping[str, str] = NOWHERE,
+    ) -> tuple[str, ...]:
         """Take a job's package as it is now, and put the job into the queue. It begins at once if there is room.
 
         Args:
             resolved: the job; it has a name.
-            package_path: the directory of its package; None if `packageUris` bring it.
+            package: the directory of its package, or one that was taken; None if `packageUris`, or images, bring it.
+            backend: where it runs, one of `backends.NAMES`.
+            place: where exactly, as the backend's `place` has it.
 
         Returns:
             What the user may not have expected, each in a sentence.
 
         Raises:
-            ConfigError: there is a job of its name already, or what it wants can't be had on this machine.
+            WrongState: there is a job of its name already.
+            ConfigError: it can't run there.
             PackageError: its package can't be taken.
         """
-        from footplate.jobs.package import snapshot
+        from footplate.jobs.package import Snapshot, snapshot, stored
 
-        name = resolved.name
+        name, there = resolved.name, named(backend)
         if name is None:
             raise ConfigError("a job needs a name.")
-        if not resolved.command:
-            raise ConfigError(
-                f"{name}: the spec names a container image and no module. On this machine jobs run as Python packages: "
-                "give --package-path and --module-name."
+        notices = there.check(resolved, place)
+        with self.home.alone():
+            self._refuse_known(name)
+            if isinstance(package, Snapshot):
+                taken = stored(package.digest, self.home.root)  # unless it was cleaned away meanwhile
+            else:
+                taken = snapshot(package, resolved.spec.get("packageUris", ()), self.home.root)
+            now = time.time()
+            folder, left = self.home.job(name), self._put_away(name)
+            folder.mkdir(parents=True, mode=0o700)
+            (folder / PACKAGE).write_text(taken.digest)
+            environment.write(folder, os.environ)
+            self.store.add(
+                Job(
+                    name,
+                    State.QUEUED,
+                    created=now,
+                    queued=now,
+                    host=machine.host(),
+                    backend=backend,
+                    needs=there.needs(resolved),
+                    priority=int(resolved.spec.get("scheduling", {}).get("priority") or 0),
+                    plan=Plan.of(resolved, taken.digest, Path.cwd(), place).to_dict(),
+                    spec=resolved.to_dict(),
+                    labels=dict(resolved.labels),
+                )
             )
-        self._refuse_known(name)
-        taken = snapshot(package_path, resolved.spec.get("packageUris", ()), self.home.root)
-        needs, now = machine.needs(resolved), time.time()
-        folder = self.home.job(name)
-        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-        environment.write(folder, os.environ)
-        self.store.add(
-            Job(
-                name,
-                State.QUEUED,
-                created=now,
-                queued=now,
-                host=machine.host(),
-                needs=needs,
-                priority=int(resolved.spec.get("scheduling", {}).get("priority") or 0),
-                plan=Plan.of(resolved, taken.digest, Path.cwd()).to_dict(),
-                spec=resolved.to_dict(),
-                labels=dict(resolved.labels),
-            )
-        )
+        if left is not None:
+            shutil.rmtree(left, ignore_errors=True)
         self.sweep()
-        return (*taken.warnings, *machine.shortages(needs, machine.resources()), *_of_images(resolved))
+        return (*taken.warnings, *notices)
 
     def sweep(self) -> None:
         """Start what is due, and take care of what was lost."""
@@ -116,14 +137,15 @@ class Jobs:
         """End a job: at once if it waits, else after its processes have had the time to save. Returns its state.
 
         Raises:
-            ConfigError: there is no such job, or it has ended by itself.
+            UnknownJob: there is none of this name.
+            WrongState: it has ended by itself.
         """
         while True:
             job = self.store.find(name)
             if job.state in (State.CANCELLING, State.CANCELLED):
                 break
             if job.state in FINAL:
-                raise ConfigError(f"{name} has ended already: {job.state}.")
+                raise WrongState(f"{name} has ended already: {job.state}.")
             target, now = State.CANCELLING, time.time()
             changes = {}
             if job.state == State.QUEUED:
@@ -138,29 +160,46 @@ class Jobs:
         Its attempts go on being counted, so its program continues from its newest checkpoint.
 
         Raises:
-            ConfigError: there is no such job, or it hasn't ended, or it has succeeded.
+            UnknownJob: there is none of this name.
+            WrongState: it hasn't ended, or it has succeeded.
         """
         job, now = self.store.find(name), time.time()
         if job.state == State.SUCCEEDED:
-            raise ConfigError(f"{name} has succeeded: there is nothing to repeat. Submit it under another name.")
+            raise WrongState(f"{name} has succeeded: there is nothing to repeat. Submit it under another name.")
         if job.state not in FINAL or not self.store.move(
             name, job.state, State.QUEUED, now, "resubmitted",
             queued=now, started=None, ended=None, failures=0, losses=0, owner=None,
         ):  # fmt: skip
-            raise ConfigError(f"{name} is {job.state}: wait for its end, or cancel it: footplate jobs cancel {name}")
+            raise WrongState(f"{name} is {job.state}: wait for its end, or cancel it: footplate jobs cancel {name}")
         return self.find(name).state
 
     def delete(self, name: str) -> None:
         """Forget a job that has ended, with its logs; what it has written to its job directory stays.
 
         Raises:
-            ConfigError: there is no such job, or it hasn't ended.
+            UnknownJob: there is none of this name.
+            WrongState: it hasn't ended.
         """
+        from footplate.jobs.supervision.cleaning import put_into_trash
+
         self.store.find(name)
-        state = self.store.delete(name)
-        if state is not None:
-            raise ConfigError(f"{name} is {state}. Cancel it first: footplate jobs cancel {name}")
-        shutil.rmtree(self.home.job(name), ignore_errors=True)
+        with self.home.alone():  # else its folder might be another's already, of the same name
+            state = self.store.delete(name)
+            if state is not None:
+                raise WrongState(f"{name} is {state}. Cancel it first: footplate jobs cancel {name}")
+            gone = put_into_trash(self.home, self.home.job(name))
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def clean(self, unused_s: float, dry_run: bool = False) -> list[Waste]:
+        """Delete the packages and environments that no job needs, and nobody has used for so long; returns them.
+
+        Args:
+            unused_s: how long, in seconds.
+            dry_run: only say which.
+        """
+        from footplate.jobs.supervision.cleaning import clean
+
+        return clean(self.home, self.store, unused_s, dry_run)
 
     def wait(self, name: str) -> Job:
         """Wait for a job's end.
@@ -181,15 +220,13 @@ class Jobs:
 
         Raises:
             UnknownJob: there is none of this name.
-            ConfigError: its logs are on another machine.
+            Unavailable: its logs are on another machine.
         """
         job = self.find(name)
-        if lines and job.host != machine.host():
-            raise ConfigError(f"{name} runs on {job.host}, and its logs are there: ask there.")
-        follower, swept, known = Follower(self.home, name), time.monotonic(), None
+        follower, swept, known = self.output(job) if lines else None, time.monotonic(), None
         while True:
             state = self.store.state(name)
-            if lines:
+            if follower is not None:
                 yield from follower.lines(last=state in FINAL or state is None)
             if state is not None and state != known:
                 known = state
@@ -201,14 +238,39 @@ class Jobs:
                 swept = time.monotonic()
                 self.sweep()
 
+    def output(self, job: Job) -> Follower:
+        """What reads all that a job's processes write.
+
+        Raises:
+            Unavailable: it is on another machine.
+        """
+        from footplate.jobs.supervision.follow import Follower
+
+        if job.host != machine.host():
+            raise Unavailable(f"{job.name} runs on {job.host}, and its logs are there: ask there.")
+        return Follower(self.home, job.name)
+
+    def _put_away(self, name: str) -> Path | None:
+        """What a job of this name has left that was deleted on another machine: nobody must take it for the new job's.
+
+        Returns:
+            Where it is now; None when there is nothing.
+        """
+        from footplate.jobs.supervision.cleaning import put_into_trash
+
+        folder = self.home.job(name)
+        if not folder.is_dir():
+            return None
+        try:
+            with held(folder / LOCK, LOCK_S):
+                return put_into_trash(self.home, folder)
+        except Held:
+            raise WrongState(
+                f"{folder} is in use: a job {name} of another store runs there. Choose another name."
+            ) from None
+
     def _refuse_known(self, name: str) -> None:
         if self.store.state(name) is not None:
-            raise ConfigError(
+            raise WrongState(
                 f"there is a job {name} already. Choose another name, or delete it: footplate jobs delete {name}"
             )
-
-
-def _of_images(resolved: ResolvedJob) -> list[str]:
-    if any(one.image_uri for one in resolved.replicas):
-        return ["On this machine the package runs as it is, without the container image that the spec names."]
-    return []

@@ -79,9 +79,9 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(share.devices[local_rank] if share.devices else local_rank),
     }
-    interface = _interface(share.address)
-    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-        place["GLOO_SOCKET_IFNAME"] = interface
+    own = interface(share.address)
+    if own and "GLOO_SOCKET_IFNAME" not in os.environ:
+        place["GLOO_SOCKET_IFNAME"] = own
     return {**place, **roles.environment(share.tasks, rank), **share.environment}
 
 
@@ -93,7 +93,7 @@ def host_store(listening: int) -> Any:
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
 
 
-def _interface(address: str) -> str | None:
+def interface(address: str) -> str | None:
     """The network interface with this address. If all are on one machine it is the loopback, which doesn't go away."""
     if address == HOST:
         return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)

@@ -6,18 +6,46 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from footplate.jobs.local.identity import Identity
+from footplate.jobs.backends import named
 from footplate.jobs.states import SUPERVISED, State
+from footplate.jobs.supervision.identity import Identity
+from footplate.jobs.supervision.locks import Held, held
 from footplate.jobs.verbs import Jobs
 
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
+
+CLUSTER = """
+trainingInput:
+  scaleTier: CUSTOM
+  masterType: n1-standard-4
+  workerCount: 1
+  workerType: n1-standard-4
+  parameterServerCount: 1
+  parameterServerType: n1-standard-4
+  evaluatorCount: 1
+  evaluatorType: n1-standard-4
+"""
+
+NET = """\
+import torch
+import footplate as fp
+
+class Net(fp.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -29,12 +57,24 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
+def is_held(lock: Path) -> bool:
+    """Whether somebody has a lock now."""
+    try:
+        with held(lock):
+            return False
+    except Held:
+        return True
+
+
 class Bench:
     """Jobs, and what tests do to them."""
 
     def __init__(self, jobs: Jobs, directory: Path) -> None:
         self.jobs = jobs
         self.directory = directory
+        self.backend = "local"
+        self.options: Mapping[str, str] = {}  # of the command, by which its place is found
+        self.job_dir = str(directory / "out")
 
     def program(self, source: str) -> None:
         """Make `trainer.task` of it. It finds `place`, the directory of the test, and `until_there(name)`."""
@@ -58,9 +98,11 @@ class Bench:
         from footplate.jobs.spec.resolving import resolve
         from footplate.jobs.spec.yamlfile import parse
 
-        given = {"module-name": "trainer.task", "region": "us-central1", "job-dir": str(self.directory / "out")}
+        given = {"module-name": "trainer.task", "region": "us-central1", "job-dir": self.job_dir}
         given |= {key.replace("_", "-"): value for key, value in flags.items()}
-        return self.jobs.submit(resolve(draft(parse(text), given, args, name)), self.directory / "trainer")
+        job = resolve(draft(parse(text), given, args, name))
+        place = named(self.backend).place(self.options)
+        return self.jobs.submit(job, self.directory / "trainer", self.backend, place)
 
     def there(self, name: str) -> Path:
         """Wait for a file of the test's directory."""
@@ -87,6 +129,13 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    with a_bench(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@contextmanager
+def a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A bench in a directory, for as long as it is wanted."""
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
     monkeypatch.setenv("FOOTPLATE_CPUS", "64")
@@ -101,5 +150,5 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
             with suppress(ProcessLookupError):
                 os.kill(owner.pid, signal.SIGKILL)
         for one in made.jobs.store.processes(job.name):
-            until(lambda one=one: Identity.of(one.pid) is None or Identity.of(one.pid).began != one.mark)
+            until(lambda one=one: (known := Identity.of(one.pid)) is None or known.began != one.mark)
     made.jobs.store.close()

@@ -7,20 +7,23 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from footplate.cli.jobs import options
+from footplate.cli.jobs_submit import options
+from footplate.cli.jobs_watch import ACTIONS
 from footplate.cli.main import main
 from footplate.errors import ConfigError
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
-from footplate.jobs.spec.mistakes import keys_of
+from footplate.jobs.spec.mistakes import keys_of, unknown
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
+from footplate.jobs.spec.reading import Reading, plain
 from footplate.jobs.spec.resolving import problems, resolve
 from footplate.jobs.spec.yamlfile import parse
 
@@ -82,7 +85,9 @@ def test_what_is_resolved_can_be_written_and_read_again(inner):
     asked = draft(parse(json.dumps({"trainingInput": inner})), partial=True)
     if not problems(asked):
         job = json.loads(json.dumps(resolve(asked).to_dict()))
-        assert Job.model_validate({"trainingInput": job["trainingInput"]})
+        again = Reading(unknown)
+        assert plain(again.read(Job, {"trainingInput": job["trainingInput"]}).training_input) == job["trainingInput"]
+        assert not again.mistakes
 
 
 ARGUMENTS = st.lists(
@@ -127,3 +132,31 @@ def test_any_command_line_of_submit_is_answered(argv):
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
 def test_any_command_line_of_the_catalog_is_answered(action, argv):
     expect_an_answer(["catalog", action, *argv])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOOTPLATE_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("FOOTPLATE_STORE", raising=False)
+        yield
+
+
+OTHERS = [one for one in (*ACTIONS, "check", "translate", "nothing") if one != "daemon"]  # which stays
+OF_OTHERS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["--filter", "--sort-by", "--limit", "--format", "--unused-for", "--dry-run", "--to", "--name", "--modernize",
+             "state=RUNNING", "createTime>2026-01-31", "labels.a:*", "~startTime,jobId", "json", "table", "vertex", "30d",
+             "0", "nowhere.yaml", "my_job"]
+        ),
+        WORDS, NO_TEXT, st.text(max_size=10),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(st.sampled_from(OTHERS), OF_OTHERS)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=80)
+def test_any_command_line_of_the_other_actions_is_answered(home, action, argv):
+    expect_an_answer(["jobs", action, *argv])

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
+from footplate.jobs import environment
+from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
-from footplate.jobs.local import environment, machine
-from footplate.jobs.local.identity import Identity, end_groups
-from footplate.jobs.local.locks import Held, held, is_held
 from footplate.jobs.plan import Plan, Role
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
+from footplate.jobs.supervision.identity import Identity, end_groups
+from footplate.jobs.supervision.locks import Held, held
 from footplate.training import job
 
 
@@ -55,19 +56,17 @@ def test_another_process_of_the_same_number_or_of_another_boot_is_another_and_is
 
 
 def test_a_lock_is_held_by_one_process_and_dies_with_it(tmp_path: Path):
-    script = "import sys, time; from pathlib import Path; from footplate.jobs.local.locks import held\n"
+    script = "import sys, time; from pathlib import Path; from footplate.jobs.supervision.locks import held\n"
     script += "with held(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     holder = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "lock")], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    assert is_held(tmp_path / "lock")
     with pytest.raises(Held), held(tmp_path / "lock", 0.05):
         pass
     holder.kill()
     holder.wait()
     with held(tmp_path / "lock", 30):
         pass
-    assert not is_held(tmp_path / "lock")
     holder.stdout.close()
 
 
@@ -76,12 +75,15 @@ def test_what_a_shell_has_and_a_job_gets():
         "PATH": "/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "2", "AWS_REGION": "eu", "AWS_SECRET_ACCESS_KEY": "s",
         "HF_TOKEN": "s",
         "GITHUB_TOKEN": "s", "FOOTPLATE_TOKEN": "s", "FOOTPLATE_STORE": "s", "PIP_INDEX_URL": "https://me:s@host/simple",
+        "UV_INDEX_URL": "https://token@host/simple", "HTTPS_PROXY": "http://me:m/i@ne@proxy:3128",
         "MLFLOW_TRACKING_URI": "http://host:5000", "SSH_AUTH_SOCK": "x", "DBUS_SESSION_BUS_ADDRESS": "x",
     }  # fmt: skip
     assert environment.lasting(environ).keys() == {
         "PATH", "LC_ALL", "OMP_NUM_THREADS", "AWS_REGION", "MLFLOW_TRACKING_URI",
     }  # fmt: skip
-    assert environment.credentials(environ).keys() == {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PIP_INDEX_URL"}
+    assert environment.credentials(environ).keys() == {
+        "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PIP_INDEX_URL", "UV_INDEX_URL", "HTTPS_PROXY",
+    }  # fmt: skip
 
 
 @given(st.dictionaries(st.text(), st.text()))
@@ -124,7 +126,7 @@ def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatc
 def test_a_job_directory_is_where_the_job_was_submitted(given_dir: str, wanted: str):
     flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": given_dir, "max-running-time": "2h"}
     resolved = resolve(draft(None, flags, ("--epochs", "2"), "my_job"))
-    plan = Plan.of(resolved, "digest", Path("/work"))
+    plan = Plan.of(resolved, "digest", Path("/work"), {"project": "p"})
     assert plan.arguments == ("-m", "trainer.task", "--epochs", "2", "--job-dir", wanted)
     assert (plan.job_dir, plan.max_running_time_s) == (wanted, 7200.0)
     assert Plan.from_dict(plan.to_dict()) == plan
@@ -152,7 +154,18 @@ def test_a_trainer_in_a_job_knows_its_calls_of_fit_apart(monkeypatch: pytest.Mon
     assert one != two
     assert not job.begun_again()
     assert job.directory() == Path("/somewhere")
-    monkeypatch.setenv("FOOTPLATE_JOB_DIR", "gs://bucket/somewhere")
     monkeypatch.setenv("FOOTPLATE_JOB_ATTEMPT", "2")
     assert job.begun_again()
-    assert job.directory() is None
+
+
+def test_a_run_in_a_job_with_a_bucket_is_on_this_machine_and_its_checkpoints_are_in_the_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name, value in {"ID": "my_job-1", "NAME": "my_job", "DIR": "gs://bucket/somewhere/"}.items():
+        monkeypatch.setenv(f"FOOTPLATE_JOB_{name}", value)
+    assert job.directory() == Path("runs/my_job")
+    for own in ("runs/my_job", Path("runs/my_job").absolute()):  # as a rank is told it
+        assert str(job.checkpoints(Path(own))) == "gs://bucket/somewhere/checkpoints"
+    assert job.checkpoints(Path("another")) == Path("another/checkpoints")  # which the user has named
+    monkeypatch.setenv("FOOTPLATE_JOB_DIR", "/somewhere")
+    assert job.checkpoints(Path("/somewhere")) == Path("/somewhere/checkpoints")

@@ -8,10 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from footplate.jobs.home import Home
-from footplate.jobs.local.follow import Follower
-from footplate.jobs.local.logfiles import Reader, Writer, part
+from footplate.jobs.supervision.follow import Follower
+from footplate.jobs.supervision.logfiles import PIECE, Reader, Writer, part
 
 pieces = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30)
+
+
+def rest(reader: Reader) -> bytes:
+    """All that is to be read."""
+    return b"".join(iter(reader.read, b""))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -26,7 +31,15 @@ def test_whoever_reads_along_reads_all_once(tmp_path: Path, written: list[tuple[
         if look:
             read += reader.read()
     writer.close()
-    assert read + reader.read() == b"".join(data for data, _ in written)
+    assert read + rest(reader) == b"".join(data for data, _ in written)
+
+
+def test_a_log_that_is_larger_than_memory_is_read_in_pieces(tmp_path: Path):
+    writer, reader = Writer(tmp_path / "master-0.log", full=2 * PIECE), Reader(tmp_path / "master-0.log")
+    for _ in range(5):
+        writer.write(b"x" * PIECE)
+    writer.close()
+    assert [len(reader.read()) for _ in range(6)] == [PIECE] * 5 + [0]
 
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path):
@@ -36,6 +49,18 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path):
     writer.close()
     sizes = [part(tmp_path / "master-0.log", number).stat().st_size for number in range(3)]
     assert sizes == [12, 12, 6]
+
+
+def test_a_later_writer_goes_on_in_the_last_file(tmp_path: Path):
+    reader, read = Reader(tmp_path / "master-0.log"), b""
+    for number in range(4):
+        writer = Writer(tmp_path / "master-0.log", full=10)
+        if number:
+            assert writer.last_line() == f"line {number - 1}"
+        writer.write(f"line {number}\n".encode() * 2)
+        writer.close()
+        read += rest(reader)
+    assert read == b"".join(f"line {number}\n".encode() * 2 for number in range(4))
 
 
 def test_the_last_line_that_says_something(tmp_path: Path):

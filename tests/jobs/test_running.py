@@ -5,31 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 
 import pytest
 
 from footplate.errors import ConfigError
-from footplate.jobs.local import supervisor, sweep
-from footplate.jobs.local.follow import Line
-from footplate.jobs.local.identity import Identity
 from footplate.jobs.states import State
-from jobs.conftest import Bench, until
-
-CLUSTER = """
-trainingInput:
-  scaleTier: CUSTOM
-  masterType: n1-standard-4
-  workerCount: 1
-  workerType: n1-standard-4
-  parameterServerCount: 1
-  parameterServerType: n1-standard-4
-  evaluatorCount: 1
-  evaluatorType: n1-standard-4
-"""
+from footplate.jobs.supervision import supervisor, sweep
+from footplate.jobs.supervision.follow import Line
+from footplate.jobs.supervision.identity import Identity
+from jobs.conftest import CLUSTER, NET, Bench, until
 
 UNTIL_KILLED = """
 (place / f"begun-{attempt}").write_text(str(os.getpid()))
@@ -113,6 +103,21 @@ def test_a_preempted_process_costs_no_restart_of_the_users(bench: Bench):
     assert (job.state, job.attempt, job.failures, job.losses) == (State.SUCCEEDED, 2, 0, 1)
 
 
+@pytest.mark.slow
+def test_a_supervisor_that_cannot_sweep_looks_after_its_job_all_the_same(bench: Bench):
+    bench.program('(place / "began").touch(); until_there("go")')
+    bench.submit()
+    bench.there("began")
+    lock, log = bench.jobs.home.root / "sweep.lock", bench.jobs.home.job("my_job") / "supervisor.log"
+    lock.rename(lock.with_suffix(".away"))
+    lock.mkdir()  # as a table of files that is full, or processes that can't be started
+    until(lambda: "Is a directory" in log.read_text())
+    lock.rmdir()
+    (bench.directory / "go").touch()
+    job = bench.jobs.wait("my_job")
+    assert (job.state, job.attempt) == (State.SUCCEEDED, 1)
+
+
 def test_a_killed_supervisor_takes_its_processes_along_and_the_next_sweep_begins_anew(bench: Bench):
     bench.program(UNTIL_KILLED)
     bench.submit()
@@ -148,8 +153,8 @@ def test_sweeps_at_once_start_one_supervisor(bench: Bench):
     bench.is_in(State.RUNNING)
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))
-    script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.local.sweep import sweep; jobs = Jobs.here(); "
-    script += "[sweep(jobs.home, jobs.store) for _ in range(5)]"
+    script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.supervision.sweep import sweep; "
+    script += "jobs = Jobs.here(); [sweep(jobs.home, jobs.store) for _ in range(5)]"
     sweeps = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [one.wait() for one in sweeps] == [0, 0, 0]
     (bench.directory / "go").touch()
@@ -345,6 +350,14 @@ def test_secrets_of_the_shell_reach_neither_the_job_nor_the_disk(bench: Bench, m
         assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
 
 
+def test_not_even_a_supervisor_has_a_servers_token(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOOTPLATE_TOKEN", "s3cret")
+    bench.program("print(Path(f'/proc/{os.getppid()}/environ').read_text().count('s3cret'))")
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    assert bench.output() == "0\n"
+
+
 def test_the_home_is_the_users_alone(bench: Bench):
     bench.program("")
     bench.submit()
@@ -384,6 +397,15 @@ def test_a_job_that_has_not_ended_is_not_deleted_and_names_are_not_used_twice(be
     assert bench.jobs.wait("my_job").attempt == 1
 
 
+def test_what_a_job_has_left_that_was_deleted_on_another_machine_is_not_its_successors(bench: Bench):
+    for word in ("first", "second"):
+        bench.program(f"print({word!r})")
+        bench.submit()
+        assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+        assert bench.output() == f"{word}\n"
+        assert bench.jobs.store.delete("my_job") is None  # as another machine does it that shares the store
+
+
 def test_a_resubmitted_job_counts_its_attempts_on(bench: Bench):
     bench.program("sys.exit(2 * (attempt == 1))")
     bench.submit()
@@ -408,27 +430,28 @@ def test_a_job_whose_package_is_gone_fails_with_the_reason(bench: Bench, monkeyp
     assert "the job's package is not there any more. Submit the job again." in job.cause
 
 
-TRAINS = textwrap.dedent(
+def test_a_job_whose_variables_are_damaged_fails_with_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOOTPLATE_CPUS", "4")
+    bench.program("until_there('go')")
+    bench.submit("first")
+    bench.submit("second")
+    (bench.jobs.home.job("second") / "environment.json").write_text("")  # as a machine's sudden end may leave a file
+    (bench.directory / "go").touch()
+    job = bench.jobs.wait("second")
+    assert (job.state, job.attempt) == (State.FAILED, 1)
+    assert "environment.json can't be read" in job.cause
+
+
+TRAINS = NET + textwrap.dedent(
     """
     import os, signal, sys
-    from pathlib import Path
-    import torch
-    import footplate as fp
-    place = Path(sys.argv[1])
-
-    class Net(fp.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = torch.nn.Linear(4, 2)
-        def training_step(self, batch, batch_idx):
-            return self.net(batch[0]).square().mean()
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     class Told(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             print(trainer.global_step, float(outputs).hex(), flush=True)
             if trainer.global_step == 6 and os.environ["FOOTPLATE_JOB_ATTEMPT"] == "1":
+                while sys.argv[2] == "nobody":
+                    signal.pause()
                 os.kill(os.getpid() if sys.argv[2] == "process" else os.getppid(), signal.SIGKILL)
                 while True:
                     signal.pause()
@@ -442,6 +465,11 @@ TRAINS = textwrap.dedent(
 )
 
 
+def curve(bench: Bench, attempt: int) -> dict[str, str]:
+    """The loss of each step, as TRAINS writes it."""
+    return dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=attempt), re.MULTILINE))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["process", "supervisor"])
 def test_a_trainer_that_says_nothing_of_it_continues_from_its_newest_checkpoint(bench: Bench, victim: str):
@@ -449,7 +477,7 @@ def test_a_trainer_that_says_nothing_of_it_continues_from_its_newest_checkpoint(
     (bench.directory / "trainer" / "task.py").write_text(TRAINS)
     bench.submit(args=(str(bench.directory), victim))
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
-    first, second = (dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=one), re.MULTILINE)) for one in (1, 2))
+    first, second = curve(bench, 1), curve(bench, 2)
     begun = min(map(int, second))
     assert begun in (
         3,
@@ -461,3 +489,30 @@ def test_a_trainer_that_says_nothing_of_it_continues_from_its_newest_checkpoint(
     assert [first[step] for step in both] == [second[step] for step in both]  # the same loss, to the last bit
     assert any((bench.directory / "out").rglob("meta.json"))
     assert not (bench.directory / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_machine_is_started_anew_in_the_middle_and_the_daemon_brings_the_job_back(bench: Bench):
+    bench.program("")
+    (bench.directory / "trainer" / "task.py").write_text(TRAINS)
+    bench.submit(args=(str(bench.directory), "nobody"))
+    until(lambda: any((bench.directory / "out").rglob("meta.json")))
+    owner = bench.jobs.store.find("my_job").owner
+    processes = [one.pid for one in bench.jobs.store.processes("my_job")]
+    for pid in (owner["pid"], *processes):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: all(map(gone, (owner["pid"], *processes))))
+    bench.jobs.store.own("my_job", {**owner, "pid": os.getpid(), "boot": "the one before"})
+    shutil.rmtree(bench.jobs.home.root / "unpacked")  # its files had not reached the disk
+    daemon = subprocess.Popen([sys.executable, "-m", "footplate", "jobs", "daemon"], stdout=subprocess.DEVNULL)
+    try:
+        bench.is_in(State.SUCCEEDED)
+    finally:
+        daemon.terminate()
+        assert daemon.wait() == 0
+    assert bench.jobs.store.transitions("my_job")[3].cause == "the machine was started anew"
+    first, second = curve(bench, 1), curve(bench, 2)
+    assert list(second) == [str(step) for step in range(min(map(int, second)), 11)]
+    assert min(map(int, second)) > 2
+    assert all(first[step] == second[step] for step in first.keys() & second.keys())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.jobs.scheduling import PASSING_S, Resources, Waiting, free, starts
+from footplate.jobs.scheduling import NOTHING, PASSING_S, Resources, Waiting, free, starts, why_too_long
 
 MACHINE = Resources(cpus=4, gpus=2, memory_gb=16)
 
@@ -41,7 +41,7 @@ def test_never_more_begins_than_there_is_room_for(running: list[Resources], queu
     begun = starts(MACHINE, running, queue, now)
     room = free(MACHINE, running)
     for one in begun:
-        assert one.needs.capped(MACHINE).within(room)
+        assert one.needs.capped(MACHINE).within(room) or one.needs == NOTHING
         room = room - one.needs.capped(MACHINE)
     assert len(set(names(begun))) == len(begun)
 
@@ -91,3 +91,17 @@ def test_what_the_machine_does_not_have_is_not_waited_for():
 def test_a_machine_that_shrank_has_no_room_until_enough_has_ended():
     small = Resources(cpus=2, gpus=0, memory_gb=4)
     assert starts(small, [Resources(cpus=1), Resources(cpus=4)], [job("next", 1)], 1.0) == []
+
+
+def test_a_job_that_runs_elsewhere_waits_for_no_room_and_for_nobody():
+    running = [Resources(cpus=64)]
+    queue = [job("large", 4, since=0), Waiting("elsewhere", NOTHING, since=10)]
+    assert names(starts(MACHINE, running, queue, PASSING_S)) == ["elsewhere"]
+
+
+def test_a_job_waits_for_as_long_as_it_says_and_without_that_for_ever():
+    hour = {"scheduling": {"maxWaitTime": "3600s"}}
+    assert not why_too_long(hour, since=1000.0, now=4600.0)
+    assert why_too_long(hour, since=1000.0, now=4600.5) == "it has waited for 3600s, its longest time to wait"
+    assert not why_too_long({"scheduling": {"priority": 3}}, since=0.0, now=1e9)
+    assert not why_too_long({}, since=0.0, now=1e9)

@@ -7,6 +7,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,8 +38,6 @@ class Server:
         self._data = directory / "data"
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         if self._user:
-            for path in (directory, *directory.parents[:2]):
-                path.chmod(path.stat().st_mode | 0o011)
             os.chown(directory, self._user.pw_uid, self._user.pw_gid)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -59,10 +58,11 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("postgres"))
-    yield made
-    made.stop()
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as directory:  # not pytest's, which nobody but its own user may enter
+        made = Server(Path(directory))
+        yield made
+        made.stop()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.engine)])
@@ -113,6 +113,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(store: Store):
         store.find("flower_1")
 
 
+@pytest.mark.parametrize("name", ["\udcff", "a\0b", "blümchen"])
+def test_what_can_be_no_name_is_an_unknown_one(store: Store, name: str):
+    with pytest.raises(UnknownJob):
+        store.find(name)
+
+
 def test_a_transition_is_noted_with_its_time_cause_and_attempt(store: Store):
     store.add(job())
     assert store.move("one", State.QUEUED, State.PREPARING, 1001.0, attempt=1, owner=None)
@@ -127,6 +133,18 @@ def test_a_transition_is_noted_with_its_time_cause_and_attempt(store: Store):
         (State.PREPARING, State.RUNNING, 1002.0, 1, ""),
         (State.RUNNING, State.FAILED, 1003.0, 1, "it broke"),
     ]
+
+
+def test_what_a_job_waits_for_is_said_anew_without_a_transition_and_only_while_it_waits(store: Store):
+    store.add(job())
+    store.move("one", State.QUEUED, State.PREPARING, 1001.0)
+    for cause in ("waits for a node", "waits for its machines"):
+        store.explain("one", State.PREPARING, cause)
+        assert store.find("one").cause == cause
+    store.move("one", State.PREPARING, State.RUNNING, 1002.0)
+    store.explain("one", State.PREPARING, "too late")
+    assert store.find("one").cause == ""
+    assert [one.cause for one in store.transitions("one")] == ["", "", ""]
 
 
 def test_a_job_that_was_moved_meanwhile_is_not_moved_again(store: Store):
@@ -199,6 +217,7 @@ def test_lists_are_the_newest_first_and_of_a_state_or_a_machine(store: Store):
     store.move("old", State.QUEUED, State.PREPARING, 4.0)
     assert [one.name for one in store.list()] == ["new", "elsewhere", "old"]
     assert [one.name for one in store.list(limit=1)] == ["new"]
+    assert store.count() == 3
     assert [one.name for one in store.list(State.PREPARING)] == ["old"]
     assert [one.name for one in store.of_host(HERE, SUPERVISED)] == ["old"]
     assert [(one.name, one.needs, one.since) for one in store.waiting(HERE)] == [("new", Resources(1.5, 2, 7.5), 3.0)]
@@ -235,6 +254,17 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path):
     (tmp_path / "jobs.db").write_bytes(b"something else entirely" * 100)
     with pytest.raises(ConfigError, match=r"jobs\.db, the store of jobs, can't be used: file is not a database"):
         open_store(Home(tmp_path))
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_half_written(tmp_path: Path):
+    store = open_store(Home(tmp_path))
+    ((pages,),) = store._database.read("PRAGMA page_count")
+    store._database.read(f"PRAGMA max_page_count = {pages + 2}")
+    with pytest.raises(ConfigError, match=r"jobs\.db, the store of jobs, can't be used: database or disk is full"):
+        store.add(job(spec={"args": ["x" * 100_000]}))
+    assert store.list() == []
+    store.add(job())
+    assert store.find("one") == job()
 
 
 def test_the_file_is_the_users_alone(tmp_path: Path):

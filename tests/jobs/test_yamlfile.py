@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
-from footplate.jobs.spec.yamlfile import MAX_BYTES, Scalar, load, parse
+from footplate.jobs.spec.document import Scalar
+from footplate.jobs.spec.yamlfile import MAX_BYTES, load, parse
 
 
 def test_every_key_and_item_has_its_line():

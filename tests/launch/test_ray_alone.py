@@ -53,6 +53,12 @@ os._exit(0)
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
+@pytest.fixture(autouse=True)
+def no_other_ray() -> None:
+    """What another test's cluster has left would be found, and used."""
+    assert gone_within(20, [one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"])
+
+
 def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short: sockets are in it

@@ -11,13 +11,15 @@ import csv
 import types
 import typing
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib.resources import files
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from footplate.errors import ConfigError
 
 Row = TypeVar("Row")
+
+DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
@@ -180,38 +182,62 @@ class Succession:
     as_of: int
 
 
-@dataclass(frozen=True)
 class Catalog:
-    """All of it, in the order of the files."""
+    """All of it, in the order of the files. Each is read when it is first asked for."""
 
-    machines: dict[str, Machine]
-    accelerators: dict[str, Accelerator]
-    counts: dict[tuple[str, str], tuple[int, ...]]  # (machine type, accelerator) → counts, ascending
-    limits: dict[tuple[str, int], Limit]  # (accelerator, count)
-    tiers: dict[str, list[TierReplica]]
-    regions: dict[str, Region]
-    zones: list[Zone]
-    successions: dict[str, Succession]
-    sources: dict[str, Source]
+    @cached_property
+    def machines(self) -> dict[str, Machine]:
+        """By name."""
+        return {row.name: row for row in read("machines", Machine)}
+
+    @cached_property
+    def accelerators(self) -> dict[str, Accelerator]:
+        """By name."""
+        return {row.name: row for row in read("accelerators", Accelerator)}
+
+    @cached_property
+    def counts(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """By machine type and accelerator: the valid counts, ascending."""
+        return {(row.machine_type, row.accelerator_type): tuple(row.valid_counts) for row in read("counts", Counts)}
+
+    @cached_property
+    def limits(self) -> dict[tuple[str, int], Limit]:
+        """By accelerator and count."""
+        return {(row.accelerator, row.count): row for row in read("limits", Limit)}
+
+    @cached_property
+    def tiers(self) -> dict[str, list[TierReplica]]:
+        """By scale tier: its roles."""
+        found: dict[str, list[TierReplica]] = {}
+        for row in read("tiers", TierReplica):
+            found.setdefault(row.tier, []).append(row)
+        return found
+
+    @cached_property
+    def regions(self) -> dict[str, Region]:
+        """By name."""
+        return {row.region: row for row in read("regions", Region)}
+
+    @cached_property
+    def zones(self) -> list[Zone]:
+        """Of all accelerators."""
+        return read("zones", Zone)
+
+    @cached_property
+    def successions(self) -> dict[str, Succession]:
+        """By accelerator."""
+        return {row.accelerator: row for row in read("successors", Succession)}
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """By key."""
+        return {row.key: row for row in read("sources", Source)}
 
 
 @cache
 def catalog() -> Catalog:
     """The catalog that comes with Footplate."""
-    tiers: dict[str, list[TierReplica]] = {}
-    for row in read("tiers", TierReplica):
-        tiers.setdefault(row.tier, []).append(row)
-    return Catalog(
-        machines={row.name: row for row in read("machines", Machine)},
-        accelerators={row.name: row for row in read("accelerators", Accelerator)},
-        counts={(row.machine_type, row.accelerator_type): tuple(row.valid_counts) for row in read("counts", Counts)},
-        limits={(row.accelerator, row.count): row for row in read("limits", Limit)},
-        tiers=tiers,
-        regions={row.region: row for row in read("regions", Region)},
-        zones=read("zones", Zone),
-        successions={row.accelerator: row for row in read("successors", Succession)},
-        sources={row.key: row for row in read("sources", Source)},
-    )
+    return Catalog()
 
 
 def read(name: str, kind: type[Row]) -> list[Row]:
@@ -220,7 +246,7 @@ def read(name: str, kind: type[Row]) -> list[Row]:
     Raises:
         ConfigError: the file's columns are not the fields of `kind`.
     """
-    text = (files("footplate.jobs.catalog") / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    text = (DATA / f"{name}.csv").read_text(encoding="utf-8")
     hints = typing.get_type_hints(kind)
     table = csv.DictReader(text.splitlines())
     expected = [field.name for field in fields(kind)]  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,7 @@
 What is below home, all of it named by what is in it:
 
     packages/DIGEST.tar       the package as it was when it was taken
-    unpacked/DIGEST/          the same, unpacked
+    unpacked/BOOT/DIGEST/     the same, unpacked, since the machine was started
     environments/KEY/         a virtual environment with the requirements; many packages share one
 
     files.py         which files belong to a package: what is left out, and what can't go in
@@ -15,8 +15,10 @@ What is below home, all of it named by what is in it:
     secrets.py       which files look like secrets
     archive.py       files → one archive, bit for bit the same wherever it is made
     taking.py        snapshot: all of the above, and wheels from --packages
+    receiving.py     the same of an archive that was sent from elsewhere
     unpacking.py     the archive → a directory, whatever the archive holds
     requirements.py  what a package says that it needs
+    holding.py       what keeps an environment from being deleted while it is used
     environment.py   a virtual environment for that, made once
     installing.py    install: unpacked, with its environment
 

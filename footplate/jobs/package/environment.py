@@ -4,20 +4,20 @@ Its key is the digest of the requirements and of the interpreter. It stands on t
 is installed there is there too (torch is not downloaded again), and what is installed over it wins.
 
 1  A lock on `KEY.lock` lets one process make it; others wait, and find it made. The lock ends with its process, and with
-   the pip that it has started: one that outlives it writes into no environment that another makes.
+   the pip that it has started: one that outlives it writes into no environment that another makes. Who uses the environment
+   shares the lock, so that nobody deletes it meanwhile.
 2  Without `READY` in it, an environment was cut off while it was made: it is removed, and made anew.
 3  `python -m venv`, a `.pth` file that leads to our own packages, and pip, which says what it does in the job's log.
-4  `READY` is written last.
+4  `READY` is written last, when all of it is on the disk. Its time is that of the last use.
 
 pip takes its index, its proxies and credentials from the user's own settings: `PIP_*` and pip.conf.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import site
@@ -25,12 +25,13 @@ import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from footplate.errors import PackageError
+from footplate.jobs.package.holding import Hold
 from footplate.jobs.package.requirements import MAIN, is_list, users_environ
 
 READY = "footplate-ready"
@@ -72,8 +73,11 @@ class Wanted:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
-def environment(wanted: Wanted, home: Path, log: TextIO) -> Path:
+def environment(wanted: Wanted, home: Path, log: TextIO) -> tuple[Path, Hold]:
     """The interpreter of an environment in `home/environments` that has what is wanted; made if it isn't there.
+
+    Returns:
+        The interpreter, and what keeps it there until it is released.
 
     Raises:
         PackageError: pip couldn't install it.
@@ -82,24 +86,23 @@ def environment(wanted: Wanted, home: Path, log: TextIO) -> Path:
     homes.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = homes / wanted.key()
     python = place / "bin" / "python"
-    if (place / READY).is_file():
-        return python
-    with _locked(place.with_suffix(".lock")) as lock:
-        if (place / READY).is_file():
-            return python
-        shutil.rmtree(place, ignore_errors=True)
-        print(f"making an environment with {_listed(wanted)}", file=log, flush=True)
-        _make(place, python, log, lock)
-        _install(python, wanted, log, lock)
-        (place / READY).write_text(json.dumps(wanted.arguments()))
-    return python
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+    hold = Hold(place.with_suffix(".lock"))
+    try:
+        while not (place / READY).is_file():
+            hold.be_alone()
+            if not (place / READY).is_file():
+                shutil.rmtree(place, ignore_errors=True)
+                print(f"making an environment with {_listed(wanted)}", file=log, flush=True)
+                _make(place, python, log, hold.file)
+                _install(python, wanted, log, hold.file)
+                os.sync()  # else READY might outlast the machine's sudden end, and the rest not
+                (place / READY).write_text(json.dumps(wanted.arguments()))
+            hold.share()
+    except BaseException:
+        hold.release()
+        raise
+    os.utime(place / READY)
+    return python, hold
 
 
 def _make(place: Path, python: Path, log: TextIO, lock: int) -> None:

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import footplate
 from footplate.jobs.package.environment import Wanted, environment, our_packages
+from footplate.jobs.package.holding import Hold
 from footplate.jobs.package.requirements import needed
 from footplate.jobs.package.taking import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
@@ -22,10 +23,22 @@ from footplate.jobs.package.unpacking import unpack
 
 @dataclass(frozen=True)
 class Installed:
-    """How a program is run: `python -m MODULE`, with `env` over the environment that it gets."""
+    """How a program is run: `python -m MODULE`, with `env` over the environment that it gets.
+
+    Attributes:
+        python: the interpreter.
+        env: variables.
+        holds: what keeps the package and its environment from being deleted: `release` them when it has run.
+    """
 
     python: Path
     env: dict[str, str]
+    holds: tuple[Hold, ...]
+
+    def release(self) -> None:
+        """It is used no more."""
+        for one in self.holds:
+            one.release()
 
 
 def install(snapshot: Snapshot, home: Path, log: TextIO) -> Installed:
@@ -40,15 +53,25 @@ def install(snapshot: Snapshot, home: Path, log: TextIO) -> Installed:
         PackageError: the archive is damaged, or what the package needs can't be installed.
     """
     home = home.absolute()
-    place = unpack(snapshot.path, snapshot.digest, home)
+    os.utime(snapshot.path)  # its last use
+    place, hold = unpack(snapshot.path, snapshot.digest, home)
+    try:
+        return _ready(place, hold, home, log)
+    except BaseException:
+        hold.release()
+        raise
+
+
+def _ready(place: Path, hold: Hold, home: Path, log: TextIO) -> Installed:
     source = place / SOURCE
     distributions = tuple(sorted((place / PACKAGES).glob("*")))
-    python = Path(sys.executable)
+    python, holds = Path(sys.executable), (hold,)
     wanted = Wanted(source, tuple(needed(source, python)), distributions)
     if not wanted.nothing:
-        python = environment(wanted, home, log)
+        python, held = environment(wanted, home, log)
+        holds = (hold, held)
     path = [str(source)] if source.is_dir() else []
-    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_place(our_packages())])})
+    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_place(our_packages())])}, holds)
 
 
 def _own_place(installed: Iterable[str]) -> list[str]:

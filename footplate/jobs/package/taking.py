@@ -63,11 +63,9 @@ def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> 
         if requirements.is_list(one.name):
             requirements.check(one.name, _read(one.path))
     fetched = _fetch(packages)
-    _check_size(
-        {**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}}
-    )
+    check_size({**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}})
     members += [Member(f"{PACKAGES}/{name}", _value(content)) for name, content in fetched.items()]
-    digest, path = _put_away(members, home.absolute() / "packages")
+    digest, path = put_away(members, home.absolute() / "packages")
     return Snapshot(digest, path, _files(path), tuple(_warnings(found, collected.ignored if collected else ())))
 
 
@@ -88,7 +86,8 @@ def _files(path: Path) -> tuple[tuple[str, int], ...]:
         return tuple((member.name, member.size) for member in tar)
 
 
-def _put_away(members: Sequence[Member], home: Path) -> tuple[str, Path]:
+def put_away(members: Sequence[Member], home: Path) -> tuple[str, Path]:
+    """Write an archive below `home` under the name that its digest gives it; returns digest and path."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=home, prefix=".", suffix=".part")
     try:
@@ -155,7 +154,15 @@ def _size(one: Found) -> int:
     return one.path.stat().st_size
 
 
-def _check_size(sizes: dict[str, int]) -> None:
+def check_size(sizes: dict[str, int]) -> None:
+    """See that a package isn't too large.
+
+    Args:
+        sizes: the bytes of each of its files.
+
+    Raises:
+        PackageError: it is.
+    """
     total = sum(sizes.values())
     if total <= MAX_BYTES:
         return

@@ -2,6 +2,9 @@
 
 Our archives hold plain files alone, each below `source/` or `packages/`. Anything else (an absolute name, `..`, a link, a
 device, a name given twice) is refused before a byte is written. What is unpacked appears whole, by a rename.
+
+It isn't synced to the disk, which would take longer than unpacking: after the machine's sudden end some of its files could
+be empty. So it serves until the machine is started anew, and is then unpacked again, from the archive, which was synced.
 """
 
 from __future__ import annotations
@@ -11,28 +14,45 @@ import os
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from footplate.errors import PackageError
 from footplate.jobs.package.archive import EXECUTABLE, PLAIN
+from footplate.jobs.package.holding import Hold
 from footplate.jobs.package.taking import MAX_BYTES, PACKAGES, SOURCE
+from footplate.jobs.supervision.identity import boot
 
 _MAX_MEMBERS = 200_000
 
 
-def unpack(archive: Path, digest: str, home: Path) -> Path:
-    """Unpack an archive into `home/unpacked/DIGEST`, unless it is there; returns that.
+def unpack(archive: Path, digest: str, home: Path) -> tuple[Path, Hold]:
+    """Unpack an archive into `home/unpacked/BOOT/DIGEST`, unless it is there.
+
+    Returns:
+        That directory, and what keeps it there until it is released.
 
     Raises:
         PackageError: the archive is not the one of that digest, or none of ours.
     """
-    target = home / "unpacked" / digest
+    target = home / "unpacked" / boot() / digest
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    hold = Hold(target.with_suffix(".lock"))
+    try:
+        _unpack(archive, digest, target)
+    except BaseException:
+        hold.release()
+        raise
+    os.utime(target)  # its last use
+    return target, hold
+
+
+def _unpack(archive: Path, digest: str, target: Path) -> None:
     if target.is_dir():
-        return target
+        return
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
             raise PackageError(f"{archive} is not what it was when the job was submitted. Submit the job again.")
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix="."))
     try:
         extract(archive, scratch)
@@ -42,7 +62,6 @@ def unpack(archive: Path, digest: str, home: Path) -> Path:
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return target
 
 
 def extract(archive: Path, into: Path) -> None:
@@ -53,7 +72,7 @@ def extract(archive: Path, into: Path) -> None:
     """
     try:
         with tarfile.open(archive, "r:") as tar:
-            members = _checked(tar)
+            members = checked(tar, str(archive))
             for name, member in members.items():
                 path = into / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,27 +83,36 @@ def extract(archive: Path, into: Path) -> None:
         raise PackageError(f"{archive} is no archive of a package: {error}.") from None
 
 
-def _checked(tar: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
+def checked(members: Iterable[tarfile.TarInfo], archive: str) -> dict[str, tarfile.TarInfo]:
+    """The members of an archive by name, if all of them are plain files with names of ours.
+
+    Args:
+        members: all of them.
+        archive: what it is called in messages.
+
+    Raises:
+        PackageError: they aren't.
+    """
     found: dict[str, tarfile.TarInfo] = {}
     total = 0
-    for member in tar:
+    for member in members:
         path = PurePosixPath(member.name)
         parts = path.parts
         if not member.isreg() or member.issparse():
-            raise _refused(tar, member, "it is no plain file")
+            raise _refused(archive, member, "it is no plain file")
         if len(parts) < 2 or parts[0] not in (SOURCE, PACKAGES) or ".." in parts or "\0" in member.name:
-            raise _refused(tar, member, f"expected a name below {SOURCE}/ or {PACKAGES}/")
+            raise _refused(archive, member, f"expected a name below {SOURCE}/ or {PACKAGES}/")
         if str(path) in found:
-            raise _refused(tar, member, "it is there twice")
+            raise _refused(archive, member, "it is there twice")
         total += member.size
         if total > 2 * MAX_BYTES or len(found) >= _MAX_MEMBERS:
-            raise _refused(tar, member, "with it the archive is larger than any package may be")
+            raise _refused(archive, member, "with it the archive is larger than any package may be")
         found[str(path)] = member
     for name in found:
         if any(str(parent) in found for parent in PurePosixPath(name).parents):
-            raise _refused(tar, found[name], "it lies in a file")
+            raise _refused(archive, found[name], "it lies in a file")
     return found
 
 
-def _refused(tar: tarfile.TarFile, member: tarfile.TarInfo, why: str) -> PackageError:
-    return PackageError(f"{tar.name}: {member.name!r} can't be unpacked: {why}.")
+def _refused(archive: str, member: tarfile.TarInfo, why: str) -> PackageError:
+    return PackageError(f"{archive}: {member.name!r} can't be unpacked: {why}.")

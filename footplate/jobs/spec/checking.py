@@ -13,12 +13,12 @@ from footplate.jobs.catalog.places import check_region
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.successors import what_became
 from footplate.jobs.catalog.validity import check
+from footplate.jobs.scheduling import MIN_WAIT_S
 from footplate.jobs.spec.model import HyperparameterSpec, Job, ParameterSpec, TrainingInput
 from footplate.jobs.spec.naming import seconds
 from footplate.jobs.spec.problems import Path
 from footplate.jobs.spec.scaling import ROLES, choice, config, count, key_of, machine_type, replicas, tier_of
 
-MIN_WAIT_S = 1800
 _INPUT = "trainingInput"
 
 Found = Iterator[tuple[Path, str]]
@@ -134,7 +134,7 @@ def _containers(spec: TrainingInput) -> Found:
 def _scheduling(spec: TrainingInput) -> Found:
     waits = spec.scheduling.max_wait_time if spec.scheduling else None
     if waits and seconds(waits) < MIN_WAIT_S:
-        yield (_INPUT, "scheduling", "maxWaitTime"), f"{waits}: expected at least {MIN_WAIT_S}s, half an hour."
+        yield (_INPUT, "scheduling", "maxWaitTime"), f"{waits}: expected at least {MIN_WAIT_S:g}s, half an hour."
 
 
 def _hyperparameters(spec: HyperparameterSpec) -> Found:

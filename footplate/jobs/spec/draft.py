@@ -11,8 +11,8 @@ from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.jobs.spec import flags
+from footplate.jobs.spec.document import Document
 from footplate.jobs.spec.problems import Path, Problem
-from footplate.jobs.spec.yamlfile import Document
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,23 @@ from typing import Annotated, Any
 from footplate.errors import did_you_mean
 from footplate.jobs.catalog.lookup import find_accelerator, find_machine
 from footplate.jobs.spec import naming
-from footplate.jobs.spec.schema import BeforeValidator, PydanticCustomError
-from footplate.jobs.spec.yamlfile import Scalar
+from footplate.jobs.spec.document import Scalar
+from footplate.jobs.spec.reading import Form, Mistake
 
 MAX_REPLICAS = 10_000
 
 
-def _mistake(expected: str, value: Any) -> PydanticCustomError:
+def _mistake(expected: str, value: Any) -> Mistake:
     shown = value.text if isinstance(value, Scalar) else value
     said = f'"{shown[:60]}"' if isinstance(shown, str) else "nothing" if shown is None else f"a {_kind(shown)}"
-    return PydanticCustomError("mistake", "{text}", {"text": f"{said}: {expected}."})
+    return Mistake(f"{said}: {expected}.")
 
 
 def _kind(value: Any) -> str:
     return {dict: "mapping", list: "list"}.get(type(value), type(value).__name__)
 
 
-def text(form: Callable[[str], str]) -> BeforeValidator:
+def text(form: Callable[[str], str]) -> Form:
     """Text in a certain form; a number stands for the text that it was written as."""
 
     def read(value: Any) -> str:
@@ -39,15 +39,13 @@ def text(form: Callable[[str], str]) -> BeforeValidator:
         try:
             return form(given)
         except ValueError as error:  # a ConfigError, which is one, comes from the catalog and names the value itself
-            text = f"{error}"
-            if not text.startswith('"'):
-                raise _mistake(text, given) from None
-            raise PydanticCustomError("mistake", "{text}", {"text": text}) from None
+            text = str(error)
+            raise (Mistake(text) if text.startswith('"') else _mistake(text, given)) from None
 
-    return BeforeValidator(read)
+    return Form(read)
 
 
-def whole(low: int, high: int) -> BeforeValidator:
+def whole(low: int, high: int) -> Form:
     """A whole number; JSON writes those of 64 bits as text."""
 
     def read(value: Any) -> int:
@@ -58,7 +56,7 @@ def whole(low: int, high: int) -> BeforeValidator:
             raise _mistake(f"expected a whole number from {low} to {high}", value)
         return given
 
-    return BeforeValidator(read)
+    return Form(read)
 
 
 def _real(value: Any) -> float:
@@ -78,7 +76,7 @@ def _truth(value: Any) -> bool:
     return given
 
 
-def one_of(*choices: str) -> BeforeValidator:
+def one_of(*choices: str) -> Form:
     """One of the API's constants; case and dashes don't matter, as with gcloud's flags."""
 
     def read(value: Any) -> str:
@@ -89,7 +87,7 @@ def one_of(*choices: str) -> BeforeValidator:
             raise _mistake(f"not one of the choices. {near.removesuffix('.')}", value)
         return plain
 
-    return BeforeValidator(read)
+    return Form(read)
 
 
 def _machine(name: str) -> str:
@@ -113,5 +111,5 @@ MachineName = Annotated[str, text(_machine)]
 AcceleratorName = Annotated[str, text(_accelerator)]
 Count = Annotated[int, whole(0, MAX_REPLICAS)]
 Trials = Annotated[int, whole(0, 1_000_000)]
-Real = Annotated[float, BeforeValidator(_real)]
-Truth = Annotated[bool, BeforeValidator(_truth)]
+Real = Annotated[float, Form(_real)]
+Truth = Annotated[bool, Form(_truth)]

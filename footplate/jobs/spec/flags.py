@@ -40,8 +40,8 @@ ALIASES = {"worker-server-count": "worker-count"}
 
 
 OF_GCLOUD = (
-    "account", "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "project", "quiet",
-    "staging-bucket", "tpu-tf-version", "verbosity",
+    "account", "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "quiet",
+    "tpu-tf-version", "verbosity",
 )  # fmt: skip
 """Flags that gcloud has and Footplate doesn't, so that they are not taken for the program's."""
 

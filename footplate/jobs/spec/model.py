@@ -8,6 +8,7 @@ The keys are those of the service's public description, version 1 of its API (ml
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from footplate.jobs.spec import naming
@@ -31,30 +32,27 @@ from footplate.jobs.spec.fields import (
     text,
     whole,
 )
-from footplate.jobs.spec.schema import BaseModel, ConfigDict, Field, to_camel
+from footplate.jobs.spec.reading import Size
 
 
-class Strict(BaseModel):
-    """A mapping of the spec: it has these keys and no others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel)
-
-
-class AcceleratorConfig(Strict):
+@dataclass(frozen=True)
+class AcceleratorConfig:
     """Which accelerators a machine gets beside what is built in, and how many."""
 
     count: Annotated[int, whole(1, 1024)]
     type: AcceleratorName
 
 
-class DiskConfig(Strict):
+@dataclass(frozen=True)
+class DiskConfig:
     """The boot disk."""
 
     boot_disk_type: Plain | None = None
     boot_disk_size_gb: Annotated[int, whole(1, 65536)] | None = None
 
 
-class ReplicaConfig(Strict):
+@dataclass(frozen=True)
+class ReplicaConfig:
     """What the machines of a role have beside their type."""
 
     accelerator_config: AcceleratorConfig | None = None
@@ -65,7 +63,8 @@ class ReplicaConfig(Strict):
     container_args: list[Argument] | None = None
 
 
-class Scheduling(Strict):
+@dataclass(frozen=True)
+class Scheduling:
     """How long a job may run and wait, and how soon it is its turn."""
 
     max_running_time: Duration | None = None
@@ -73,13 +72,15 @@ class Scheduling(Strict):
     priority: Annotated[int, whole(0, 1000)] | None = None
 
 
-class EncryptionConfig(Strict):
+@dataclass(frozen=True)
+class EncryptionConfig:
     """The key with which a cloud encrypts what the job leaves."""
 
     kms_key_name: Plain
 
 
-class ParameterSpec(Strict):
+@dataclass(frozen=True)
+class ParameterSpec:
     """One hyperparameter that is to be tuned."""
 
     parameter_name: Plain
@@ -93,11 +94,12 @@ class ParameterSpec(Strict):
     ) = None
 
 
-class HyperparameterSpec(Strict):
+@dataclass(frozen=True)
+class HyperparameterSpec:
     """What is tuned, for what, and how often."""
 
     goal: Annotated[str, one_of("MAXIMIZE", "MINIMIZE")]
-    params: Annotated[list[ParameterSpec], Field(min_length=1, max_length=100)]
+    params: Annotated[list[ParameterSpec], Size(1, 100)]
     max_trials: Trials = 1
     max_parallel_trials: Trials = 1
     max_failed_trials: Trials = 0
@@ -110,7 +112,8 @@ class HyperparameterSpec(Strict):
 TIERS = ("BASIC", "STANDARD_1", "PREMIUM_1", "BASIC_GPU", "BASIC_TPU", "CUSTOM")
 
 
-class TrainingInput(Strict):
+@dataclass(frozen=True)
+class TrainingInput:
     """The job itself."""
 
     scale_tier: Annotated[str, one_of(*TIERS)] | None = None
@@ -125,7 +128,7 @@ class TrainingInput(Strict):
     evaluator_count: Count | None = None
     evaluator_type: MachineName | None = None
     evaluator_config: ReplicaConfig | None = None
-    package_uris: Annotated[list[Package], Field(max_length=100)] | None = None
+    package_uris: Annotated[list[Package], Size(most=100)] | None = None
     python_module: Module | None = None
     args: list[Argument] | None = None
     hyperparameters: HyperparameterSpec | None = None
@@ -141,15 +144,16 @@ class TrainingInput(Strict):
     enable_web_access: Truth | None = None
 
 
-class Job(Strict):
+@dataclass(frozen=True)
+class Job:
     """A job: what config.yaml holds."""
 
     job_id: JobName | None = None
     labels: (
         Annotated[
             dict[Annotated[str, text(naming.label_key)], Annotated[str, text(naming.label_value)]],
-            Field(max_length=64),
+            Size(most=64),
         ]
         | None
     ) = None
-    training_input: TrainingInput = Field(default_factory=TrainingInput)
+    training_input: TrainingInput = field(default_factory=TrainingInput)

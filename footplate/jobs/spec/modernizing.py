@@ -16,12 +16,13 @@ import yaml
 
 from footplate.errors import ConfigError
 from footplate.jobs.catalog.successors import today
+from footplate.jobs.spec.document import Document
 from footplate.jobs.spec.draft import Draft, draft, put
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, dotted
 from footplate.jobs.spec.resolving import checked
 from footplate.jobs.spec.scaling import key_of, replicas, tier_of
-from footplate.jobs.spec.yamlfile import Document, nodes, parse
+from footplate.jobs.spec.yamlfile import nodes, parse
 
 _INPUT = "trainingInput"
 

@@ -1,7 +1,7 @@
 """From a draft to a resolved job: every problem at once, or the job as it would be submitted.
 
-1  pydantic says which values are of the wrong type; those are taken out, and the rest is looked at again
-2  checking.py says what doesn't fit together in what is left; what is missing only because it was taken out is no
+1  reading.py says which values are of the wrong type, and leaves those out
+2  checking.py says what doesn't fit together in what is left; what is missing only because it was left out is no
    problem of its own
 3  with no problem left, the scale tier becomes machines, and the job's directory becomes an argument of the program
 """
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.jobs.catalog.rows import catalog
+from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
-from footplate.jobs.spec.mistakes import mistakes
+from footplate.jobs.spec.mistakes import unknown
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, Problem, SpecError
+from footplate.jobs.spec.reading import Reading, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
-from footplate.jobs.spec.schema import ValidationError
 
 DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
 
@@ -64,6 +65,22 @@ class ResolvedJob:
             "notices": list(self.notices),
         }
 
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> ResolvedJob:
+        """From what `to_dict` made of it."""
+        return cls(
+            name=found["jobId"],
+            scale_tier=found["scaleTier"],
+            region=found["region"],
+            job_dir=found["jobDir"],
+            replicas=tuple(_to_replica(one) for one in found["replicas"]),
+            command=tuple(found["command"]),
+            max_running_time=found["maxRunningTime"],
+            spec=copy.deepcopy(found["trainingInput"]),
+            labels=dict(found["labels"]),
+            notices=tuple(found["notices"]),
+        )
+
 
 def resolve(draft: Draft) -> ResolvedJob:
     """Check a draft, and resolve it.
@@ -81,7 +98,7 @@ def resolve(draft: Draft) -> ResolvedJob:
         replicas=tuple(replicas(spec)),
         command=_command(job),
         max_running_time=(spec.scheduling and spec.scheduling.max_running_time) or DEFAULT_MAX_RUNNING_TIME,
-        spec=spec.model_dump(by_alias=True, exclude_none=True),
+        spec=plain(spec),
         labels=dict(job.labels or {}),
         notices=tuple(checking.notices(job)),
     )
@@ -106,48 +123,18 @@ def problems(draft: Draft) -> list[Problem]:
 
 def _checked(draft: Draft) -> tuple[Job, list[Problem]]:
     found = list(draft.document.problems) if draft.document else []
-    values: Any = copy.deepcopy(draft.values)
-    removed: list[Path] = []
-    while True:
-        try:
-            job = Job.model_validate(values)
-            break
-        except ValidationError as error:
-            now: list[Path] = []  # at least one each time, so this ends
-            for path, text in mistakes(error):
-                if not _within(path, removed):
-                    found.append(draft.problem(path, text))
-                if not _within(path, now):
-                    now.append(_remove(values, path))
-            removed += now
+    reading = Reading(unknown)
+    job = reading.read(Job, draft.values)
+    found += [draft.problem(path, text) for path, text in reading.mistakes]
     for path, text in checking.problems(job, draft.partial):
-        if not _within(path, removed) and not any(_within(gone, [path]) for gone in removed):
+        if not any(_leads_to(path, gone) or _leads_to(gone, path) for gone in reading.left_out):
             found.append(draft.problem(path, text))
     return job, sorted(found, key=lambda one: _order(draft, one))
 
 
-def _within(path: Path, homes: list[Path]) -> bool:
-    """Whether a path is one of `homes`, or lies in one."""
-    return any(path[: len(home)] == home for home in homes)
-
-
-def _remove(values: dict[str, Any], path: Path) -> Path:
-    """Take out what a path leads to, or the innermost mapping that is there when it lacks a key; returns what went.
-
-    A list whose item is wrong goes whole: its other items would change places.
-    """
-    end = next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))
-    path = path[:end]
-    while path:
-        home: Any = values
-        for part in path[:-1]:
-            home = home.get(part) if isinstance(home, dict) else None
-        if isinstance(home, dict) and path[-1] in home:
-            del home[path[-1]]
-            return path
-        path = path[:-1]
-    values.clear()
-    return ()
+def _leads_to(path: Path, other: Path) -> bool:
+    """Whether a path is another one, or the beginning of it."""
+    return other[: len(path)] == path
 
 
 def _order(draft: Draft, problem: Problem) -> tuple[int, int]:
@@ -184,3 +171,15 @@ def _replica(one: Replica) -> dict[str, Any]:
         "containerArgs": list(one.container_args),
     }
     return {key: value for key, value in found.items() if value not in (None, [])}
+
+
+def _to_replica(found: dict[str, Any]) -> Replica:
+    attached = found.get("accelerator")
+    return Replica(
+        role=found["role"],
+        count=found["count"],
+        machine=Choice(found["machineType"], *((attached["type"], attached["count"]) if attached else ())),
+        image_uri=found.get("imageUri"),
+        container_command=tuple(found.get("containerCommand", ())),
+        container_args=tuple(found.get("containerArgs", ())),
+    )

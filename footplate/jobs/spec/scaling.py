@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec.model import ReplicaConfig, TrainingInput
+from footplate.jobs.spec.reading import camel
 
 ROLES = ("master", "worker", "parameter_server", "evaluator")
 """In the order in which a cluster is described. The master is the chief, and there is one."""
@@ -39,8 +40,7 @@ def key_of(role: str, what: str) -> str:
     >>> key_of("parameter_server", "Type")
     'parameterServerType'
     """
-    first, *rest = role.split("_")
-    return first + "".join(part.title() for part in rest) + what
+    return camel(role) + what
 
 
 def tier_of(spec: TrainingInput) -> str:

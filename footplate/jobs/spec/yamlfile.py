@@ -1,7 +1,6 @@
 """config.yaml as plain values, with the line of every key.
 
-Mappings and sequences become dicts and lists. A scalar that YAML takes for a number or a truth value becomes a `Scalar`,
-which keeps its text: `runtimeVersion: 2.10` is the text 2.10, though as a number it would be 2.1. JSON is YAML too.
+Mappings and sequences become dicts and lists; what they become is in document.py. JSON is YAML too.
 
 A spec needs neither tags, nor anchors, nor several documents, and a file that has them is refused: with them a small
 file can stand for a huge one, or for objects of Python.
@@ -10,53 +9,18 @@ file can stand for a huge one, or for objects of Python.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any
 
 import yaml
 
 from footplate.errors import ConfigError
+from footplate.jobs.spec.document import Document, Scalar
 from footplate.jobs.spec.problems import Path, Problem
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 20
 _CORE = "tag:yaml.org,2002:"
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A number or a truth value, and how it was written."""
-
-    value: int | float | bool
-    text: str
-
-
-@dataclass(frozen=True)
-class Document:
-    """What a file says.
-
-    Attributes:
-        name: the file, for messages.
-        text: all of it.
-        root: YAML's node of the whole; None for an empty file.
-        values: the mapping that it is.
-        lines: the line, from 1, of each key and item.
-        problems: keys that are given twice.
-    """
-
-    name: str
-    text: str
-    root: yaml.Node | None
-    values: dict[str, Any]
-    lines: dict[Path, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-
-    def place(self, path: Path) -> str:
-        """Where a key stands, or the nearest that leads to it."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return f"{self.name} line {self.lines[path]}" if path in self.lines else self.name
 
 
 def load(path: str) -> Document:

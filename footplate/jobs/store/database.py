@@ -22,7 +22,7 @@ class Database(Protocol):
         """Do the work in a transaction, and return what it returned; an exception of it undoes all.
 
         Raises:
-            ConfigError: the database can't be used, or doesn't answer for too long.
+            Unavailable: the database can't be used, or doesn't answer for too long.
         """
         ...
 

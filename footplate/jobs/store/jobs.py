@@ -41,6 +41,10 @@ class UnknownJob(ConfigError):
     """There is no job of this name."""
 
 
+class WrongState(ConfigError):
+    """What is asked doesn't go with a job that is there: not with the state that it is in, or not with its name."""
+
+
 class Store:
     """Jobs in a database."""
 
@@ -55,7 +59,7 @@ class Store:
         """Put a new job, in its first state.
 
         Raises:
-            ConfigError: there is one of its name.
+            WrongState: there is one of its name.
         """
 
         def work(execute: Execute) -> float:
@@ -66,7 +70,7 @@ class Store:
             return job.created
 
         if self._database.transaction(work) != job.created:
-            raise ConfigError(
+            raise WrongState(
                 f"there is a job {job.name} already. Choose another name, or delete it: footplate jobs delete {job.name}"
             )
 
@@ -76,14 +80,20 @@ class Store:
         Raises:
             UnknownJob: there is none of this name.
         """
-        query = f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE name = ?"
-        found = self._database.read(query, name)
-        if not found:
+        found = self.get(name)
+        if found is None:
             from footplate.jobs.catalog.lookup import nearest
 
             known = [one.name for one in self.list()]
             raise UnknownJob(f'there is no job "{name}".{nearest(name, known)} See: footplate jobs list')
-        return _job(found[0])
+        return found
+
+    def get(self, name: str) -> Job | None:
+        """A job; None when there is none of this name."""
+        if not name.isascii() or "\0" in name:  # no job has such a name, and databases don't take it
+            return None
+        found = self._database.read(f"SELECT {', '.join(_COLUMNS)} FROM jobs WHERE name = ?", name)
+        return _job(found[0]) if found else None
 
     def state(self, name: str) -> State | None:
         """A job's state; None of one that has been deleted."""
@@ -105,6 +115,12 @@ class Store:
         rows = self._database.read(query, str(State.QUEUED), host)
         return [Waiting(row[0], Resources(*row[1:4]), *row[4:]) for row in rows]
 
+    def waiting_since(self, host: str, before: float) -> list[tuple[str, float, dict[str, Any]]]:
+        """Of a machine's queue those that came into it before a moment: their names, when that was, and their plans."""
+        query = "SELECT name, queued, plan FROM jobs WHERE state = ? AND host = ? AND queued < ?"
+        rows = self._database.read(query, str(State.QUEUED), host, before)
+        return [(row[0], row[1], json.loads(row[2])) for row in rows]
+
     def list(self, state: State | None = None, limit: int | None = None) -> list[Summary]:
         """Jobs, the newest first.
 
@@ -117,6 +133,10 @@ class Store:
         query = f"SELECT {_SUMMARY} FROM jobs{where} ORDER BY created DESC, name{end}"
         rows = self._database.read(query, *values)
         return [Summary(row[0], State(row[1]), *row[2:]) for row in rows]
+
+    def count(self) -> int:
+        """How many jobs there are."""
+        return self._database.read("SELECT COUNT(*) FROM jobs")[0][0]
 
     def move(self, name: str, source: State, target: State, at: float, cause: str = "", **changes: Any) -> bool:
         """Bring a job from one state to another, unless it isn't in `source` any more.
@@ -152,6 +172,12 @@ class Store:
             return bool(execute(again, name, str(source), str(target), at))
 
         return self._database.transaction(work)
+
+    def explain(self, name: str, state: State, cause: str) -> None:
+        """Say anew why a job is in a state, unless it isn't in it any more; that is no transition."""
+        self._database.transaction(
+            lambda execute: execute("UPDATE jobs SET cause = ? WHERE name = ? AND state = ?", cause, name, str(state))
+        )
 
     def own(self, name: str, owner: dict[str, Any] | None) -> None:
         """Note who a job's supervisor is."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, Unavailable
 from footplate.extras import require
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
@@ -29,7 +29,8 @@ class Postgres:
         patience_s: how long it is waited for, once it was there.
 
     Raises:
-        ConfigError: it can't be reached, or refuses us.
+        ConfigError: the address is none of PostgreSQL's.
+        Unavailable: it can't be reached, or refuses us.
         MissingExtra: there is no client for it here.
     """
 
@@ -83,9 +84,9 @@ class Postgres:
         found = self._connection.execute(sql.replace("?", "%s"), values)
         return found.fetchall() if found.description else []
 
-    def _unusable(self, error: Exception) -> ConfigError:
+    def _unusable(self, error: Exception) -> Unavailable:
         place = urlsplit(self._url)  # without its password
-        return ConfigError(
+        return Unavailable(
             f"the store of jobs at {place.hostname}{place.path} (FOOTPLATE_STORE) can't be used: "
             f"{' '.join(str(error).split())}. Is the server there, and may this user connect?"
         )

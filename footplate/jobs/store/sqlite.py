@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.errors import Unavailable
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 
@@ -21,7 +21,7 @@ class SQLite:
     """A `Database` in a file, which is made if it isn't there.
 
     Raises:
-        ConfigError: the file can't be used.
+        Unavailable: the file can't be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,13 +41,12 @@ class SQLite:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 found = work(self._execute)
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # of some errors, such as a full disk, it ends by itself
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             raise self._unusable(error) from None
         return found
 
@@ -63,8 +62,8 @@ class SQLite:
     def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
         return self._connection.execute(sql, values).fetchall()
 
-    def _unusable(self, error: Exception) -> ConfigError:
-        return ConfigError(
+    def _unusable(self, error: Exception) -> Unavailable:
+        return Unavailable(
             f"{self._path}, the store of jobs, can't be used: {error}. Free space, mend its permissions, or set "
             "FOOTPLATE_HOME to a folder on a disk of this machine."
         )

@@ -39,17 +39,18 @@ def create(database: Database, there: str, *before: str) -> None:
         ConfigError: they are of a later version of Footplate.
     """
 
-    def look(execute: Execute) -> int:
+    def make(execute: Execute) -> None:
         for statement in before:
             execute(statement)
         if execute(there):
-            return execute("SELECT version FROM schema_version")[0][0]
+            return
         for statement in _TABLES:
             execute(statement)
         execute("INSERT INTO schema_version VALUES (?)", VERSION)
-        return VERSION
 
-    if (found := database.transaction(look)) != VERSION:
+    if not database.read(there):  # else it would wait for whoever writes
+        database.transaction(make)
+    if (found := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
         raise ConfigError(
             f"the store of jobs is of version {found}, and this Footplate knows version {VERSION}. Use the Footplate that "
             "wrote it, or set FOOTPLATE_HOME to another folder."

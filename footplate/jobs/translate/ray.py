@@ -3,6 +3,9 @@
 A master alone is the submission's entry point, with the resources of its machine. A master with workers is
 `footplate run --backend ray`, which places one process for each of them on the cluster; the GPUs that a process is to have
 go with it as accelerator resources. Ray runs an entry point in a shell, so it is quoted for one.
+
+It needs nothing of Footplate's jobs. `jobs submit --backend ray` (`jobs/backends/ray/`) can do more: it takes every role,
+looks after the job, and resumes it.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_tuning(job)
     yield from needs_program(job)
     yield from no_tpus(job)
-    yield from no_servers(job, "it places ranks. footplate jobs submit runs such a job on one machine.")
+    yield from no_servers(job, "it places ranks. footplate jobs submit --backend ray places every role.")
     yield from no_entry_points(job)
     yield from one_kind_of_machine(job)
     (one, *others), uris = job.replicas, job.spec.get("packageUris", [])

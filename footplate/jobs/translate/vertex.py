@@ -4,13 +4,15 @@
 
 Its roles are places in a list: pool 0 is the master, 1 the workers, 2 the parameter servers, 3 the evaluators; a role that
 isn't there leaves an empty pool, unless it is at the end. A program is either in an image of one's own (`containerSpec`),
-or in packages on Cloud Storage that an image of Google's installs (`pythonPackageSpec`).
+or in packages on Cloud Storage that an image of Google's installs (`pythonPackageSpec`): one that is named, or that of the
+runtime version, or else the newest with PyTorch.
 
 After a maintenance event the whole job is started again (`restartJobOnWorkerRestart`), as it was on AI Platform.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +46,9 @@ IMAGES = {
 
 From the list of prebuilt containers for training, as of 2024. Some may be gone: Vertex AI ends each after two years or so.
 """
+
+NEWEST = "2-4.py310"  # with PyTorch, on the same list
+_BY_GOOGLE = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/.+")
 
 
 def translate(job: ResolvedJob) -> Translation:
@@ -93,11 +98,11 @@ def _pool(job: ResolvedJob, one: Replica) -> dict[str, Any]:
 
 
 def _program(job: ResolvedJob, one: Replica) -> dict[str, Any]:
-    """`containerSpec` where there is an image, else `pythonPackageSpec`."""
-    if one.image_uri is None:
+    """`pythonPackageSpec` for an image of Google's that installs packages, else `containerSpec`."""
+    if one.image_uri is None or _installs(job, one):
         module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
         python = {
-            "executorImageUri": _executor(job, one),
+            "executorImageUri": one.image_uri or _executor(job, one),
             "packageUris": list(job.spec["packageUris"]),
             "pythonModule": module,
             "args": args or None,
@@ -118,7 +123,14 @@ def _executor(job: ResolvedJob, one: Replica) -> str:
     continent = (job.region or "us").partition("-")[0]
     place = continent if continent in ("us", "europe", "asia") else "us"
     kind = "gpu" if accelerator(one) else "cpu"
-    return f"{place}-docker.pkg.dev/vertex-ai/training/tf-{kind}.{IMAGES[_version(job)]}:latest"
+    framework, version = ("tf", IMAGES[_version(job)]) if _version(job) else ("pytorch", NEWEST)
+    return f"{place}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
+
+
+def _installs(job: ResolvedJob, one: Replica) -> bool:
+    """Whether an image that is named is one of Google's, and is to install packages."""
+    packages = job.command and job.spec.get("packageUris") and not (one.container_command or one.container_args)
+    return bool(packages and one.image_uri and _BY_GOOGLE.fullmatch(one.image_uri))
 
 
 def _version(job: ResolvedJob) -> str:
@@ -140,13 +152,10 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
             yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give one of your own."
     if job.command and any(one.image_uri is None for one in job.replicas):
         yield from _packages(job)
-        if _version(job) not in IMAGES:
-            known = ", ".join(IMAGES)
-            version = job.spec.get("runtimeVersion")
-            given = f"runtimeVersion {version}" if version else "There is no runtimeVersion"
+        if _version(job) and _version(job) not in IMAGES:
             yield (
-                f"{given}: no image of Google's is known that would install the packages. Give one of {known}, or an image "
-                "of your own with --master-image-uri."
+                f"runtimeVersion {job.spec['runtimeVersion']}: no image of Google's is known that would install the "
+                f"packages. Give one of {', '.join(IMAGES)}, or an image of your own with --master-image-uri."
             )
     if job.job_dir and not job.job_dir.startswith("gs://"):
         yield f"jobDir {job.job_dir}: expected gs://bucket/path."
@@ -167,6 +176,11 @@ def _packages(job: ResolvedJob) -> Iterator[str]:
 def _notes(job: ResolvedJob) -> Iterator[str]:
     region = job.region or "REGION"
     yield f"POST it to https://{region}-aiplatform.googleapis.com/v1/projects/PROJECT/locations/{region}/customJobs."
+    if job.command and not _version(job) and any(one.image_uri is None for one in job.replicas):
+        yield (
+            f"There is no runtimeVersion: Google's image with PyTorch {NEWEST.partition('.')[0].replace('-', '.')} runs "
+            "it. Name another with --master-image-uri."
+        )
     yield from left_out(
         job, SYSTEM,
         scheduling__priority="has no priorities",

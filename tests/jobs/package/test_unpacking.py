@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.errors import PackageError
-from footplate.jobs.package import install
+from footplate.jobs.package import install, unpacking
 from footplate.jobs.package.unpacking import extract, unpack
+from footplate.jobs.supervision.identity import boot
 
 PLAIN = (tarfile.REGTYPE, tarfile.CONTTYPE)
 KINDS = (
@@ -118,8 +119,16 @@ def test_an_archive_that_was_changed_is_refused(project):
 
 def test_an_unpacking_that_was_cut_off_is_no_package(project):
     taken = project.take()
-    (project.home / "unpacked").mkdir()
-    half = project.home / "unpacked/.cut-off"
+    half = project.home / "unpacked" / boot() / ".cut-off"
     (half / "source").mkdir(parents=True)
-    place = unpack(taken.path, taken.digest, project.home)
+    place, _ = unpack(taken.path, taken.digest, project.home)
+    assert (place / "source/trainer/task.py").read_text() == "print('one')\n"
+
+
+def test_after_a_reboot_it_is_unpacked_again_since_files_may_not_have_reached_the_disk(project, monkeypatch):
+    taken = project.take()
+    place, _ = unpack(taken.path, taken.digest, project.home)
+    (place / "source/trainer/task.py").write_text("")
+    monkeypatch.setattr(unpacking, "boot", lambda: "the-next")
+    place, _ = unpack(taken.path, taken.digest, project.home)
     assert (place / "source/trainer/task.py").read_text() == "print('one')\n"

@@ -97,10 +97,32 @@ def test_roles_of_vertex_are_places_so_one_that_is_not_there_leaves_its_place_em
 
 
 def test_what_vertex_needs_and_a_job_lacks_is_said_all_at_once():
-    found = refusal("vertex", job(ATTACHED, {"module-name": "trainer.task", "job-dir": "runs/job"}))
+    given = {"module-name": "trainer.task", "job-dir": "runs/job", "runtime-version": "1.15"}
+    found = refusal("vertex", job(ATTACHED, given))
     assert [one.partition(":")[0] for one in found] == [
-        "There is no package", "There is no runtimeVersion", "jobDir runs/job"
+        "There is no package", "runtimeVersion 1.15", "jobDir runs/job"
     ]  # fmt: skip
+
+
+def test_without_a_runtime_version_vertex_runs_googles_image_with_pytorch():
+    found = translate(
+        job(ATTACHED, {key: value for key, value in PROGRAM.items() if key != "runtime-version"}), "vertex"
+    )
+    place = "europe-docker.pkg.dev/vertex-ai/training"
+    images = [one["pythonPackageSpec"]["executorImageUri"] for one in found.document["jobSpec"]["workerPoolSpecs"]]
+    assert images == [*[f"{place}/pytorch-gpu.2-4.py310:latest"] * 2, f"{place}/pytorch-cpu.2-4.py310:latest"]
+    assert any(
+        one.startswith("There is no runtimeVersion: Google's image with PyTorch 2.4 runs it.") for one in found.notes
+    )
+
+
+def test_an_image_of_googles_that_is_named_installs_the_packages():
+    image = "us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-3.py310:latest"
+    given = {**PROGRAM, "master-image-uri": image}
+    del given["runtime-version"]
+    (pool,) = translate(job("", given), "vertex").document["jobSpec"]["workerPoolSpecs"]
+    assert pool["pythonPackageSpec"]["executorImageUri"] == image
+    assert pool["pythonPackageSpec"]["packageUris"] == ["gs://my-bucket/trainer-0.1.tar.gz"]
 
 
 def test_what_vertex_has_no_word_for_is_noted():

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 def host() -> str:
     """The name of this machine, by which a shared store knows whose jobs are whose."""
-    return platform.node()
+    return os.uname().nodename
 
 
 def resources() -> Resources:

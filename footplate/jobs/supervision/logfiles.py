@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from footplate.jobs.masking import Veil
+
 log = logging.getLogger(__name__)
 
 FULL = 64 * 2**20  # bytes
+PIECE = 1 << 20  # bytes read at once: a log may be larger than memory
 
 
 def part(first: Path, number: int) -> Path:
@@ -20,23 +23,51 @@ def part(first: Path, number: int) -> Path:
 
 
 class Writer:
-    """Writes one process's output.
+    """Writes one process's output, after what is there already.
+
+    Attributes:
+        size: bytes of all files.
 
     Args:
         first: the first file.
         full: the bytes after which the next one begins.
+        veil: what takes secrets out of it.
     """
 
-    def __init__(self, first: Path, full: int = FULL) -> None:
+    def __init__(self, first: Path, full: int = FULL, veil: Veil | None = None) -> None:
         self._first = first
         self._full = full
+        self._veil = veil or Veil()
         self._number = 0
-        self._file = first.open("ab", buffering=0)
+        while part(first, self._number + 1).exists():
+            self._number += 1
+        self._file = part(first, self._number).open("ab", buffering=0)
+        self.size = sum(part(first, number).stat().st_size for number in range(self._number + 1))
         self._broken = False
-        self.last = b""  # the end of what was written: what the process said last
+        self.last = _end(part(first, self._number))  # the end of what was written: what the process said last
 
     def write(self, data: bytes) -> None:
         """Keep a piece."""
+        self._keep(self._veil.feed(data))
+
+    def end(self) -> None:
+        """Nothing more will come: keep what the veil has held back."""
+        self._keep(self._veil.end())
+
+    def last_line(self) -> str:
+        """The last line that says something."""
+        lines = [line.strip() for line in self.last.decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+    def close(self) -> None:
+        """End the file."""
+        self.end()
+        self._file.close()
+
+    def _keep(self, data: bytes) -> None:
+        if not data:  # it mustn't begin another file
+            return
+        self.size += len(data)
         self.last = (self.last + data)[-4096:]
         try:
             if self._file.tell() >= self._full:
@@ -52,14 +83,11 @@ class Writer:
                 log.warning("%s: %s; what is written now is lost", self._first, error.strerror)
             self._broken = True
 
-    def last_line(self) -> str:
-        """The last line that says something."""
-        lines = [line.strip() for line in self.last.decode("utf-8", "replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
 
-    def close(self) -> None:
-        """End the file."""
-        self._file.close()
+def _end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        return file.read()
 
 
 class Reader:
@@ -71,15 +99,16 @@ class Reader:
         self._at = 0
 
     def read(self) -> bytes:
-        """What has been written since the last time; nothing more once the files are deleted."""
-        pieces = []
-        while part(self._first, self._number).exists():
+        """The next piece; empty when nothing more has been written yet, or the files are deleted."""
+        while True:
             next_is_there = part(self._first, self._number + 1).exists()  # looked for first: then this one is complete
-            with part(self._first, self._number).open("rb") as file:
-                file.seek(self._at)
-                pieces.append(file.read())
-                self._at = file.tell()
-            if not next_is_there:
-                return b"".join(pieces)
+            try:
+                with part(self._first, self._number).open("rb") as file:
+                    file.seek(self._at)
+                    data = file.read(PIECE)
+                    self._at = file.tell()
+            except FileNotFoundError:
+                return b""
+            if data or not next_is_there:
+                return data
             self._number, self._at = self._number + 1, 0
-        return b"".join(pieces)

@@ -1,16 +1,18 @@
-"""`python -m footplate.jobs.local.supervisor NAME`: looks after one job, from an attempt to the end. A sweep starts it.
+"""`python -m footplate.jobs.supervision.supervisor [NAME]`: looks after one job, from an attempt to the end.
 
-    lock ──► for each attempt:  PREPARING  install the package
-                                RUNNING    the gang, until the master is done, or one of it has failed
+    lock ──► for each attempt:  PREPARING  install the package, and begin, where the job's backend says
+                                RUNNING    until the master is done, or one of the others has failed
              after a failure:   what launch/policy.py decides: another attempt, after a pause, or the end
-    ──► SUCCEEDED, FAILED or CANCELLED ──► sweep, so that the next job begins
+    ──► SUCCEEDED, FAILED or CANCELLED ──► sweep, so that the next job begins; once a day, clean up
 
-While its gang runs it asks the store, a few times a second, whether the job is to be cancelled, and sweeps every few
-seconds. An end that was asked for (cancelled, its time is over) begins with SIGTERM to all processes: a trainer
-finishes the step, saves, and exits; what is left after the grace is killed.
+A sweep starts it, or tells one that was started ahead of its job, without a name (`reserve.py`). While an attempt is under
+way it asks the store, a few times a second, whether the job is to be cancelled, and sweeps every few seconds. An end that
+was asked for (cancelled, its time is over) begins with SIGTERM to all processes: a trainer finishes the step, saves, and
+exits; what is left after the grace is killed. A job that waits elsewhere for its first attempt to run, longer than it was
+to (`maxWaitTime`), is cancelled.
 
-SIGTERM to the supervisor itself comes when the machine goes down. It is passed on, and the job stays as it is: the
-next sweep finds it without a supervisor.
+SIGTERM to the supervisor itself comes when the machine goes down. It is passed on, unless the attempt outlives its
+supervisor, and the job stays as it is: the next sweep finds it without a supervisor.
 
 A database that can't be written to doesn't end a job: it runs on, and its end is written when it can be.
 """
@@ -24,49 +26,50 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from footplate.errors import ConfigError, FootplateError
-from footplate.hardware.machine import usable_cores
+from footplate.jobs.backends import named
+from footplate.jobs.backends.contract import Attempt, Task
 from footplate.jobs.home import Home
-from footplate.jobs.local import environment
-from footplate.jobs.local.gang import GRACE_S, Gang, Member, Replica
-from footplate.jobs.local.identity import Identity
-from footplate.jobs.local.locks import Held, held
-from footplate.jobs.local.machine import resources, share_devices
-from footplate.jobs.local.sweep import LIMITS, LOCK, sweep
-from footplate.jobs.package import install, stored
 from footplate.jobs.plan import Plan
-from footplate.jobs.record import Job, Process
-from footplate.jobs.replicas import processes
+from footplate.jobs.record import Job
+from footplate.jobs.scheduling import why_too_long
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision import reserve
+from footplate.jobs.supervision.cleaning import clean_daily
+from footplate.jobs.supervision.identity import Identity
+from footplate.jobs.supervision.locks import Held, held
+from footplate.jobs.supervision.sweep import LIMITS, LOCK, SUPERVISOR_LOG, sweep
 from footplate.launch import policy
 from footplate.launch.failure import Failure
-from footplate.launch.rendezvous import HOST, free_addresses
-
-if TYPE_CHECKING:
-    from footplate.jobs.spec.resolving import ResolvedJob
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+GRACE_S = 30.0  # between SIGTERM and SIGKILL
 SWEEP_S = 5.0
 LOCK_S = 5.0  # a sweep that looks whether the lock is held has it for a moment
 STORE_S = 5.0  # between two tries to write the end
 ADVANCED_S = 60.0  # an attempt that has run for so long is taken to have advanced the work
 
-Asked = Literal["cancelled", "over", "told"]
+Asked = Literal["cancelled", "waited", "over", "told"]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """An attempt that was ended from outside: by `jobs cancel`, by the job's longest time, by SIGTERM to us."""
+    """An attempt that was ended from outside: by `jobs cancel`, by the job's longest times, by SIGTERM to us.
+
+    Attributes:
+        why: which of them.
+        cause: more about it, in words.
+    """
 
     why: Asked
+    cause: str = ""
 
 
 class Supervisor:
@@ -83,6 +86,9 @@ class Supervisor:
         self._swept = time.monotonic()
         self._ask_again = 0.0
         self._told = False
+        self._ran_since = float("inf")  # of the attempt that is under way, on the monotonic clock
+        self._waits_for = job.cause if job.state == State.PREPARING else ""
+        self._backend = named(job.backend)
 
     def run(self) -> bool:
         """Attempts, until one succeeds or no other is to follow; False if the job isn't at its end."""
@@ -90,13 +96,13 @@ class Supervisor:
         slots = tuple(range(sum(one.count for one in self._plan.replicas)))
         state = policy.State(slots, restarts=self._job.failures, host_restarts=self._job.losses)
         while True:
-            began = time.monotonic()
             outcome = self._one_attempt()
             if outcome is None:
                 self._finish(State.SUCCEEDED)
                 return True
             if isinstance(outcome, Failure):
-                decision = policy.decide(LIMITS, state, outcome, time.monotonic() - began > ADVANCED_S)
+                advanced = time.monotonic() - self._ran_since > ADVANCED_S
+                decision = policy.decide(LIMITS, state, outcome, advanced)
                 if isinstance(decision, policy.GiveUp):
                     why = f" ({decision.why})" if decision.why else ""
                     self._finish(State.FAILED, f"{outcome}{why}")
@@ -104,88 +110,78 @@ class Supervisor:
                 state = decision.state
                 outcome = self._begin_anew(f"{outcome}; {decision.budget}", state) or self._pause(decision.delay_s)
             if isinstance(outcome, Stopped):
-                self._stopped(outcome.why)
+                self._stopped(outcome)
                 return outcome.why != "told"
 
     def _one_attempt(self) -> Failure | Stopped | None:
         """None when it has succeeded."""
+        self._ran_since = float("inf")
         folder = self._home.attempt(self._plan.name, self._attempt)
+        task = Task(self._home, self._job, self._plan, self._attempt, folder)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            members = self._prepare(folder)
-            if (why := self._asked()) is not None:
-                return Stopped(why)
-            gang = Gang(members)
+            attempt = self._backend.find(task)
+            if attempt is None:
+                if self._state == State.CANCELLING:
+                    return Stopped("cancelled")
+                self._backend.prepare(task)
+                if (why := self._asked()) is not None:
+                    return Stopped(why)
+                attempt = self._backend.begin(task)
         except FootplateError as error:
             return Failure("exception", str(error), time.monotonic(), mistake=True)
         except OSError as error:
             return Failure("host", f"its processes could not be started: {error}", time.monotonic())
         try:
-            return self._look_after(gang)
+            return self._look_after(attempt)
         finally:
-            gang.kill()
-            gang.close()
+            attempt.close()
 
-    def _prepare(self, folder: Path) -> list[Member]:
-        """Install the package, and say what each process is to be."""
-        plan, root = self._plan, self._home.root
-        with (folder / "prepare.log").open("a") as lines:
-            installed = install(stored(plan.package, root), root, lines)
-        if not (folder / "prepare.log").stat().st_size:
-            (folder / "prepare.log").unlink()
-        before = environment.read(self._home.job(plan.name), os.environ)
-        has_gpus, count = resources().gpus > 0, sum(one.count for one in plan.replicas)
-        share = {"OMP_NUM_THREADS": str(max(1, int(usable_cores()) // count))} if count > 1 else {}
-        common = {
-            **share,
-            **before,
-            **installed.env,
-            "PYTHONPATH": os.pathsep.join(filter(None, [installed.env.get("PYTHONPATH"), before.get("PYTHONPATH")])),
-            "PYTHONUNBUFFERED": "1",
-            "FOOTPLATE_JOB_ID": self._job.id,
-            "FOOTPLATE_JOB_ATTEMPT": str(self._attempt),
-        }
-        *addresses, rendezvous = free_addresses(HOST, count + 1)
-        # a plan has what it reads of a resolved job
-        replicas = processes(cast("ResolvedJob", plan), addresses, rendezvous, self._attempt - 1, plan.job_dir)
-        devices = share_devices(self._job.devices, plan.replicas)
-        directory = plan.directory if Path(plan.directory).is_dir() else str(self._home.job(plan.name))
-        return [
-            Member(
-                one.role,
-                one.index,
-                [str(installed.python), "-P", *plan.arguments],
-                {**common, **one.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))} if has_gpus else {})},
-                directory,
-                folder / f"{one.role}-{one.index}.log",
-            )
-            for one, mine in zip(replicas, devices, strict=True)
-        ]
-
-    def _look_after(self, gang: Gang) -> Failure | Stopped | None:
-        now = time.time()
-        self._started = self._started or now
-        if not self._move(State.RUNNING, started=self._started):
-            stopped: Stopped | None = Stopped("cancelled")
-            gang.stop()
-        else:
-            stopped = None
-        self._note(lambda: self._store.begin_processes(self._plan.name, [self._process(one) for one in gang.replicas]))
-        while not gang.over:
-            ended = gang.wait(TICK_S)
-            if ended:
-                self._note(
-                    lambda ended=ended: self._store.end_processes(
-                        self._plan.name, [self._process(one) for one in ended]
-                    )
-                )
-            if stopped is None and (why := self._asked()) is not None:
+    def _look_after(self, attempt: Attempt) -> Failure | Stopped | None:
+        stopped: Stopped | None = None
+        while True:
+            if stopped is None and (why := self._note_state(attempt) or self._waited(attempt) or self._asked()):
                 stopped = Stopped(why)
-                gang.stop(GRACE_S)
+                if why == "told" and self._backend.outlives:
+                    return stopped
+                attempt.stop(GRACE_S)
+            if attempt.over:
+                break
+            ended = attempt.wait(TICK_S)
+            if ended:
+                self._note(lambda ended=ended: self._store.end_processes(self._plan.name, ended))
             self._sweep_now_and_then()
-        if gang.succeeded and (stopped is None or stopped.why != "cancelled"):
+        if attempt.succeeded and (stopped is None or stopped.why not in ("cancelled", "waited")):
             return None
-        return stopped or gang.failure
+        return replace(stopped, cause=str(attempt.failure or "")) if stopped else attempt.failure
+
+    def _note_state(self, attempt: Attempt) -> Asked | None:
+        """Write down that an attempt has begun, or what it waits for; "cancelled" if the job was, meanwhile."""
+        if self._state == State.CANCELLING:
+            return "cancelled"
+        if attempt.running or attempt.over:
+            self._ran_since = min(self._ran_since, time.monotonic())
+            if self._state == State.RUNNING:
+                return None
+            self._started = self._started or time.time()
+            if not self._move(State.RUNNING, started=self._started):
+                return "cancelled"
+            self._note(lambda: self._store.begin_processes(self._plan.name, attempt.processes))
+        elif attempt.waits_for != self._waits_for:
+            self._waits_for = attempt.waits_for
+            self._note(lambda: self._store.explain(self._plan.name, State.PREPARING, self._waits_for))
+        return None
+
+    def _waited(self, attempt: Attempt) -> Asked | None:
+        """Whether its first attempt waits for longer than it was to; the job then is being cancelled."""
+        if self._started is not None or attempt.running or not attempt.waits_for:
+            return None
+        cause = self._too_long()
+        return "waited" if cause and self._move(State.CANCELLING, cause) else None
+
+    def _too_long(self) -> str:
+        """Why it is not to wait any longer; empty while it may."""
+        return why_too_long(self._plan.spec, self._job.queued, time.time())
 
     def _asked(self) -> Asked | None:
         """Whether the attempt is to end, and why."""
@@ -197,7 +193,7 @@ class Supervisor:
             return None
         try:
             return "cancelled" if self._store.state(self._plan.name) == State.CANCELLING else None
-        except ConfigError as error:  # while it is away, the gang must be heard all the same
+        except ConfigError as error:  # while it is away, the attempt must be heard all the same
             log.warning("%s: %s", self._plan.name, error)
             self._ask_again = time.monotonic() + STORE_S
             return None
@@ -216,13 +212,13 @@ class Supervisor:
             time.sleep(min(left, TICK_S))
         return None
 
-    def _stopped(self, why: Asked) -> None:
-        if why == "told":
+    def _stopped(self, stopped: Stopped) -> None:
+        if stopped.why == "told":
             log.warning("%s: SIGTERM: the job goes on with the next sweep", self._plan.name)
-        elif why == "over":
-            self._finish(State.FAILED, f"its longest time, {self._plan.max_running_time_s:g} s, is over")
-        else:
-            self._finish(State.CANCELLED)
+            return
+        causes = {"over": f"its longest time, {self._plan.max_running_time_s:g} s, is over", "waited": self._too_long()}
+        cause = "; ".join(filter(None, (causes.get(stopped.why), stopped.cause)))
+        self._finish(State.FAILED if stopped.why == "over" else State.CANCELLED, cause)
 
     def _finish(self, target: State, cause: str = "") -> None:
         """Bring the job to its end, which is CANCELLED if somebody has asked for that meanwhile."""
@@ -251,15 +247,8 @@ class Supervisor:
         """Write what is good to know, if it can be written."""
         try:
             write()
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # OSError: another's supervisor can't be started, no file can be opened
             log.warning("%s: %s", self._plan.name, error)
-
-    def _process(self, replica: Replica) -> Process:
-        member = replica.member
-        return Process(
-            self._attempt, member.role, member.index, replica.process.pid, replica.mark, replica.began, replica.ended,
-            replica.outcome,
-        )  # fmt: skip
 
     def _sweep_now_and_then(self) -> None:
         if time.monotonic() - self._swept > SWEEP_S:
@@ -280,8 +269,14 @@ def main(name: str) -> None:
         ended = Supervisor(home, store, job).run()
     if ended:
         sweep(home, store)
+        clean_daily(home, store)
 
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    main(sys.argv[1])
+    if len(sys.argv) > 1:
+        main(sys.argv[1])
+    else:
+        job, home = reserve.awaited(), Home.here()
+        reserve.settle(home, home.job(job) / SUPERVISOR_LOG)
+        main(job)

@@ -1,15 +1,4 @@
-"""The processes of one attempt: started together, heard, and ended together.
-
-    master, workers      the work; the attempt succeeds when the master does (exit code 0), the workers then have `GRACE_S`
-    parameter servers    serve them: told to end as soon as the master is done
-    evaluators           look on: they have `GRACE_S` after the master; that one fails is noted, and stops nobody
-
-If a process of the work fails, or a parameter server, the attempt has failed: the others, which mostly fail of it at once,
-have `PEERS_S`. Its cause is the first failure (`launch/failure.py`).
-
-An exit code tells what kind of failure it is. 2 is a mistake that trying again won't mend, as argparse and Footplate
-have it. 143, or SIGTERM, which nobody here has sent, is the machine's: it is going to stop. 1 is an exception, known
-by the last line that the process wrote.
+"""The processes of one attempt on this machine: started together, heard, judged (`supervision/verdict.py`), ended together.
 
 Each process leads a group of its own. It dies with this one, and what it has left of its group dies with it.
 """
@@ -26,16 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.jobs.local.identity import Identity
-from footplate.jobs.local.logfiles import Writer
-from footplate.launch.failure import Failure, cause_of, of_exit
+from footplate.jobs.backends.local.usage import Meter
+from footplate.jobs.masking import Veil, secrets
+from footplate.jobs.record import Process
+from footplate.jobs.supervision.identity import Identity
+from footplate.jobs.supervision.logfiles import Writer
+from footplate.jobs.supervision.verdict import GRACE_S, End, Orders, Verdict, outcome
+from footplate.launch.failure import Failure
 from footplate.launch.family import die_with
 
-GRACE_S = 30.0
-PEERS_S = 5.0
 PIECE = 1 << 16  # bytes read at once
 _LEFT = 1024  # pieces that are read of a process that has ended: what it has left running may write for ever
-_TOLD = (143, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -57,11 +47,6 @@ class Member:
     environment: Mapping[str, str]
     directory: str
     log: Path
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return f"{self.role.replace('_', ' ')} {self.index}"
 
 
 @dataclass
@@ -85,19 +70,22 @@ class Replica:
 
 
 class Gang:
-    """The processes of an attempt. Call `wait` until it is `over`.
+    """The processes of an attempt, which is under way with them: an `Attempt`. Call `wait` until it is `over`.
 
     Args:
         members: who they are.
+        attempt: which attempt it is.
+        meter: which looks now and then how busy they are.
 
     Raises:
         OSError: one of them can't be started; none is left.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Member], attempt: int = 1, meter: Meter | None = None) -> None:
+        self._attempt = attempt
+        self._meter = meter
         self.replicas: list[Replica] = []
-        self.succeeded = False
-        self._failures: list[Failure] = []
+        self._verdict = Verdict()
         self._stopping = False
         self._kill_at = float("inf")
         self._selector = selectors.DefaultSelector()
@@ -105,9 +93,23 @@ class Gang:
             for member in members:
                 self._start(member)
         except BaseException:
-            self.kill()
             self.close()
             raise
+
+    @property
+    def running(self) -> bool:
+        """They have begun."""
+        return True
+
+    @property
+    def waits_for(self) -> str:
+        """Nothing."""
+        return ""
+
+    @property
+    def processes(self) -> list[Process]:
+        """Who they are."""
+        return [self._process(one) for one in self.replicas]
 
     @property
     def over(self) -> bool:
@@ -115,11 +117,16 @@ class Gang:
         return all(one.code is not None for one in self.replicas)
 
     @property
+    def succeeded(self) -> bool:
+        """Whether the master has done its work."""
+        return self._verdict.succeeded
+
+    @property
     def failure(self) -> Failure | None:
         """What ended the attempt, unless it succeeded or was stopped."""
-        return cause_of(self._failures) if self._failures and not self.succeeded else None
+        return self._verdict.failure
 
-    def wait(self, timeout_s: float) -> list[Replica]:
+    def wait(self, timeout_s: float) -> list[Process]:
         """Hear them for so long, or until one has ended; returns those that have."""
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, Replica):
@@ -129,7 +136,9 @@ class Gang:
             self._end(one)
         if time.monotonic() >= self._kill_at:
             self.kill()
-        return ended
+        if self._meter is not None and not self.over:
+            self._meter.look([one.process.pid for one in self.replicas if one.code is None])
+        return [self._process(one) for one in ended]
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Ask all to end, by SIGTERM, and kill what is left after so many seconds."""
@@ -145,7 +154,8 @@ class Gang:
                 _kill_group(one.process.pid)
 
     def close(self) -> None:
-        """End the files; waits for those that were killed."""
+        """Kill what is left, wait for it, and end the files."""
+        self.kill()
         for one in self.replicas:
             if one.code is None:
                 one.process.wait()
@@ -153,8 +163,15 @@ class Gang:
             one.writer.close()
         self._selector.close()
 
+    def _process(self, replica: Replica) -> Process:
+        member = replica.member
+        return Process(
+            self._attempt, member.role, member.index, replica.process.pid, replica.mark, replica.began, replica.ended,
+            replica.outcome,
+        )  # fmt: skip
+
     def _start(self, member: Member) -> None:
-        writer = Writer(member.log)
+        writer = Writer(member.log, veil=Veil(secrets(member.environment)))
         ours, theirs = os.pipe()
         supervisor = os.getpid()
         try:
@@ -197,24 +214,20 @@ class Gang:
         for _ in range(_LEFT):
             if not self._read(replica):
                 break
+        replica.writer.end()
         for key in [one for one in self._selector.get_map().values() if one.data in (replica, replica.process.pid)]:
             self._forget(key.fd)
-        replica.code, replica.ended = replica.process.returncode, time.time()
-        replica.outcome = _outcome(replica)
-        if not self._stopping and not self.succeeded:
-            self._judge(replica)
+        code = replica.code = replica.process.returncode
+        replica.ended = time.time()
+        replica.outcome = outcome(code, replica.writer.last_line())
+        if not self._stopping:
+            member = replica.member
+            end = End(member.role, member.index, code, replica.outcome, time.monotonic())
+            self._obey(self._verdict.ended(end))
 
-    def _judge(self, replica: Replica) -> None:
-        role = replica.member.role
-        if role == "master" and replica.code == 0 and not self._failures:
-            self.succeeded = True
-            self._ask([one for one in self.replicas if one.member.role == "parameter_server"])
-            self._kill_within(GRACE_S)
-        elif replica.code != 0 and role != "evaluator":
-            self._failures.append(_failure(replica))
-            self._kill_within(0.0 if self._failures[-1].mistake else PEERS_S)
-        elif role == "master":
-            self._kill_within(PEERS_S)
+    def _obey(self, orders: Orders) -> None:
+        self._ask([one for one in self.replicas if one.member.role in orders.ask])
+        self._kill_within(orders.kill_within_s)
 
     def _ask(self, replicas: Sequence[Replica]) -> None:
         for one in replicas:
@@ -230,22 +243,6 @@ class Gang:
     def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
         os.close(fd)
-
-
-def _outcome(replica: Replica) -> str:
-    if replica.code == 0:
-        return "ended with exit code 0"
-    assert replica.code is not None
-    said = replica.writer.last_line()[:300]
-    return of_exit(replica.code)[1] + (f": {said}" if said and replica.code == 1 else "")
-
-
-def _failure(replica: Replica) -> Failure:
-    code = replica.code
-    assert code
-    kind = "host" if code in _TOLD else "exception" if code == 1 else of_exit(code)[0]
-    text = f"{replica.member.name} {replica.outcome}"
-    return Failure(kind, text, time.monotonic(), mistake=code == 2, code=128 - code if code < 0 else code)
 
 
 def _kill_group(pid: int) -> None:

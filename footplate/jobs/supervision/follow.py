@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.jobs.home import Home
-from footplate.jobs.local.logfiles import Reader
+from footplate.jobs.supervision.logfiles import Reader
 from footplate.launch.output import Lines
 
 _LOG = re.compile(r"(master|worker|parameter_server|evaluator)-(\d+)\.log|(prepare)\.log")
@@ -48,18 +49,24 @@ class Follower:
         """
         self._look()
         for attempt, source, reader, lines in self._open.values():
-            found = lines.feed(reader.read())
-            for text in [*found, *(lines.end() if last else ())]:
+            while data := reader.read():
+                for text in lines.feed(data):
+                    yield Line(attempt, source, text)
+            for text in lines.end() if last else ():
                 yield Line(attempt, source, text)
 
     def _look(self) -> None:
         """Find what is there now, attempts in order, in each the preparation first, then the master."""
         for attempt in sorted(int(one.name.removeprefix("attempt-")) for one in self._folder.glob("attempt-*")):
-            names = [one.name for one in (self._folder / f"attempt-{attempt}").iterdir() if _LOG.fullmatch(one.name)]
-            for name in sorted(names, key=_order):
-                path = self._folder / f"attempt-{attempt}" / name
-                if path not in self._open:
-                    self._open[path] = (attempt, name.removesuffix(".log"), Reader(path), Lines())
+            with suppress(FileNotFoundError):  # the job is being deleted
+                self._look_into(attempt)
+
+    def _look_into(self, attempt: int) -> None:
+        names = [one.name for one in (self._folder / f"attempt-{attempt}").iterdir() if _LOG.fullmatch(one.name)]
+        for name in sorted(names, key=_order):
+            path = self._folder / f"attempt-{attempt}" / name
+            if path not in self._open:
+                self._open[path] = (attempt, name.removesuffix(".log"), Reader(path), Lines())
 
 
 def _order(name: str) -> tuple[int, int]:

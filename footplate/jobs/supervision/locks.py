@@ -37,12 +37,3 @@ def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def is_held(path: Path) -> bool:
-    """Whether another process has the lock now."""
-    try:
-        with held(path):
-            return False
-    except Held:
-        return True

@@ -1,0 +1,75 @@
+"""Jobs on this machine: each replica is a process, and dies with its supervisor.
+
+machine.py   what the machine has for jobs, and what a job needs of it
+attempt.py   what each process of an attempt is to be
+gang.py      the processes of an attempt: started together, heard, and ended together
+usage.py     how busy they keep the machine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from footplate.errors import ConfigError
+from footplate.jobs.backends.contract import Task
+from footplate.jobs.backends.local import machine
+from footplate.jobs.scheduling import Resources
+
+if TYPE_CHECKING:
+    from footplate.jobs.backends.local.gang import Gang
+    from footplate.jobs.package import Snapshot
+    from footplate.jobs.spec.resolving import ResolvedJob
+
+
+class Local:
+    """The machine that the job is submitted on."""
+
+    outlives = False
+
+    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
+        """Here."""
+        return {}
+
+    def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
+        """That it is a Python package; what it asks for beyond this machine.
+
+        Raises:
+            ConfigError: its program is in a container image.
+        """
+        if not resolved.command:
+            raise ConfigError(
+                f"{resolved.name}: the spec names a container image and no module. On this machine jobs run as Python "
+                "packages: give --package-path and --module-name."
+            )
+        images = any(one.image_uri for one in resolved.replicas)
+        word = "On this machine the package runs as it is, without the container image that the spec names."
+        return [*machine.shortages(self.needs(resolved), machine.resources()), *([word] if images else [])]
+
+    def needs(self, resolved: ResolvedJob) -> Resources:
+        """What its machines have, together."""
+        return machine.needs(resolved)
+
+    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None) -> None:
+        """Nobody is asked."""
+
+    def find(self, task: Task) -> None:
+        """None is left when the supervisor has died."""
+
+    def prepare(self, task: Task) -> None:
+        """Install the package."""
+        from footplate.jobs.backends.local.attempt import installed
+
+        installed(task.plan.package, task.home.root, task.folder)
+
+    def begin(self, task: Task) -> Gang:
+        """Start its processes."""
+        from footplate.jobs.backends.local.attempt import members
+        from footplate.jobs.backends.local.gang import Gang
+        from footplate.jobs.backends.local.usage import NAME, Meter
+
+        return Gang(members(task), task.attempt, Meter(task.folder / NAME, task.job.devices))
+
+
+BACKEND = Local()

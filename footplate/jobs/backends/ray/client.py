@@ -1,0 +1,145 @@
+"""A Ray cluster as its Jobs API shows it, over HTTP: what is asked of it, and which of its troubles pass.
+
+`Away` is trouble that passes: nobody answers, or with an error of the server. `Refused` doesn't pass. Everything else is an
+answer. Ray's own client is used for all but what nodes there are, and is connected anew with each trouble.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from footplate.extras import require
+from footplate.jobs.backends.ray.room import Nodes
+
+TIMEOUT_S = 10.0
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class Away(Exception):
+    """The cluster doesn't answer now."""
+
+
+class Refused(Exception):
+    """The cluster doesn't take what was asked, and won't."""
+
+
+@dataclass(frozen=True)
+class Info:
+    """A Ray Job.
+
+    Attributes:
+        status: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED.
+        message: what Ray says of it.
+        code: the exit code of its driver; None where it has none.
+        error: which of Ray's kinds of failure it was; empty for none.
+    """
+
+    status: str
+    message: str
+    code: int | None = None
+    error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ENDED
+
+
+class Client:
+    """The Jobs API at an address such as `http://10.0.0.1:8265`. Every call may raise `Away`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._kept: Any = None
+
+    def info(self, key: str) -> Info | None:
+        """What Ray knows of a job; None if it knows none of this key."""
+        try:
+            found = self._call("get_job_info", key)
+        except Refused as error:
+            if "status code 404" in str(error):
+                return None
+            raise Away(str(error)) from None
+        return Info(str(found.status.value), found.message or "", found.driver_exit_code, found.error_type or "")
+
+    def submit(self, arguments: Mapping[str, Any]) -> None:
+        """Submit a job; one that is there already is left as it is.
+
+        Raises:
+            Refused: Ray doesn't take it.
+        """
+        try:
+            self._call("submit_job", **arguments)
+        except Refused as error:
+            if "already exists" not in str(error):
+                raise
+
+    def stop(self, key: str) -> None:
+        """Have Ray send SIGTERM to the driver of a job; one that has ended already is left alone."""
+        try:
+            self._call("stop_job", key)
+        except Refused as error:
+            raise Away(str(error)) from None
+
+    async def output(self, key: str) -> AsyncIterator[str]:
+        """What a job's driver writes, from its beginning, until the job has ended, in pieces."""
+        client = self._client()
+        try:
+            async for piece in client.tail_job_logs(key):
+                yield piece
+        except (OSError, RuntimeError, *_network_errors()) as error:
+            raise Away(_line(error)) from None
+
+    def whole_output(self, key: str) -> str:
+        """What a job's driver has written up to now."""
+        try:
+            return self._call("get_job_logs", key)
+        except Refused as error:
+            raise Away(str(error)) from None
+
+    def nodes(self) -> Nodes:
+        """What the nodes of the cluster have, by their ids."""
+        request = urllib.request.Request(f"{self.address}/api/v0/nodes?limit=10000&detail=1")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                found = json.load(answer)["data"]["result"]["result"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Away(_line(error)) from None
+        return {one["node_id"]: one["resources_total"] or {} for one in found if one["state"] == "ALIVE"}
+
+    def _client(self) -> Any:
+        if self._kept is None:
+            submission = require("ray.job_submission", "ray", "jobs on a Ray cluster")
+            try:
+                self._kept = submission.JobSubmissionClient(self.address)
+            except (OSError, RuntimeError, *_network_errors()) as error:
+                raise Away(_line(error)) from None
+        return self._kept
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        client = self._client()
+        try:
+            return getattr(client, name)(*args, **kwargs)
+        except RuntimeError as error:
+            self._kept = None
+            text = _line(error)
+            raise (Away if "status code 5" in text and "already exists" not in text else Refused)(text) from None
+        except (OSError, *_network_errors()) as error:
+            self._kept = None
+            raise Away(_line(error)) from None
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    import aiohttp
+    import requests
+
+    return (aiohttp.ClientError, requests.RequestException)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[-500:] or type(error).__name__

@@ -1,0 +1,75 @@
+"""What a driver writes: the output of all replicas and its own events, in one stream of lines that Ray keeps and passes on.
+
+    master-0| step 12, loss 0.31            a line of the master's
+    worker-1+ 42%                           the beginning of one: more of it follows
+    prepare| Collecting einops              of the installation of the package
+    footplate| {"event": "ended", …}        an event
+
+Any bytes pass through unharmed: what isn't UTF-8, carriage returns, and backslashes are written with a backslash. No line
+is long, as what carries them along has limits. What Ray itself writes between them is none of these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+OURS = "footplate"
+LONGEST = 4000  # characters of output in a line, before escapes
+
+_LINE = re.compile(r"(footplate|prepare|(?:master|worker|parameter_server|evaluator)-\d+)([|+]) (.*)", re.DOTALL)
+_SPECIAL = re.compile("[\\\\\r\udc80-\udcff]")
+_ESCAPED = re.compile(r"\\(\\|r|x[0-9a-f]{2})")
+
+
+def encode(source: str, data: bytes) -> bytes:
+    r"""Output of a source, as lines.
+
+    >>> encode("master-0", b"one\ntwo\r")
+    b'master-0| one\nmaster-0+ two\\r\n'
+    """
+    pieces = _pieces(data.decode("utf-8", "surrogateescape"))
+    return "".join(f"{source}{mark} {_SPECIAL.sub(_escape, piece)}\n" for piece, mark in pieces).encode()
+
+
+def event(name: str, **values: Any) -> bytes:
+    """An event, as a line."""
+    return encode(OURS, json.dumps({"event": name, **values}).encode() + b"\n")
+
+
+def decode(line: str) -> tuple[str, bytes] | None:
+    r"""Source and output of a line without its end; None if it isn't one of ours.
+
+    >>> decode("master-0| one"), decode(r"worker-1+ two\r")
+    (('master-0', b'one\n'), ('worker-1', b'two\r'))
+    """
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    end = "\n" if found[2] == "|" else ""
+    return found[1], (_ESCAPED.sub(_unescape, found[3]) + end).encode("utf-8", "surrogateescape")
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """Pieces of lines, each with the mark that says whether its line ends with it."""
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        body = line.removesuffix("\n")
+        starts = range(0, len(body), LONGEST) or (0,)
+        for at in starts:
+            yield body[at : at + LONGEST], "|" if at == starts[-1] and body != line else "+"
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in "\\\r":
+        return "\\\\" if character == "\\" else "\\r"
+    return f"\\x{ord(character) - 0xDC00:02x}"
+
+
+def _unescape(found: re.Match[str]) -> str:
+    code = found[1]
+    if code.startswith("x"):
+        return chr(0xDC00 + int(code[1:], 16))
+    return "\r" if code == "r" else "\\"

@@ -1,0 +1,222 @@
+"""Google's REST APIs: one request, and for each way in which it can fail one sentence that says what to do.
+
+Two failures are told apart. `Unanswered` may go away by itself: no connection, a time-out, 429, 5xx. Whoever asked asks
+again later; a request that creates something may have done so all the same. `Refused` stays: the request is wrong, or not
+allowed, or what it is about isn't there.
+
+Who we are is what Google's own libraries find (application default credentials). A token goes to `*.googleapis.com`, over
+TLS, and nowhere else: gcloud's own variables, `CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM` and `…_LOGGING`, may name
+another host there, such as a private endpoint, or a server on loopback, which is asked without a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from footplate.errors import ConfigError, FootplateError
+from footplate.extras import require
+
+log = logging.getLogger(__name__)
+
+CONNECT_S, READ_S = 5.0, 30.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+PURPOSE = "Running jobs on Vertex AI"
+
+Service = Literal["aiplatform", "logging"]
+
+_NAMES = {"aiplatform": "Vertex AI", "logging": "Cloud Logging"}
+_ROLES = {"aiplatform": "roles/aiplatform.user", "logging": "roles/logging.viewer"}
+
+
+class Unanswered(FootplateError):
+    """A request without an answer, or with one that says: later. It may have had its effect all the same."""
+
+
+class Refused(ConfigError):
+    """A request that fails however often it is made.
+
+    Attributes:
+        status: HTTP's.
+    """
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Where a service listens, without a slash at its end.
+
+    Raises:
+        ConfigError: the environment names a host that a token must not go to, or the region is none.
+    """
+    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):  # it becomes a part of the host's name
+        raise ConfigError(f"region {region!r}: expected one such as us-central1.")
+    variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
+    given = environ.get(variable)
+    if not given:
+        return (
+            f"https://{region}-aiplatform.googleapis.com"
+            if service == "aiplatform"
+            else f"https://{service}.googleapis.com"
+        )
+    parts = urlsplit(given)
+    host = parts.hostname or ""
+    ours = parts.scheme == "https" and (host == "googleapis.com" or host.endswith(".googleapis.com"))
+    if parts.username or not (ours or (parts.scheme in ("http", "https") and host in LOOPBACK)):
+        raise ConfigError(
+            f"{variable} names the host {host!r}: expected one of googleapis.com with https://, or one of this machine "
+            "(127.0.0.1). A token is sent nowhere else."
+        )
+    return given.rstrip("/")
+
+
+class Client:
+    """Asks the services of a project.
+
+    Args:
+        project: the project's id.
+        region: of its jobs.
+
+    Raises:
+        MissingExtra: google-auth or requests is not installed.
+        Refused: there are no credentials.
+    """
+
+    def __init__(self, project: str, region: str) -> None:
+        self._project = project
+        self._bases: dict[Service, str] = {one: endpoint(one, region) for one in _NAMES}  # pyright: ignore
+        self._requests = require("requests", "vertex", PURPOSE)
+        self._session: Any = None
+
+    def ask(
+        self,
+        service: Service,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Make a request; returns the answer's JSON.
+
+        Args:
+            service: whom.
+            method: `GET`, `POST`.
+            path: what follows the host, such as `/v1/projects/…`.
+            body: sent as JSON.
+            params: what follows the path.
+
+        Raises:
+            Unanswered: perhaps later.
+            Refused: never.
+        """
+        url = self._bases[service] + path
+        try:
+            answer = self._session_for(url).request(
+                method, url, json=body, params=params, timeout=(CONNECT_S, READ_S), allow_redirects=False
+            )
+        except self._requests.exceptions.RequestException as error:
+            raise Unanswered(f"{_NAMES[service]} can't be reached: {_reason(error)}.") from None
+        except self._auth_errors().GoogleAuthError as error:
+            if error.retryable or isinstance(error, self._auth_errors().TransportError):
+                raise Unanswered(f"Google's tokens can't be had: {_first_line(error)}.") from None
+            raise Refused(
+                f"Google doesn't accept the credentials any more ({_first_line(error)}). {LOG_IN}", 401
+            ) from None
+        if answer.status_code != 200:
+            raise self._error(service, answer.status_code, answer.content)
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Unanswered(f"{_NAMES[service]} answers with what is no JSON.")
+        return found
+
+    def _session_for(self, url: str) -> Any:
+        if urlsplit(url).hostname in LOOPBACK:
+            session = self._requests.Session()
+            session.trust_env = False  # neither a proxy nor ~/.netrc
+            return session
+        if self._session is None:
+            self._session = _authorized()
+        return self._session
+
+    def _auth_errors(self) -> Any:
+        return require("google.auth.exceptions", "vertex", PURPOSE)
+
+    def _error(self, service: Service, status: int, content: bytes) -> FootplateError:
+        """What an answer other than 200 means."""
+        message, reason = _told(content)
+        name, said = _NAMES[service], f" It says: {message.rstrip('.')}." if message else ""
+        if status == 429:
+            return Unanswered(
+                f"{name} is asked too often, or a quota of {self._project} is used up (429).{said} Quotas are raised at "
+                "https://console.cloud.google.com/iam-admin/quotas."
+            )
+        if status >= 500 or status == 408:
+            return Unanswered(f"{name} fails ({status}).{said}")
+        if status == 401:
+            return Refused(f"{name} doesn't accept the credentials (401).{said} {LOG_IN}", status)
+        if status == 403 and reason == "SERVICE_DISABLED":
+            return Refused(
+                f"{name} is not enabled in the project {self._project}. Enable it: "
+                f"gcloud services enable {service}.googleapis.com --project {self._project}",
+                status,
+            )
+        if status == 403:
+            return Refused(
+                f"{name} doesn't let this account do it in the project {self._project} (403).{said} The role that "
+                f"allows it is {_ROLES[service]}; whoever may grants it: "
+                f"gcloud projects add-iam-policy-binding {self._project} --member=user:YOU --role={_ROLES[service]}",
+                status,
+            )
+        if status == 404:
+            return Refused(f"{name} doesn't know it (404).{said} Are project and region right?", status)
+        return Refused(f"{name} refuses the request ({status}).{said}", status)
+
+
+LOG_IN = (
+    "Log in: gcloud auth application-default login; or let GOOGLE_APPLICATION_CREDENTIALS name a service account's key."
+)
+
+
+def _authorized() -> Any:
+    """A session that sends a token with each request, and gets a new one before it runs out."""
+    auth = require("google.auth", "vertex", PURPOSE)
+    transport = require("google.auth.transport.requests", "vertex", PURPOSE)
+    try:
+        credentials, _ = auth.default(scopes=[SCOPE])
+    except auth.exceptions.DefaultCredentialsError:
+        raise Refused(f"There are no credentials for Google Cloud on this machine. {LOG_IN}", 401) from None
+    return transport.AuthorizedSession(credentials)
+
+
+def _told(content: bytes) -> tuple[str, str]:
+    """The message of an error, and the reason in its details, such as `SERVICE_DISABLED`."""
+    import json
+
+    try:
+        error = json.loads(content)["error"]
+        details = [one for one in error.get("details", []) if isinstance(one, dict)]
+        return " ".join(str(error.get("message", "")).split())[:500], next(
+            (str(one["reason"]) for one in details if "reason" in one), ""
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", ""
+
+
+def _reason(error: BaseException) -> str:
+    """Why a connection failed, without the request that the library's own text repeats."""
+    name = type(error).__name__
+    return {"ReadTimeout": f"no answer within {READ_S:g} s", "ConnectTimeout": "it doesn't answer"}.get(name, name)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error.args[0] if error.args else error) or type(error).__name__).splitlines()[0][:300].rstrip(".")

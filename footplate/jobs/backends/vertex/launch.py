@@ -1,0 +1,54 @@
+"""What Vertex AI starts in each replica, from the standard library alone: it makes what a job's program is told elsewhere.
+
+    python -m footplate_launch trainer.task --lr 0.1                       an image of Google's, which has installed it
+    python /gcs/BUCKET/…/launch.py PACKAGE… -- trainer.task --lr 0.1       an image of the user's: packages are installed
+
+Vertex AI describes the cluster in CLUSTER_SPEC. The variables that torch and a trainer read follow from it, as on this
+machine (`jobs/replicas.py`); what is there already stays.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+ROLES = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "workerpool3": "evaluator"}
+
+
+def variables(spec):
+    """The variables of a replica, from its CLUSTER_SPEC."""
+    cluster, task = spec.get("cluster", {}), spec.get("task", {})
+    pool, index = task.get("type", "workerpool0"), int(task.get("index", 0))
+    named = {ROLES[name]: list(hosts) for name, hosts in cluster.items() if name in ROLES and name != "workerpool3"}
+    found = {
+        "TF_CONFIG": json.dumps(
+            {"cluster": named, "task": {"type": ROLES.get(pool, pool), "index": index}, "environment": "cloud"}
+        )
+    }
+    masters, workers = cluster.get("workerpool0", []), cluster.get("workerpool1", [])
+    if workers and pool in ("workerpool0", "workerpool1"):
+        rank = index + (len(masters) if pool == "workerpool1" else 0)
+        address, _, port = masters[0].rpartition(":")
+        found.update(
+            RANK=str(rank), WORLD_SIZE=str(len(masters) + len(workers)), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
+            NODE_RANK=str(rank), GROUP_RANK=str(rank), MASTER_ADDR=address, MASTER_PORT=port,
+        )  # fmt: skip
+    return found
+
+
+def main(words):
+    """Install what is to be installed, and become the program."""
+    packages = []
+    if "--" in words and words[0].endswith((".whl", ".zip", ".tar.gz")):
+        end = words.index("--")
+        packages, words = words[:end], words[end + 1 :]
+    if packages:
+        subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", *packages])
+    spec = os.environ.get("CLUSTER_SPEC")
+    for name, value in variables(json.loads(spec) if spec else {}).items():
+        os.environ.setdefault(name, value)
+    os.execv(sys.executable, [sys.executable, "-m", *words])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,191 @@
+"""A job's program as Vertex AI takes it: distributions in a bucket, each under a name that says what is in it.
+
+    gs://STAGING/footplate/DIGEST/trainer-0.tar.gz               the package as it was when the job was submitted
+    gs://STAGING/footplate/DIGEST/footplate_launch-0.tar.gz      what starts it (`launch.py`), and its requirements.txt
+    gs://STAGING/footplate/DIGEST/launch.py                      the same, for images of the user's
+    gs://STAGING/footplate/DIGEST/helpers-1.0-py3-none-any.whl   what --packages named
+
+The digest is that of the file, so the same file is put there once, and nothing that is there whole is ever written over.
+
+A package with a `setup.py` or `pyproject.toml` beside it goes as it is; for another a `setup.py` is made that takes all of
+its files along. Google's images install distributions, and read no requirements.txt: those that it lists become the
+requirements of the second one.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from footplate.errors import ConfigError, FootplateError
+from footplate.jobs.backends.vertex.client import LOG_IN, Refused, Unanswered
+from footplate.jobs.package import Snapshot, archive
+from footplate.jobs.package.archive import Member
+from footplate.jobs.package.requirements import MAIN
+from footplate.jobs.package.taking import PACKAGES, SOURCE
+
+LAUNCHER = "footplate_launch"
+SCRIPT = "launch.py"
+VERSION = "0"  # of what is made here: nobody looks for a newer one
+
+_SETUP = """\
+from setuptools import setup
+
+setup(
+    name={name!r},
+    version={version!r},
+    packages={packages!r},
+    package_data={data!r},
+    py_modules={modules!r},
+    install_requires={requirements!r},
+)
+"""
+
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(\[[^\]]*\])?\s*([<>=!~;(@].*)?")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A file for the bucket."""
+
+    name: str
+    content: bytes
+
+    def uri(self, staging: str) -> str:
+        """Its place below a staging bucket."""
+        return f"{staging}/footplate/{hashlib.sha256(self.content).hexdigest()[:32]}/{self.name}"
+
+
+def distributions(snapshot: Snapshot) -> list[Distribution]:
+    """A snapshot's program, and what it needs; the last is the script that starts it, alone if the snapshot is empty.
+
+    Raises:
+        ConfigError: its requirements.txt says what a distribution's requirements can't.
+    """
+    source, packages = _read(snapshot)
+    made = [_program(source)] if source else []
+    made += [Distribution(one.name, one.read()) for one in packages]
+    needed = [
+        line for one in source if one.name == MAIN for line in requirements(one.read().decode("utf-8-sig", "replace"))
+    ]
+    script = Path(__file__).with_name(SCRIPT).read_bytes()
+    if made:
+        made.append(_launcher(script, needed))
+    return [*made, Distribution(SCRIPT, script)]
+
+
+def requirements(text: str) -> list[str]:
+    """The lines of a requirements.txt that are requirements.
+
+    Raises:
+        ConfigError: there is an option in it, or a URL, which a distribution's requirements can't have.
+    """
+    whole = re.sub(r"\\\n", " ", text.replace("\r\n", "\n"))
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in whole.split("\n")]
+    found = [line for line in lines if line]
+    wrong = [line for line in found if not _REQUIREMENT.fullmatch(line) or " --" in line]
+    if wrong:
+        raise ConfigError(
+            f"requirements.txt: {wrong[0]!r}: on Vertex AI an option of pip has no place, nor has a URL without a name. "
+            "Say what is needed by name, as NAME @ URL where it must be, or give an image that has it, with "
+            "--master-image-uri."
+        )
+    return found
+
+
+def _read(snapshot: Snapshot) -> tuple[list[Member], list[Member]]:
+    """The files of the source, and the distributions that came with it."""
+    parts: dict[str, list[Member]] = {SOURCE: [], PACKAGES: []}
+    with tarfile.open(snapshot.path) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            part, _, name = member.name.partition("/")
+            if file is not None:
+                parts[part].append(Member(name, partial(bytes, file.read()), bool(member.mode & 0o100)))
+    return parts[SOURCE], parts[PACKAGES]
+
+
+def _program(source: list[Member]) -> Distribution:
+    """The package; with all of its files, unless it has a setup.py that says which."""
+    names = [one.name for one in source]
+    tops = sorted({name.partition("/")[0] for name in names if "/" in name})
+    if "setup.py" not in names and "pyproject.toml" not in names:
+        data = {
+            top: [glob.escape(name.removeprefix(f"{top}/")) for name in names if name.startswith(f"{top}/")]
+            for top in tops
+        }
+        source = [*source, _setup(tops[0], packages=tops, data=data)]
+    return _sdist(tops[0], source)
+
+
+def _launcher(script: bytes, needed: list[str]) -> Distribution:
+    """What starts the program, as a module that needs what the program does."""
+    setup = _setup(LAUNCHER, modules=[LAUNCHER], requirements=needed)
+    return _sdist(LAUNCHER, [setup, Member(f"{LAUNCHER}.py", partial(bytes, script))])
+
+
+def _setup(name: str, **given: object) -> Member:
+    nothing = {"packages": [], "data": {}, "modules": [], "requirements": []}
+    made = _SETUP.format(name=name, version=VERSION, **{**nothing, **given})
+    return Member("setup.py", partial(bytes, made.encode()))
+
+
+def _sdist(name: str, files: Iterable[Member]) -> Distribution:
+    """The same bytes for the same files, whenever it is made."""
+    root, tar, packed = f"{name}-{VERSION}", io.BytesIO(), io.BytesIO()
+    archive.write([replace(one, name=f"{root}/{one.name}") for one in files], tar)
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as out:
+        out.write(tar.getvalue())
+    return Distribution(f"{root}.tar.gz", packed.getvalue())
+
+
+def upload(found: Iterable[Distribution], staging: str) -> None:
+    """Put what isn't there yet into the bucket.
+
+    Raises:
+        Unanswered: Cloud Storage can't be reached.
+        Refused: the bucket isn't there, or not ours to write to.
+    """
+    from pyarrow import ArrowException
+
+    from footplate.data.location import locate
+
+    for one in found:
+        place = locate(one.uri(staging))
+        try:
+            there = place.filesystem.get_file_info(place.path)
+            if there.size != len(one.content):  # it isn't there, or was cut off
+                with place.filesystem.open_output_stream(place.path, compression=None) as out:  # else by its name
+                    out.write(one.content)
+        except (OSError, ArrowException) as error:
+            raise _trouble(staging, str(error)) from None
+
+
+def _trouble(staging: str, said: str) -> FootplateError:
+    """What a failure of pyarrow's means, which only its text says."""
+    bucket, text = staging.removeprefix("gs://").partition("/")[0], " ".join(said.split())[:300]
+    if re.search(r"UNAUTHENTICATED|\b401\b|credentials", text, re.IGNORECASE):
+        return Refused(f"Cloud Storage doesn't accept the credentials. {LOG_IN}", 401)
+    if re.search(r"PERMISSION_DENIED|\b403\b|does not have .* access", text, re.IGNORECASE):
+        return Refused(
+            f"The staging bucket gs://{bucket} isn't ours to write to. The role that allows it is "
+            f"roles/storage.objectAdmin; whoever may grants it: "
+            f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=user:YOU "
+            "--role=roles/storage.objectAdmin",
+            403,
+        )
+    if re.search(r"NOT_FOUND|\b404\b|No such|not found|does not exist", text, re.IGNORECASE):
+        return Refused(
+            f"There is no bucket gs://{bucket}. Make it, in the job's region: "
+            f"gcloud storage buckets create gs://{bucket} --location REGION",
+            404,
+        )
+    return Unanswered(f"The staging bucket gs://{bucket} can't be reached: {text}.")

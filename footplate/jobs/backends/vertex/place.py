@@ -1,0 +1,73 @@
+"""Where a job goes: a project, and a bucket for its package. The region is the spec's own.
+
+What a flag doesn't say is looked up where gcloud's users have it:
+
+    project          --project, GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT, `gcloud config set project`
+    staging bucket   --staging-bucket; else the bucket of --job-dir, as `gcloud ai-platform` took it
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from footplate.errors import ConfigError
+
+_PROJECT = re.compile(r"([a-z0-9.-]+\.[a-z]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9]{6,}")
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/\0]+)*/?")
+
+
+def project(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The project's id.
+
+    Raises:
+        ConfigError: nothing names one, or it can't be one.
+    """
+    sources = {
+        "--project": given,
+        "GOOGLE_CLOUD_PROJECT": environ.get("GOOGLE_CLOUD_PROJECT"),
+        "CLOUDSDK_CORE_PROJECT": environ.get("CLOUDSDK_CORE_PROJECT"),
+        "gcloud's configuration": _configured(environ),
+    }
+    source, found = next(((name, value) for name, value in sources.items() if value), ("", None))
+    if found is None:
+        raise ConfigError(
+            "Vertex AI runs jobs in a project, and none is named. Give --project, or set GOOGLE_CLOUD_PROJECT, or: "
+            "gcloud config set project PROJECT"
+        )
+    if not _PROJECT.fullmatch(found):
+        raise ConfigError(f"{source} {found!r}: expected a project's id, such as my-project-123, or its number.")
+    return found
+
+
+def staging(given: str | None, job_dir: str | None) -> str:
+    """Where packages are put: `gs://bucket/path`, without a slash at its end.
+
+    Raises:
+        ConfigError: nothing names a bucket, or it can't be one.
+    """
+    found = given if given is None or "://" in given else f"gs://{given}"  # gcloud takes it without gs://, too
+    if found is None and job_dir and job_dir.startswith("gs://"):
+        found = "gs://" + job_dir.removeprefix("gs://").partition("/")[0]
+    if found is None:
+        raise ConfigError("Vertex AI takes packages from a bucket: give --staging-bucket gs://BUCKET.")
+    if not _BUCKET.fullmatch(found):
+        raise ConfigError(f"--staging-bucket {found}: expected gs://BUCKET, or gs://BUCKET/PATH.")
+    return found.rstrip("/")
+
+
+def _configured(environ: Mapping[str, str]) -> str | None:
+    """The project of gcloud's active configuration."""
+    folder = Path(environ.get("CLOUDSDK_CONFIG") or Path(environ.get("HOME", "~")).expanduser() / ".config" / "gcloud")
+    try:
+        active = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME") or (folder / "active_config").read_text().strip()
+        if not re.fullmatch(r"[a-z][-a-z0-9]*", active):
+            return None
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read(folder / "configurations" / f"config_{active}")
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return None
+    return parser.get("core", "project", fallback=None)

@@ -1,0 +1,111 @@
+"""A real Ray cluster of two nodes on this machine, with its dashboard, for a whole session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import psutil
+import pytest
+
+from footplate.jobs.backends.ray.client import Away, Client
+from jobs.backends.places import Kind
+from jobs.conftest import Bench, until
+
+SMALL = {"num_cpus": 8, "object_store_memory": 80_000_000}  # one n1-standard-8 each
+
+
+class RayCluster:
+    """The ray backend.
+
+    Attributes:
+        client: its Jobs API.
+        home: in which both of its nodes keep packages.
+    """
+
+    kind = Kind("ray")
+    variables: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, cluster: Any, address: str, home: str) -> None:
+        self._cluster = cluster
+        self.home = Path(home)  # of its nodes
+        self._address = address
+        self.client = Client(address)
+        self._second: Any = None
+        self.whole()
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """Where it takes jobs."""
+        return {"address": self._address}
+
+    def whole(self) -> None:
+        """See that there are two nodes."""
+        if self._second is None:
+            with _at_home(str(self.home)):
+                self._second = self._cluster.add_node(**SMALL)
+        until(lambda: len(self._nodes()) == 2)
+
+    def lose_a_machine(self, bench: Bench) -> None:
+        """Kill the second node, with all that runs on it."""
+        raylet = psutil.Process(self._second.all_processes["raylet"][0].process.pid)
+        for one in [raylet, *raylet.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        self._cluster.remove_node(self._second, allow_graceful=False)
+        self._second = None
+
+    def close(self) -> None:
+        """Stop what a test has left."""
+        from ray.job_submission import JobSubmissionClient
+
+        ray = JobSubmissionClient(self._address)
+        left = [one.submission_id for one in ray.list_jobs() if one.submission_id and not one.status.is_terminal()]
+        for key in left:
+            ray.stop_job(key)
+        for key in left:
+            until(lambda key=key: ray.get_job_status(key).is_terminal())
+        self.whole()
+
+    def _nodes(self) -> Mapping[str, Any]:
+        try:
+            return self.client.nodes()
+        except Away:
+            return {}
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    """The cluster; its nodes keep packages in a home of their own."""
+    from ray.cluster_utils import Cluster
+
+    place = tempfile.mkdtemp(prefix="fp", dir="/tmp")  # the names of Ray's sockets must be short
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    try:
+        head = {"include_dashboard": True, "dashboard_port": port, "temp_dir": f"{place}/ray", **SMALL}
+        with _at_home(f"{place}/home"):
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            yield RayCluster(cluster, f"http://127.0.0.1:{port}", f"{place}/home")
+        finally:
+            cluster.shutdown()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _at_home(home: str) -> Iterator[None]:
+    """What is started meanwhile keeps packages there, and its `python` is the one with Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOOTPLATE_HOME", home)
+        patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+        yield

@@ -1,0 +1,82 @@
+"""A job on a Ray cluster that can't be reached any more: what its supervisor says, and when it gives it up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.jobs.backends.local import machine
+from footplate.jobs.backends.ray import attempt
+from footplate.jobs.home import Home
+from footplate.jobs.plan import Plan, Role
+from footplate.jobs.record import Job
+from footplate.jobs.states import State
+from footplate.jobs.store import open_store
+from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision import supervisor
+
+ADDRESS = "http://127.0.0.1:1"  # where nobody listens
+LEFT = f"the Ray cluster at {ADDRESS} couldn't be told to end it, where it may go on: ray job stop "
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """A home in which supervisors, which are this process, have no patience."""
+    monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path))
+    monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.0)
+    monkeypatch.setattr(attempt, "UNREACHED_S", 0.0)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield Home.here()
+    signal.signal(signal.SIGTERM, handler)
+
+
+def submitted(home: Home, state: State, waited_s: float = 0.0, **spec: Any) -> tuple[Store, Job]:
+    """A job whose first attempt a supervisor, which is dead now, has handed to the cluster."""
+    place = {"address": ADDRESS}
+    plan = Plan("my_job", (Role("master", 1),), (), None, "/work", 604800.0, "digest", "", "", spec, place)
+    since = time.time() - waited_s
+    made = Job("my_job", state, since, since, machine.host(), "ray", attempt=1, plan=plan.to_dict())
+    folder = home.attempt("my_job", 1)
+    folder.mkdir(parents=True)
+    (folder / attempt.MARK).write_text(attempt.SUBMITTED)
+    store = open_store(home)
+    store.add(made)
+    return store, made
+
+
+def test_a_cancelled_job_says_that_it_may_go_on_where_nobody_could_be_told(home: Home):
+    store, job = submitted(home, State.CANCELLING)
+    supervisor.main("my_job")
+    found = store.find("my_job")
+    assert (found.state, found.cause) == (State.CANCELLED, f"{LEFT}{job.id}-1")
+
+
+def test_a_job_that_waits_for_its_cluster_waits_no_longer_than_it_was_to(home: Home):
+    store, job = submitted(home, State.PREPARING, 3600.0, scheduling={"maxWaitTime": "1800s"})
+    supervisor.main("my_job")
+    found = store.find("my_job")
+    waited = "it has waited for 1800s, its longest time to wait"
+    assert (found.state, found.cause) == (State.CANCELLED, f"{waited}; {LEFT}{job.id}-1")
+    assert [one.target for one in store.transitions("my_job")] == [State.PREPARING, State.CANCELLING, State.CANCELLED]
+
+
+def test_a_job_that_has_begun_before_waits_for_its_cluster_as_long_as_it_takes(home: Home, monkeypatch):
+    store, job = submitted(home, State.PREPARING, 3600.0, scheduling={"maxWaitTime": "1800s"})
+    store.move("my_job", State.PREPARING, State.PREPARING, time.time(), "a new attempt", started=job.created)
+    began = attempt.RayAttempt.wait
+
+    def cancelled_once_it_waits(self: attempt.RayAttempt, timeout_s: float) -> Any:
+        if store.find("my_job").cause.startswith(f"waits for the Ray cluster at {ADDRESS}: "):
+            store.move("my_job", State.PREPARING, State.CANCELLING, time.time(), "cancelled by the user")
+        return began(self, timeout_s)
+
+    monkeypatch.setattr(attempt.RayAttempt, "wait", cancelled_once_it_waits)
+    supervisor.main("my_job")
+    assert store.find("my_job").cause == f"{LEFT}{job.id}-1"
+    assert store.transitions("my_job")[-2].cause == "cancelled by the user"

@@ -1,0 +1,234 @@
+"""How a driver judges what it hears of its replicas: stand-ins for Ray and for the clock let minutes pass at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from footplate.jobs.backends.ray import driver, request
+from footplate.jobs.backends.ray.driver import Driver, Replica
+from footplate.jobs.backends.ray.lines import OURS, decode
+from footplate.jobs.backends.ray.seat import ANSWER_S, Said
+from footplate.jobs.plan import Plan
+from footplate.jobs.replicas import seats
+from footplate.jobs.spec.draft import draft
+from footplate.jobs.spec.resolving import resolve
+from footplate.jobs.spec.yamlfile import parse
+
+TEXT = """
+trainingInput:
+  scaleTier: CUSTOM
+  masterType: n1-standard-4
+  workerType: n1-standard-4
+  workerCount: {workers}
+"""
+
+
+class RayError(Exception):
+    """What Ray says of an actor that is no more."""
+
+
+class Unavailable(RayError):
+    """What it says of one that it can't reach now."""
+
+
+class Clock:
+    """Stands still, but for who waits."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass(eq=False)
+class Ref:
+    """An answer that is under way."""
+
+    at: float
+    what: Any
+
+
+@dataclass(eq=False)
+class Actor:
+    """Answers what it is to, each after some seconds; then nothing any more, until it is told to end.
+
+    Attributes:
+        answers: seconds, and what the replica says, or what Ray does.
+        last: what it answers then, each time.
+    """
+
+    clock: Clock
+    node: str
+    answers: list[tuple[float, list[Said] | RayError]]
+    last: list[Said] | RayError = field(default_factory=list)
+    number: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """`actor.hear.remote(last)`, as Ray has it."""
+        return SimpleNamespace(remote=lambda *args: Ref(self.clock.now, getattr(self, f"_{name}")(*args)))
+
+    @property
+    def hear(self) -> Any:
+        return SimpleNamespace(remote=self._hear)
+
+    def _hear(self, _: int) -> Ref:
+        after_s, what = self.answers.pop(0) if self.answers else (ANSWER_S, self.last)
+        if isinstance(what, RayError):
+            return Ref(self.clock.now + after_s, what)
+        self.number += 1
+        return Ref(self.clock.now + after_s, (self.number, what))
+
+    def _where(self, ports: int) -> tuple[str, list[str]]:
+        return self.node, [f"10.0.0.1:{2000 + port}" for port in range(ports)]
+
+    def _run(self, _: object) -> None:
+        pass
+
+    def _clean(self) -> None:
+        pass
+
+    def _tell(self, signum: int) -> None:
+        if not isinstance(self.last, RayError):
+            self.answers = [(0.0, [Said("ended", code=-signum)])]
+
+
+class Cluster:
+    """As much of Ray as a driver asks that has its actors."""
+
+    exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=Unavailable)
+
+    def __init__(self, clock: Clock, start_s: float = 0.0) -> None:
+        self.clock = clock
+        self.start_s = start_s
+        self.alive = {"one", "two"}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": name, "Alive": name in self.alive, "Resources": {}} for name in ("one", "two")]
+
+    def get(self, asked: Ref | list[Ref]) -> Any:
+        if isinstance(asked, list):  # where they are: known when all actors have started
+            self.clock.sleep(self.start_s)
+            return [one.what for one in asked]
+        if isinstance(asked.what, RayError):
+            raise asked.what
+        return asked.what
+
+    def wait(self, refs: Sequence[Ref], num_returns: int = 1, timeout: float = 0.0) -> tuple[list[Ref], list[Ref]]:
+        if timeout:
+            self.clock.now = max(self.clock.now, min([self.clock.now + timeout, *(one.at for one in refs)]))
+        return [one for one in refs if one.at <= self.clock.now], []
+
+
+class Placed(Driver):
+    """A driver whose actors are there."""
+
+    def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
+        flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://bucket/out"}
+        resolved = resolve(draft(parse(TEXT.format(workers=len(actors) - 1)), flags, (), "my_job"))
+        plan = Plan.of(resolved, "digest", Path("/work"), {})
+        super().__init__(cluster, request.document("my_job-1", 1, plan, resolved.to_dict(), {}))
+        self._actors = actors
+
+    def _place(self) -> bool:
+        places = seats(self._plan)
+        self._replicas = [Replica(one.role, one.index, actor) for one, actor in zip(places, self._actors, strict=True)]
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(driver, "time", made)
+    return made
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
+    """Source and output of each line that a driver has written."""
+    for line in capfd.readouterr().out.splitlines():
+        found = decode(line)
+        assert found is not None, line
+        yield found
+
+
+def ends(capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """How each replica has ended, and what was the cause of it all."""
+    events = [json.loads(data) for source, data in said(capfd) if source == OURS]
+    ended = {f"{one['role']}-{one['index']}": one["outcome"] for one in events if one["event"] == "ended"}
+    return ended, events[-1]["failure"]
+
+
+DIED = RayError("The actor died unexpectedly before finishing this task.")
+BEGAN = (0.0, [Said("began")])
+
+
+def test_actors_that_die_alone_at_once_are_not_taken_for_a_lost_node_and_the_others_are_heard(clock: Clock, capfd):
+    workers = [Actor(clock, "two", [BEGAN, (3.0, DIED)], DIED) for _ in range(3)]
+    assert not Placed(Cluster(clock), [Actor(clock, "one", [BEGAN]), *workers]).run()
+    outcomes, failure = ends(capfd)
+    assert outcomes == {
+        "master-0": "was killed by SIGKILL",
+        **{f"worker-{index}": f"was killed with its Ray worker: {DIED}" for index in range(3)},
+    }
+    assert (failure["kind"], failure["text"]) == ("signal", f"worker 0 was killed with its Ray worker: {DIED}")
+
+
+def test_what_others_raise_of_an_actor_that_died_is_not_the_cause(clock: Clock, capfd):
+    raises = [(3.3, [Said("output", b"RuntimeError: Connection closed by peer\n"), Said("ended", code=1)])]
+    actors = [Actor(clock, "one", [BEGAN, *raises]), Actor(clock, "two", [BEGAN, (3.0, DIED)], DIED)]
+    assert not Placed(Cluster(clock), actors).run()
+    assert ends(capfd)[1]["text"] == f"worker 0 was killed with its Ray worker: {DIED}"
+
+
+def test_a_node_that_ray_says_is_gone_is_the_cause_and_a_loss(clock: Clock, capfd):
+    cluster = Cluster(clock)
+    cluster.alive = {"one"}
+    actors = [Actor(clock, "one", [BEGAN]), Actor(clock, "two", [BEGAN, (3.0, DIED)], DIED)]
+    assert not Placed(cluster, actors).run()
+    outcomes, failure = ends(capfd)
+    assert outcomes == {"master-0": "was killed by SIGKILL", "worker-0": "was lost with its node"}
+    assert failure["kind"] == "host"
+
+
+def test_an_actor_that_cannot_be_reached_for_a_while_goes_on_and_one_that_stays_so_is_lost(clock: Clock, capfd):
+    away = Unavailable("The actor is temporarily unavailable")
+    for_a_while = [(0.0, away) for _ in range(20)]
+    actors = [
+        Actor(clock, "one", [BEGAN, *for_a_while, (0.0, [Said("output", b"back\n")])]),
+        Actor(clock, "two", [BEGAN], away),
+    ]
+    assert not Placed(Cluster(clock), actors).run()
+    output = list(said(capfd))
+    assert ("master-0", b"back\n") in output
+    events = [json.loads(data) for source, data in output if source == OURS]
+    lost = [one["role"] for one in events if "lost" in one.get("outcome", "")]
+    assert lost == ["worker"]
+
+
+def test_actors_that_take_minutes_to_start_are_not_lost(clock: Clock, capfd):
+    answers = [(ANSWER_S, [Said("began")]), (5.0, [Said("ended", code=0)])]
+    actors = [Actor(clock, node, [*answers]) for node in ("one", "two")]
+    assert Placed(Cluster(clock, start_s=300.0), actors).run()
+    assert set(ends(capfd)[0].values()) == {"ended with exit code 0"}
+
+
+def test_a_bar_that_is_drawn_over_and_over_in_one_line_is_seen_while_it_grows(clock: Clock, capfd):
+    draws = [(0.2, [Said("output", b"\r%d%%" % percent)]) for percent in range(100)]
+    assert Placed(Cluster(clock), [Actor(clock, "one", [BEGAN, *draws, (0.0, [Said("ended", code=0)])])]).run()
+    pieces = [data for source, data in said(capfd) if source == "master-0"]
+    assert b"".join(pieces) == b"".join(b"\r%d%%" % percent for percent in range(100))
+    assert len(pieces) > 10

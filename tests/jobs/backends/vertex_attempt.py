@@ -1,0 +1,41 @@
+"""One attempt at a Vertex AI on loopback (the fixture `cloud`), in the test's own process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from footplate.jobs.backends.vertex.attempt import CustomJob
+from footplate.jobs.backends.vertex.client import Client
+from footplate.jobs.backends.vertex.request import LABEL, mark
+from jobs.backends.vertex_server import Cloud, Run
+
+PLACE = "/v1/projects/my-project/locations/us-central1/customJobs"
+KEY = "my_job-1700000000000000-1"
+PATIENCE_S = 60.0
+
+
+def wish() -> dict[str, Any]:
+    """The request that creates it."""
+    return {"displayName": "my_job", "labels": {LABEL: mark(KEY)}, "jobSpec": {"workerPoolSpecs": []}}
+
+
+def begin(folder: Path, body: Callable[[], dict[str, Any]] = wish) -> CustomJob:
+    """Begin it, or take it up."""
+    seats = [("master", 0), ("worker", 0)]
+    return CustomJob(Client("my-project", "us-central1"), PLACE, KEY, folder, seats, 1, body)
+
+
+def created(cloud: Cloud) -> Run:
+    """A CustomJob with its label, which somebody else has created."""
+    return cloud.create(PLACE.removeprefix("/v1/"), wish())
+
+
+def until(one: CustomJob, condition: Callable[[], object]) -> None:
+    """Hear it until something is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        one.wait(0.05)
+        assert time.monotonic() < deadline, "it never happened"

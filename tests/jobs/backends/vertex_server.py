@@ -1,0 +1,309 @@
+"""Vertex AI and Cloud Logging on loopback: as much of them as a job meets.
+
+It is written from Google's documentation and checks nothing but our side: that requests are what Google's protos allow
+(`test_vertex_request.py`), and that we live with what a service may do: answer late, twice, with 503 or not at all.
+
+A CustomJob's replicas are processes of this machine (`vertex_machines.py`). What they write are log entries. The job ends
+with its master, with the first replica that fails, when its time-out is over, when it is cancelled, or with a machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from jobs.backends.vertex_machines import Replicas
+
+JOBS = re.compile(r"/v1/(projects/([^/]+)/locations/([^/]+)/customJobs)")
+JOB = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+/customJobs/\d+)(:cancel)?")
+PAGE = 100
+GRACE_S = 30.0  # between SIGTERM and SIGKILL
+ENDED = ("JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED")
+
+
+_numbers = itertools.count(4_000_000_000)
+
+
+@dataclass
+class Trouble:
+    """What goes wrong with the next requests that fit.
+
+    Attributes:
+        method, path: which requests; the path is searched for.
+        answer: status and error to answer with; None closes the connection without an answer.
+        done: whether what was asked for happens all the same.
+        times: with how many of them.
+    """
+
+    method: str
+    path: str
+    answer: tuple[int, dict[str, Any]] | None
+    done: bool = False
+    times: int = 1
+
+
+def error(code: int, message: str = "", status: str = "", **info: str) -> tuple[int, dict[str, Any]]:
+    """An answer of Google's that is an error."""
+    found: dict[str, Any] = {"code": code, "message": message, "status": status}
+    if info:
+        found["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "googleapis.com", **info}]
+    return code, {"error": found}
+
+
+@dataclass
+class Run:
+    """A CustomJob, and what happens to it."""
+
+    resource: dict[str, Any]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ident(self) -> str:
+        return self.resource["name"].rpartition("/")[2]
+
+
+class Cloud:
+    """The services' state.
+
+    Attributes:
+        runs: the CustomJobs, in the order in which they were created.
+        requests: all that was asked: method, path, headers, body.
+        troubles: what is going to go wrong.
+        page: entries that Cloud Logging gives at once, at most.
+        executes: whether CustomJobs are run.
+
+    Args:
+        storage: host and port of Cloud Storage.
+        directory: where its machines have their disks.
+    """
+
+    def __init__(self, storage: str, directory: Path) -> None:
+        self.runs: list[Run] = []
+        self.entries: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+        self.troubles: list[Trouble] = []
+        self.page = PAGE
+        self.executes = True
+        self._storage = storage
+        self._directory = directory
+        self._lock = threading.RLock()
+        self._threads: list[threading.Thread] = []
+
+    def renew(self) -> None:
+        """End what is left, and forget all."""
+        self.close()
+        for one in (self.runs, self.entries, self.requests, self.troubles, self._threads):
+            one.clear()
+        self.page, self.executes = PAGE, True
+
+    def asked(self, method: str, path: str) -> list[Any]:
+        """The bodies of requests so far."""
+        return [body for verb, where, _, body in self.requests if verb == method and re.search(path, where)]
+
+    def say(self, run: Run, task: str, text: str, at: int | None = None, **more: Any) -> None:
+        """A log entry."""
+        with self._lock:
+            stamp = _stamp(time.time_ns() if at is None else at)
+            self.entries.append({
+                "insertId": f"{len(self.entries):08d}", "timestamp": stamp, "receiveTimestamp": stamp, "severity": "INFO",
+                "logName": f"projects/p/logs/{task}",
+                "resource": {"type": "ml_job", "labels": {"job_id": run.ident, "task_name": task, "project_id": "p"}},
+                **({} if "textPayload" in more else {"jsonPayload": {"message": text, "levelname": "INFO"}}),
+                **more,
+            })  # fmt: skip
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, dict[str, Any]]:
+        """What a request is answered with."""
+        with self._lock:
+            if method == "POST" and path == "/v2/entries:list":
+                return 200, self._entries(body)
+            if found := JOB.fullmatch(path):
+                run = next((one for one in self.runs if one.resource["name"] == found[1]), None)
+                if run is None:
+                    return error(404, "CustomJob does not exist.", "NOT_FOUND")
+                if not found[2]:
+                    return 200, dict(run.resource)  # as it is now
+                if run.resource["state"] in ENDED:
+                    return error(400, "The job has ended.", "FAILED_PRECONDITION")
+                run.resource["state"] = "JOB_STATE_CANCELLING"
+                run.cancelled.set()
+                return 200, {}
+            if found := JOBS.fullmatch(path):
+                return (
+                    (200, self._list(query)) if method == "GET" else (200, dict(self.create(found[1], body).resource))
+                )
+        return error(404, "no such method", "NOT_FOUND")
+
+    def create(self, parent: str, body: dict[str, Any]) -> Run:
+        name = f"{parent}/{next(_numbers)}"
+        made = {**body, "name": name, "state": "JOB_STATE_QUEUED", "createTime": _stamp(time.time_ns())}
+        run = Run(made)
+        self.runs.append(run)
+        if self.executes:
+            thread = threading.Thread(target=self._execute, args=(run,))
+            self._threads.append(thread)
+            thread.start()
+        return run
+
+    def close(self) -> None:
+        """All machines are lost; returns when nothing is left of them."""
+        for one in self.runs:
+            one.lost.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _list(self, query: dict[str, str]) -> dict[str, Any]:
+        found = re.fullmatch(r"labels\.([a-z_]+)=([a-z0-9_-]+)", query["filter"])
+        assert found, query
+        names = [dict(one.resource) for one in self.runs if one.resource.get("labels", {}).get(found[1]) == found[2]]
+        at = int(query.get("pageToken", 0))
+        more = {"nextPageToken": str(at + 1)} if len(names) > at + 1 else {}
+        return {"customJobs": names[at : at + 1], **more} if names else {}
+
+    def _entries(self, body: dict[str, Any]) -> dict[str, Any]:
+        found = re.fullmatch(
+            r'resource\.type="ml_job" AND resource\.labels\.job_id="(\d+)" AND timestamp>="([^"]+)"', body["filter"]
+        )
+        assert found, body
+        assert body["orderBy"] == "timestamp asc"
+        fitting = [
+            one
+            for one in self.entries
+            if one["resource"]["labels"]["job_id"] == found[1] and one["timestamp"] >= found[2]
+        ]
+        fitting.sort(key=lambda one: (one["timestamp"], one["insertId"]))
+        at, size = int(body.get("pageToken", 0)), min(self.page, body["pageSize"])
+        more = {"nextPageToken": str(at + size)} if len(fitting) > at + size else {}
+        return {"entries": fitting[at : at + size], **more} if fitting else {}
+
+    def _execute(self, run: Run) -> None:
+        """A job's life."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as scratch:
+            try:
+                run.resource["state"] = "JOB_STATE_PENDING"
+                self.say(run, "service", "Waiting for job to be provisioned.")
+                pools = run.resource["jobSpec"]["workerPoolSpecs"]
+                replicas = Replicas(pools, self._storage, Path(scratch), lambda task, line: self.say(run, task, line))
+                try:
+                    replicas.start()
+                    how = self._run(run, replicas)
+                finally:
+                    replicas.kill()
+            except Exception as trouble:  # a test that waits for the job's end is to see it
+                self._end(run, "JOB_STATE_FAILED", 3, f"The server of the tests has failed: {trouble!r}")
+                raise
+        self._end(run, *how)
+
+    def _run(self, run: Run, replicas: Replicas) -> tuple[str, int, str]:
+        """Until it is to end; returns its last state, and code and message of its error."""
+        with self._lock:
+            run.resource["startTime"] = _stamp(time.time_ns())
+            if not run.cancelled.is_set():
+                run.resource["state"] = "JOB_STATE_RUNNING"
+        over_at = time.monotonic() + float(run.resource["jobSpec"]["scheduling"]["timeout"].removesuffix("s"))
+        while not run.cancelled.is_set() and time.monotonic() < over_at:
+            if run.lost.is_set():
+                return "JOB_STATE_FAILED", 13, "Internal error occurred for the current attempt."
+            ended = replicas.ended()
+            if ended.get("workerpool0-0") == 0:
+                return "JOB_STATE_SUCCEEDED", 0, ""
+            if failed := {task: code for task, code in ended.items() if code}:
+                task, code = next(iter(failed.items()))
+                number = code if code > 0 else 128 - code
+                return "JOB_STATE_FAILED", 3, (
+                    f"The replica {task} exited with a non-zero status of {number}. Termination reason: Error. "
+                    "To find out more about why your job exited please check the logs: https://console.cloud.google.com/"
+                )  # fmt: skip
+            time.sleep(0.02)
+        replicas.ask()
+        kill_at = time.monotonic() + GRACE_S
+        while not replicas.all_ended and not run.lost.is_set() and time.monotonic() < kill_at:
+            time.sleep(0.02)
+        return "JOB_STATE_CANCELLED", 0, ""
+
+    def _end(self, run: Run, state: str, code: int, message: str) -> None:
+        with self._lock:
+            if code:
+                run.resource["error"] = {"code": code, "message": message}
+            run.resource["endTime"] = _stamp(time.time_ns())
+            run.resource["state"] = state
+
+
+def _stamp(at: int) -> str:
+    return f"{datetime.fromtimestamp(at // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{at % 10**9:09d}Z"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    cloud: Cloud
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._serve(None)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._serve(json.loads(body) if self.headers.get("Content-Type") == "application/json" else None)
+
+    def _serve(self, body: Any) -> None:
+        cloud, parts = self.server.cloud, urlsplit(self.path)
+        cloud.requests.append((self.command, self.path, dict(self.headers), body))
+        trouble = next(
+            (
+                one
+                for one in cloud.troubles
+                if one.times and one.method == self.command and re.search(one.path, self.path)
+            ),
+            None,
+        )
+        if trouble:
+            trouble.times -= 1
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if trouble is None or trouble.done:
+            status, found = cloud.answer(self.command, parts.path, query, body)
+        if trouble:
+            if trouble.answer is None:
+                self.close_connection = True
+                return
+            status, found = trouble.answer
+        data = json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def serve(cloud: Cloud) -> Iterator[str]:
+    """Serve it; the address."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.cloud = cloud
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        cloud.close()

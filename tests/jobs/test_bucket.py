@@ -1,0 +1,51 @@
+"""A job whose directory is in a bucket: it is killed, and continues from the checkpoint that it has saved there."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from object_storage import free_port, make_bucket, s3_settings, serve_gcs, serve_s3
+
+from footplate import checkpoint
+from footplate.checkpoint.storage import to_place
+from footplate.jobs.states import State
+from jobs.conftest import Bench
+from jobs.test_running import TRAINS, curve
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a directory in a bucket, on a server of its own."""
+    port, there = free_port(), uuid.uuid4().hex
+    with contextlib.ExitStack() as stack:
+        if request.param == "s3":
+            stack.enter_context(serve_s3(port))
+            make_bucket(port)
+            settings = s3_settings(port)
+        else:
+            stack.enter_context(serve_gcs(port))
+            settings = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        yield f"{request.param}://lake/{there}"
+
+
+def test_it_is_killed_and_continues_from_its_newest_checkpoint_there_and_says_nothing_of_it(bench: Bench, bucket: str):
+    bench.program("")
+    (bench.directory / "trainer" / "task.py").write_text(TRAINS)
+    bench.submit(args=(str(bench.directory), "process"), job_dir=bucket)
+    job = bench.jobs.wait("my_job")
+    assert (job.state, job.attempt) == (State.SUCCEEDED, 2), job.cause
+    first, second = curve(bench, 1), curve(bench, 2)
+    begun = min(map(int, second))
+    assert begun in (3, 5)  # after the checkpoint of step 2 or 4
+    assert list(second) == [str(step) for step in range(begun, 11)]
+    assert all(first[step] == second[step] for step in first.keys() & second.keys())
+    assert checkpoint.load(to_place(f"{bucket}/checkpoints/last.ckpt"))["progress"]["global_step"] == 10
+    assert not list(bench.directory.rglob("meta.json"))
+    assert [one.name for one in (bench.directory / "runs").iterdir()] == ["my_job"]

@@ -1,0 +1,126 @@
+"""What a sweep, and a deletion, do with jobs as the store has them: no supervisor is started here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.jobs.backends.local import machine
+from footplate.jobs.home import Home
+from footplate.jobs.record import Job
+from footplate.jobs.scheduling import Resources
+from footplate.jobs.states import State
+from footplate.jobs.store import open_store
+from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision.follow import Follower
+from footplate.jobs.supervision.identity import Identity
+from footplate.jobs.supervision.locks import held
+from footplate.jobs.supervision.sweep import LIMITS, LOCK, sweep
+from footplate.jobs.verbs import Jobs
+from jobs.conftest import is_held
+
+
+class Watched(Store):
+    """A store that notes whether a lock was held when a job was changed."""
+
+    def __init__(self, home: Home, lock: Path) -> None:
+        super().__init__(open_store(home)._database)
+        self.lock = lock
+        self.held: list[bool] = []
+
+    def _look(self) -> None:
+        self.held.append(is_held(self.lock))
+
+    def move(self, *args: Any, **changes: Any) -> bool:
+        self._look()
+        return super().move(*args, **changes)
+
+    def delete(self, name: str) -> State | None:
+        self._look()
+        return super().delete(name)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[Store]:
+    made = open_store(home)
+    yield made
+    made.close()
+
+
+def job(name: str, state: State = State.QUEUED, waited_s: float = 0.0, **changes: Any) -> Job:
+    since = time.time() - waited_s
+    return Job(name, state, since, since, machine.host(), **{"plan": {"spec": {}}, "needs": Resources(1), **changes})
+
+
+def test_a_job_that_has_waited_for_too_long_is_cancelled_and_no_other(home: Home, store: Store):
+    alive = Identity.of(os.getpid())
+    assert alive is not None
+    store.add(job("runs", State.RUNNING, 7200.0, owner=alive.to_dict(), needs=Resources(10_000)))  # no room for another
+    hour = {"spec": {"scheduling": {"maxWaitTime": "3600s"}}}
+    store.add(job("late", waited_s=3660.0, plan=hour))
+    store.add(job("early", waited_s=3000.0, plan=hour))
+    store.add(job("patient", waited_s=3660.0))
+    sweep(home, store)
+    assert store.find("late").cause == "it has waited for 3600s, its longest time to wait"
+    assert store.find("late").ended is not None
+    assert {one.name: one.state for one in store.list()} == {
+        "runs": State.RUNNING,
+        "late": State.CANCELLED,
+        "early": State.QUEUED,
+        "patient": State.QUEUED,
+    }
+
+
+def test_no_supervisor_begins_while_a_sweep_counts_the_loss_of_one(home: Home):
+    store = Watched(home, home.job("lost") / LOCK)
+    store.add(job("lost", State.RUNNING, losses=LIMITS.max_host_restarts))
+    sweep(home, store)
+    assert store.find("lost").state == State.FAILED
+    assert store.held == [True]
+
+
+def test_a_job_whose_supervisor_holds_its_lock_is_not_lost_whoever_is_noted_as_such(home: Home, store: Store):
+    store.add(job("runs", State.RUNNING))
+    home.job("runs").mkdir(parents=True)
+    with held(home.job("runs") / LOCK):
+        sweep(home, store)
+    assert store.find("runs").losses == 0
+
+
+def test_the_jobs_of_another_user_of_the_machine_and_the_store_are_left_to_them(tmp_path: Path, store: Store):
+    store.add(job("waits"))
+    store.add(job("lost", State.RUNNING))
+    mine = Home(tmp_path / "mine", "postgresql://team@server/jobs")
+    mine.root.mkdir()
+    sweep(mine, store)
+    assert {one.name: one.state for one in store.list()} == {"waits": State.QUEUED, "lost": State.RUNNING}
+    assert store.find("lost").losses == 0
+    assert not (mine.root / "jobs").exists()
+
+
+def test_no_job_of_the_same_name_is_submitted_while_one_is_deleted(home: Home):
+    store = Watched(home, home.root / "jobs.lock")
+    store.add(job("old", State.FAILED))
+    (home.job("old") / "attempt-1").mkdir(parents=True)
+    Jobs(home, store).delete("old")
+    assert store.held == [True]
+    assert not home.job("old").exists()
+    assert not list((home.root / "trash").iterdir())
+
+
+def test_output_that_is_deleted_while_it_is_followed_has_ended(home: Home):
+    folder = home.attempt("my_job", 1)
+    folder.mkdir(parents=True)
+    (folder / "master-0.log").write_text("line\n")
+    home.attempt("my_job", 2).symlink_to(home.root / "gone")  # there when it was looked for, and not when it is opened
+    assert [one.text for one in Follower(home, "my_job").lines()] == ["line\n"]
