@@ -29,6 +29,7 @@ COMMANDS = {
         "footplate.cli.plan", "what a training needs on hardware that isn't here: fits? how long? how much?"
     ),
     "jobs": Command("footplate.cli.jobs", "submit training jobs, check them, watch them"),
+    "server": Command("footplate.cli.server", "serve jobs over HTTP, with a page to watch them on"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and what fits together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show what this machine can train on, and what it lacks"),

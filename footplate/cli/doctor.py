@@ -6,6 +6,7 @@ It answers even where torch can't be imported: that is when a doctor is needed m
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -52,6 +53,7 @@ def _without_torch(error: Exception) -> dict[str, Any]:
     """What can be said of a machine on which torch can't be imported."""
     from footplate.hardware.machine import examine_machine
     from footplate.hardware.packages import optional_packages, required_packages
+    from footplate.hardware.tpu import findings
 
     packages = required_packages()
     said = f"{type(error).__name__}: {error}"
@@ -65,6 +67,7 @@ def _without_torch(error: Exception) -> dict[str, Any]:
         "packages": [asdict(package) for package in packages],
         "extras": [asdict(package) for package in optional_packages()],
         "accelerators": [],
+        "tpu": dict(findings.examine(os.environ, chips=0).facts),
         "problems": [*([] if absent else [broken]), *(package.problem for package in packages if package.problem)],
         "advice": [],
     }

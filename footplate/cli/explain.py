@@ -1,4 +1,4 @@
-"""What jsonargparse says of a mistake, said shortly: the option, what was given, what was expected, the nearest name.
+"""What jsonargparse, or argparse, says of a mistake, said shortly: the option, what was given, what was expected.
 
 jsonargparse tries every alternative of a type and lists why each failed. Only one entry of such a list is about what the
 user meant; the kinds of entries are few, and each has a pattern here. A message of another kind is passed on as it is.
@@ -21,6 +21,7 @@ _CLASS = re.compile(
     r"Problem with given class_path '(?P<path>[^']+)':\n(?P<problem>.*?)(?=\n *- |\n *Given value|\Z)", re.S
 )
 _BASES = ("footplate.Callback", "footplate.DataModule", "footplate.Logger", "footplate.Module")
+MANY = 4  # choices, beyond which the nearest is named
 _WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "NoneType": "null", "str": "text"}
 
 
@@ -46,6 +47,10 @@ def explain(message: str, options: Iterable[str], classes: Mapping[str, Sequence
     if found := re.match(r"Problems parsing config: (.*)", message, re.S):
         said = _tidy(found[1]).replace('in "<unicode string>", ', "at ")
         return f"the configuration is no YAML: {said}."
+    if found := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)\Z", message, re.S):
+        return _no_choice(found[1].lstrip("-"), found[2], re.findall("'([^']*)'", found[3]))
+    if found := re.match(r"argument (\S+): invalid int value: '(.*)'\Z", message, re.S):
+        return f'{found[1].lstrip("-")}="{found[2]}": expected an integer.'
     if found := _KEY.match(message):
         return _explain_value(found["key"], found["body"], classes) or _tidy(message)
     return _tidy(message).removeprefix("argument ")
@@ -60,6 +65,13 @@ def _unknown_option(given: str, names: list[str]) -> str:
 
 def _unknown_setting(key: str, names: list[str]) -> str:
     return f"{key}: there is no such setting.{_nearest(key, names)}"
+
+
+def _no_choice(name: str, given: str, choices: list[str]) -> str:
+    if len(choices) > MANY:
+        return f'"{given}" is none of the choices of {name}. {did_you_mean(given, choices)}'
+    quoted = [f'"{choice}"' for choice in choices]
+    return f'{name}="{given}": expected {" or ".join(quoted)}.'
 
 
 def _missing(name: str, names: list[str]) -> str:

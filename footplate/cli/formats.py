@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
     from rich.console import RenderableType
 
 Format = Literal["table", "json", "yaml"]
 
 
-def add_format(made: ArgumentParser, default: Format = "table") -> None:
-    """Add `--format` to a parser."""
-    made.add_argument("--format", type=Format, default=default, help="how to print it")
+def add_format(made: Any, default: Format = "table") -> None:
+    """Add `--format` to a parser, whether it is jsonargparse's or a plain one."""
+    made.add_argument("--format", choices=get_args(Format), default=default, help="how to print it")
 
 
 def show_as(form: Format, value: Any, table: Callable[[], RenderableType | str]) -> None:
@@ -52,6 +51,25 @@ def grid(rows: Sequence[dict[str, Any]], columns: dict[str, str], wraps: str) ->
     for row in rows:
         made.add_row(*(Text(_cell(row[key])) for key in columns))
     return made
+
+
+def aligned(rows: Sequence[dict[str, Any]], columns: dict[str, str], width: int | None) -> str:
+    """Rows as lines of text, for what is to be there at once: rich, which draws `grid`, takes its time to be imported.
+
+    Args:
+        rows: the cells by key.
+        columns: which keys are shown, and their headings.
+        width: of a line, which is cut there; None cuts none.
+
+    >>> print(aligned([{"a": "x", "b": 12}, {"a": "long", "b": None}], {"a": "name", "b": "count"}, 80))
+    name  count
+    x     12
+    long
+    """
+    table = [list(columns.values()), *([_cell(row[key]) for key in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
+    return "\n".join(line if width is None or len(line) <= width else f"{line[: width - 1]}…" for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`footplate jobs list | describe | stream-logs | cancel | wait | delete | resubmit | daemon`: jobs that were submitted.
+"""`footplate jobs list | describe | stream-logs | cancel | wait | delete | resubmit | clean | daemon`: what was submitted.
 
 `wait` and `stream-logs` end with the job: 0 when it has succeeded, 1 when it hasn't. Ctrl-C ends them, not the job.
 """
@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.cli import plain
+from footplate.cli.formats import add_format
+from footplate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import Namespace
+    from argparse import Namespace
 
     from footplate.jobs.record import Job
     from footplate.jobs.states import State
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     from footplate.jobs.verbs import Jobs
 
 SHOWN = 100
+COMPLETE_NAMES = "_footplate_job_names"  # the shell function of completion.py that does it
 _EVERY_S = 5.0
-_FILTERS = ("name", "state", "host", "backend")
 _ABOUT = {
     "list": "jobs, the newest first",
     "describe": "all that is known of a job",
@@ -33,27 +36,30 @@ _ABOUT = {
     "wait": "wait for a job's end",
     "delete": "forget a job that has ended, with its logs",
     "resubmit": "put a job that failed or was cancelled into the queue again",
+    "clean": "delete packages and environments that no job needs; supervisors do so, once a day, after 30 days without use",
     "daemon": "stay, and see to it every few seconds that jobs go on; for starting with the machine",
 }
 
 
-def add_to(commands: Any, only: str | None = None) -> None:
-    """Add the actions to those of `jobs`, or only one of them."""
-    from footplate.cli.formats import add_format
-    from footplate.cli.parsing import make_parser
-
+def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
+    """Add the actions to those of `jobs`, or only one of them, with parsers of a kind."""
     for action, about in _ABOUT.items():
         if only not in (None, action):
             continue
-        made = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
-        if action not in ("list", "daemon"):
-            made.add_argument("name", type=str, help="the job's name")
+        made = plain.make(kind, f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
+        if action not in ("list", "clean", "daemon"):
+            named = made.add_argument("name", help="the job's name")
+            named.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)  # as shtab has it
         if action == "list":
+            made.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")
             made.add_argument(
-                "--filter", type=str | None, default=None, help="such as state=RUNNING or labels.team=vision"
+                "--sort-by", help="such as state,~startTime; ~ turns the order round; by default ~createTime"
             )
             made.add_argument("--limit", type=int, default=SHOWN, help="at most so many; 0 for all")
             add_format(made)
+        if action == "clean":
+            made.add_argument("--unused-for", default="30d", help="only what nobody has used for so long")
+            made.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
         if action == "describe":
             add_format(made, "yaml")
         commands.add_subcommand(action, made, help=about)
@@ -77,8 +83,8 @@ def stream(jobs: Jobs, name: str) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C; the job goes on.
     """
-    from footplate.jobs.local.follow import Line
     from footplate.jobs.states import State
+    from footplate.jobs.supervision.follow import Line
 
     state: State | None = None
     attempt = 0
@@ -109,51 +115,23 @@ def _said(job: Job, state: State) -> str:
 
 
 def _list(jobs: Jobs, given: Namespace) -> int:
-    from footplate.cli.formats import grid, show_as
+    from footplate.cli.formats import aligned, show_as
+    from footplate.jobs.listing import select
 
     if given.limit < 0:
         raise ConfigError(f"--limit {given.limit}: expected how many jobs to show, or 0 for all.")
-    wanted = _filters(given.filter)
     jobs.sweep()
-    found = [one for one in jobs.store.list(wanted.get("state")) if _passes(one, wanted)]
-    rows = found[: given.limit] if given.limit else found
+    rows, count = select(jobs.store, given.filter, given.sort_by, given.limit or None)
     shown = [_row(one) for one in rows]
     columns = {"jobId": "job", "state": "state", "createTime": "created", "took": "took", "cause": "cause"}
     table = [
         {**one, "createTime": one["createTime"][5:16], "took": _took(row)} for one, row in zip(shown, rows, strict=True)
     ]
-    show_as(given.format, shown, lambda: grid(table, columns, "cause") if shown else "There are no such jobs.")
-    if len(rows) < len(found):
-        print(f"{len(found) - len(rows)} more: --limit {len(found)}", file=sys.stderr)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    show_as(given.format, shown, lambda: aligned(table, columns, width) if shown else "There are no such jobs.")
+    if len(rows) < count:
+        print(f"{count - len(rows)} more: --limit {count}", file=sys.stderr)
     return 0
-
-
-def _filters(text: str | None) -> dict[str, Any]:
-    """What `--filter` asks for: keys and the values that they must have."""
-    from footplate.jobs.states import State
-
-    wanted: dict[str, Any] = {}
-    for part in (text or "").split(" AND ") if text else ():
-        key, equals, value = part.strip().partition("=")
-        key = {"jobId": "name"}.get(key, key)
-        if not equals or not (key in _FILTERS or key.startswith("labels.")):
-            known = [*_FILTERS, "labels.NAME"]
-            hint = did_you_mean(key, known)
-            raise ConfigError(f'--filter "{part.strip()}": expected KEY=VALUE, several with AND between them. {hint}')
-        if key == "state":
-            if value.upper() not in list(State):
-                raise ConfigError(f'--filter state="{value}": there is no such state. {did_you_mean(value, State)}')
-            value = State(value.upper())
-        wanted[key] = value
-    return wanted
-
-
-def _passes(one: Summary, wanted: dict[str, Any]) -> bool:
-    labels = json.loads(one.labels) if any(key.startswith("labels.") for key in wanted) else {}
-    return all(
-        (labels.get(key.removeprefix("labels.")) if key.startswith("labels.") else getattr(one, key)) == value
-        for key, value in wanted.items()
-    )
 
 
 def _row(one: Summary) -> dict[str, Any]:
@@ -274,6 +252,22 @@ def _resubmit(jobs: Jobs, given: Namespace) -> int:
     return 0
 
 
+def _clean(jobs: Jobs, given: Namespace) -> int:
+    from footplate.jobs.spec.naming import duration, seconds
+
+    try:
+        unused_s = seconds(duration(given.unused_for))
+    except ValueError as error:
+        raise ConfigError(f"--unused-for {given.unused_for}: {error}.") from None
+    found = jobs.clean(unused_s, given.dry_run)
+    for one in found:
+        days = one.unused_s / 86400
+        print(f"{one.kind:<12} {one.path.name[:20]:<20} {one.nbytes / 2**20:>9.1f} MiB, unused for {days:.1f} days")
+    what = "would be deleted" if given.dry_run else "deleted"
+    print(f"{len(found)} {what}, {sum(one.nbytes for one in found) / 2**20:.1f} MiB")
+    return 0
+
+
 def _daemon(jobs: Jobs, given: Namespace) -> int:
     import signal
 
@@ -295,6 +289,7 @@ _ACTIONS: dict[str, Callable[[Jobs, Any], int]] = {
     "wait": _wait,
     "delete": _delete,
     "resubmit": _resubmit,
+    "clean": _clean,
     "daemon": _daemon,
 }
 ACTIONS: Sequence[str] = tuple(_ACTIONS)

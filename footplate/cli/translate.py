@@ -9,36 +9,35 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
+from footplate.cli import plain
 from footplate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
 
-def parser(name: str = "jobs translate") -> ArgumentParser:
+def parser(name: str = "jobs translate", kind: Any = plain.Parser) -> Any:
     """The parser of `jobs translate`."""
-    from footplate.cli.parsing import make_parser
     from footplate.jobs.spec.flags import KEYS
     from footplate.jobs.spec.problems import dotted
 
-    made = make_parser(
-        name, "Say a job in another system's words. Options win over the file; after -- come the program's arguments."
+    made = plain.make(
+        kind,
+        name,
+        "Say a job in another system's words. Options win over the file; after -- come the program's arguments.",
     )
-    made.add_argument("file", type=str, help="a config.yaml")
-    made.add_argument(
-        "--to", type=Literal["vertex", "ray", "kubeflow", "slurm"], required=True, help="the other system"
-    )
-    made.add_argument("--name", type=str | None, default=None, help="the job's name, if the file has none")
+    made.add_argument("file", help="a config.yaml")
+    made.add_argument("--to", choices=["vertex", "ray", "kubeflow", "slurm"], required=True, help="the other system")
+    made.add_argument("--name", help="the job's name, if the file has none")
     made.add_argument(
         "--format",
-        type=Literal["json", "yaml"] | None,
-        default=None,
+        choices=["json", "yaml"],
         help="how to print it; by default as that system likes it",
     )
     for flag, path in KEYS.items():
-        made.add_argument(f"--{flag}", type=str | None, default=None, help=dotted(path))
+        made.add_argument(f"--{flag}", help=dotted(path))
     return made
 
 
@@ -54,7 +53,7 @@ def run(given: Namespace, args: Sequence[str]) -> int:
     from footplate.jobs.spec.yamlfile import load
     from footplate.jobs.translate import translate
 
-    named = {flag: value for flag in flags.KEYS if (value := given[flag.replace("-", "_")]) is not None}
+    named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
     job = resolve(draft(load(given.file), named, args, given.name, partial=True))
     made = translate(job, given.to)
     form = given.format or made.form

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from footplate.jobs.home import Home
+from footplate.jobs.record import Job
+from footplate.jobs.states import State
+from footplate.jobs.store import open_store
 
 COMPLETE = """
 source {script}
@@ -56,6 +62,15 @@ def test_bash_accepts_the_script(script):
 )
 def test_commands_options_and_choices_are_completed(script, words, expected):
     assert complete(script, words) == expected
+
+
+def test_names_of_jobs_are_completed(script, tmp_path, monkeypatch):
+    store = open_store(Home(tmp_path))
+    for name in ("flowers_1", "flowers_2", "trees_1"):
+        store.add(Job(name, State.SUCCEEDED, 1.0, 1.0, "here"))
+    monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert complete(script, "footplate jobs describe flow") == {"flowers_1", "flowers_2"}
 
 
 def test_short_class_names_are_completed(script):

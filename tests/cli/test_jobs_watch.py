@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 import yaml
-from jobs.conftest import bench, until  # noqa: F401  a fixture
+from jobs.conftest import bench, is_held, until  # noqa: F401  a fixture
 
 from footplate.jobs.states import State
 
@@ -108,6 +108,10 @@ def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
         ),
         (["list", "--filter", "state=RUNING"], 'there is no such state. Did you mean "RUNNING"?'),
         (["list", "--limit", "-1"], "--limit -1: expected how many jobs to show"),
+        (["list", "--limit", "x"], 'limit="x": expected an integer'),
+        (["list", "--filtr", "x"], 'Did you mean "--filter"?'),
+        (["lst"], 'Did you mean "list"?'),
+        (["clean", "--unused-for", "long"], "--unused-for long: expected a time such as 7200s, 90m, 2h or 1d."),
         (["describe"], "name"),
     ],
 )
@@ -155,3 +159,30 @@ def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
     finally:
         daemon.terminate()
         assert daemon.wait() == 0
+
+
+def test_a_list_is_sorted_as_it_is_asked(submit, footplate, bench):  # noqa: F811
+    bench.program("")
+    for name, priority in (("low", "1"), ("high", "900"), ("middle", "50")):
+        submit(name, "--priority", priority)
+    for order, wanted in {"priority": ["low", "middle", "high"], "~jobId": ["middle", "low", "high"]}.items():
+        found = json.loads(footplate("jobs", "list", "--sort-by", order, "--format", "json").out)
+        assert [one["jobId"] for one in found] == wanted
+    for name in ("low", "high", "middle"):
+        footplate("jobs", "wait", name)
+
+
+def test_clean_says_what_it_deletes_and_how_large_it_is(submit, footplate, bench):  # noqa: F811
+    bench.program("")
+    submit("my_job")
+    footplate("jobs", "wait", "my_job")
+    (lock,) = bench.jobs.home.root.glob("unpacked/*/*.lock")
+    until(lambda: not is_held(lock))  # its supervisor has ended
+    assert footplate("jobs", "clean").out == "0 deleted, 0.0 MiB\n"
+    for path in [*bench.jobs.home.root.glob("packages/*"), *bench.jobs.home.root.glob("unpacked/*/*")]:
+        os.utime(path, (1e9, 1e9))
+    found = footplate("jobs", "clean", "--dry-run").out
+    assert found.splitlines()[0].startswith("package ")
+    assert found.splitlines()[-1].startswith("2 would be deleted, ")
+    assert footplate("jobs", "clean", "--unused-for", "90d").out.splitlines()[-1].startswith("2 deleted, ")
+    assert footplate("jobs", "clean", "--unused-for", "90d").out == "0 deleted, 0.0 MiB\n"

@@ -44,7 +44,7 @@ def test_the_form_can_be_chosen_unless_it_is_a_script(translated):
 def test_a_job_that_the_other_system_cannot_run_is_refused_with_every_reason(translated):
     found = translated("--to", "vertex", "--module-name", "trainer.task", "--job-dir", "here")
     assert found.code == 2
-    assert "Vertex AI can't run this job as it is: 3 problems:" in found.err
+    assert "Vertex AI can't run this job as it is: 2 problems:" in found.err
     assert "jobDir here: expected gs://bucket/path." in found.err
 
 

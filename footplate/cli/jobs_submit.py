@@ -1,0 +1,319 @@
+"""`footplate jobs submit training NAME [options] -- ARGUMENTS`: with gcloud's flags and its config.yaml.
+
+Flags win over the file. What follows `--` is the program's; an option on the wrong side of it is answered with where it
+belongs. It returns when the job is in the queue; with `--stream-logs` it shows what the job writes, and ends with it.
+`--dry-run` shows the job as it would be submitted, or what a service would be asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from footplate.cli import plain
+from footplate.cli.formats import add_format
+from footplate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from rich.console import RenderableType
+
+    from footplate.jobs.spec.document import Document
+    from footplate.jobs.spec.draft import Draft
+    from footplate.jobs.spec.resolving import ResolvedJob
+
+_FLAGS = {
+    "module-name": "the module that is run, such as trainer.task",
+    "job-dir": "where the job's outputs go: gs://, s3:// or a path; the program is given it as --job-dir",
+    "region": "such as us-central1",
+    "packages": "further packages to install, with commas between them",
+    "scale-tier": "BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM",
+    "labels": "KEY=VALUE, with commas between them",
+    "max-running-time": "after which the job is cancelled, such as 2h or 7200s",
+    "max-wait-time": "after which the job is cancelled when it has not begun",
+    "priority": "from 0 to 1000; a higher one has its turn sooner",
+    "runtime-version": "of AI Platform; an image has its own",
+    "python-version": "such as 3.11",
+    "use-chief-in-tf-config": "true or false: is the master the chief in TF_CONFIG",
+    "network": "the network that the machines are peered with",
+    "service-account": "which the program runs as",
+}
+_ROLES = ("master", "worker", "parameter-server", "evaluator")
+_ROLE_FLAGS = {
+    "machine-type": "such as n1-standard-8",
+    "count": "how many machines",
+    "accelerator": "for each machine, such as count=4,type=nvidia-tesla-t4",
+    "image-uri": "the container image",
+}
+
+
+def parser(kind: Any = plain.Parser) -> Any:
+    """The parser of `jobs submit training`."""
+    from footplate.jobs.backends import OPTIONS
+
+    made = plain.make(
+        kind,
+        "jobs submit training",
+        "Submit a training job. Options win over the file; what follows -- is the program's.",
+    )
+    made.add_argument("name", help="the job's name: letters, digits and underscores, a letter first")
+    made.add_argument("--config", help="a config.yaml: trainingInput: …")
+    made.add_argument("--package-path", help="the directory of the program's package")
+    for flag, about in _FLAGS.items():
+        made.add_argument(f"--{flag}", help=about)
+    for role in _ROLES:
+        for what, about in _ROLE_FLAGS.items():
+            if (role, what) != ("master", "count"):
+                names = [f"--{role}-{what}", *_older(f"{role}-{what}")]
+                made.add_argument(*names, help=f"of the {role}: {about}")
+    made.add_argument("--modernize", action="store_true", help="take today's machines for those that are gone")
+    made.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
+    made.add_argument(
+        "--backend",
+        choices=list(OPTIONS),
+        default="local",
+        help="where it runs: on this machine, a Ray cluster, or Vertex AI",
+    )
+    for backend, place in OPTIONS.items():
+        for option, about in place.items():
+            made.add_argument(f"--{option}", help=f"for --backend {backend}: {about}")
+    made.add_argument("--stream-logs", action="store_true", help="show what the job writes, until it ends")
+    made.add_argument("--async", action="store_true", help="return when the job is in the queue; so it is by default")
+    add_format(made, "yaml")
+    return made
+
+
+def _older(flag: str) -> list[str]:
+    from footplate.jobs.spec.flags import ALIASES
+
+    return [f"--{old}" for old, new in ALIASES.items() if new == flag]
+
+
+@functools.cache
+def options() -> set[str]:
+    """The options of `jobs submit training`."""
+    return {option for action in parser()._actions for option in action.option_strings}
+
+
+def refuse_strangers(ours: Sequence[str]) -> None:
+    """Refuse options before `--` that are not ours: they are misspelt, or the program's.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    known = options()
+    for word in ours:
+        option = word.partition("=")[0]
+        if not option.startswith("-") or option in known or _is_number(option):
+            continue
+        from footplate.jobs.catalog.lookup import nearest
+        from footplate.jobs.spec.flags import OF_GCLOUD
+
+        if option.removeprefix("--") in OF_GCLOUD:
+            raise ConfigError(f"{option} is gcloud's, and jobs submit training has no such option: leave it out.")
+        hint = nearest(option, known)
+        raise ConfigError(
+            f"{option}: jobs submit training has no such option.{hint} If it is your program's, write it after --: "
+            f"footplate jobs submit training … -- {word}"
+        )
+
+
+def _is_number(word: str) -> bool:
+    return word[1:].replace(".", "", 1).isdigit()
+
+
+def run(given: Namespace, args: list[str]) -> int:
+    """Submit a job; returns 1 when it was waited for, and has failed.
+
+    Raises:
+        FootplateError: the job can't be submitted as it is.
+    """
+    from footplate.cli.formats import show_as
+    from footplate.jobs import backends
+    from footplate.jobs.spec import flags
+    from footplate.jobs.spec.draft import draft
+    from footplate.jobs.spec.problems import SpecError
+    from footplate.jobs.spec.resolving import problems, resolve
+
+    named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
+    asked = draft(_load(given.config) if given.config else None, named, args, given.name)
+    found = [*problems(asked), *_package_problems(given, named.get("module-name"), asked.values)]
+    hints = misplaced(args, {f"--{flag}" for flag in named})
+    if found:
+        error = SpecError(found)
+        raise SpecError(found) if not hints else ConfigError("\n".join([str(error), *hints]))
+    for hint in hints:
+        print(hint, file=sys.stderr)
+    job = resolve(_modernized(asked) if given.modernize else asked)
+    for notice in job.notices:
+        print(f"{notice} --modernize takes it." if "equivalent" in notice else notice, file=sys.stderr)
+    place = backends.located(given.backend, _place_options(given), job.job_dir)
+    if not given.dry_run:
+        return _enter(job, given, place)
+    package = Path(given.package_path) if given.package_path else None
+    request, notices = backends.rehearse(given.backend, job, place, package)
+    for notice in notices:
+        print(notice, file=sys.stderr)
+    shown = request or {**job.to_dict(), "packagePath": given.package_path}
+    show_as(given.format, shown, lambda: render(job))
+    return 0
+
+
+def _load(config: str) -> Document:
+    from footplate.jobs.spec.yamlfile import load  # with YAML, which a job of flags doesn't wait for
+
+    return load(config)
+
+
+def _modernized(asked: Draft) -> Draft:
+    from footplate.jobs.spec.modernizing import apply
+
+    return apply(asked)
+
+
+def _place_options(given: Namespace) -> dict[str, str]:
+    """The options that say where exactly.
+
+    Raises:
+        ConfigError: one of them is another backend's.
+    """
+    from footplate.jobs.backends import OPTIONS
+
+    named = {}
+    for backend, place in OPTIONS.items():
+        for option in place:
+            value = getattr(given, option.replace("-", "_"))
+            if value is not None and backend != given.backend:
+                raise ConfigError(f"--{option} is for --backend {backend}: give that, too, or leave it out.")
+            if value is not None:
+                named[option] = value
+    return named
+
+
+def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str]) -> int:
+    from footplate.cli.jobs_watch import stream
+    from footplate.jobs.verbs import Jobs
+
+    if vars(given)["async"] and given.stream_logs:
+        raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
+    jobs = Jobs.here()
+    package = Path(given.package_path) if given.package_path else None
+    for notice in jobs.submit(job, package, given.backend, place):
+        print(notice, file=sys.stderr)
+    if given.stream_logs:
+        return stream(jobs, given.name)
+    print(
+        f"{given.name} is submitted. See it:\n  footplate jobs describe {given.name}\n"
+        f"  footplate jobs stream-logs {given.name}"
+    )
+    return 0
+
+
+def misplaced(args: Sequence[str], given: set[str]) -> list[str]:
+    """Hints about options of ours among the program's arguments.
+
+    Args:
+        args: what follows `--`.
+        given: the options before it.
+
+    Raises:
+        ConfigError: `--job-dir` is among them, which the program is given anyway.
+    """
+    words = list(dict.fromkeys(word.partition("=")[0] for word in args))
+    if "--job-dir" in words:
+        raise ConfigError(
+            "--job-dir stands after --, where it is the program's own. Write it before --: it is checked, and the program "
+            "is given it all the same."
+        )
+    return [
+        f"{word} stands after --, so it is the program's. If it was meant for the job, write it before --."
+        for word in words
+        if word in options() - {"-h", "--help"} and word not in given
+    ]
+
+
+def _package_problems(given: Namespace, module: str | None, values: dict[str, Any]) -> list[Any]:
+    """What is wrong with the package on this machine: it isn't there, or has no such module."""
+    from footplate.jobs.spec.problems import Problem
+
+    spec = values.get("trainingInput")
+    spec = spec if isinstance(spec, dict) else {}
+    if given.package_path is None:
+        config = spec.get("masterConfig")
+        if spec.get("packageUris") or (isinstance(config, dict) and config.get("imageUri")):
+            return []
+        return [Problem((), "no program: give its package with --package-path, or --packages, or an image.")]
+    path = Path(given.package_path)
+    try:
+        there = (path / "__init__.py").is_file()
+    except ValueError:  # a NUL in it
+        there = False
+    if not there:
+        text = f"{given.package_path!r} is no package: expected a directory with an __init__.py."
+        return [Problem((), text, "--package-path")]
+    module = module or spec.get("pythonModule")
+    if not isinstance(module, str):
+        return []
+    package, _, rest = module.partition(".")
+    inside = path.joinpath(*rest.split(".")) if rest else path / "__main__"
+    if package != path.resolve().name or not all(part.isidentifier() for part in rest.split(".") if rest):
+        return []  # a module of another package, or no module at all, of which the spec tells
+    if inside.with_suffix(".py").is_file() or (inside / "__main__.py").is_file():
+        return []
+    text = f"{given.package_path} has no module {module}: expected {inside.with_suffix('.py')}."
+    return [Problem((), text, "--module-name" if given.module_name else "")]
+
+
+def render(job: ResolvedJob) -> RenderableType:
+    """A resolved job for a terminal."""
+    import shlex
+
+    from rich.console import Group
+    from rich.table import Column
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    from footplate.cli.formats import grid
+    from footplate.jobs.catalog.rows import catalog
+
+    facts = Grid.grid(Column(), Column(overflow="fold"), padding=(0, 2))
+    for name, value in {
+        "job": job.name,
+        "region": job.region,
+        "job directory": job.job_dir,
+        "scale tier": job.scale_tier,
+        "runs": shlex.join(job.command),
+        "at most": job.max_running_time,
+        "labels": ", ".join(f"{key}={value}" for key, value in job.labels.items()),
+    }.items():
+        if value:
+            facts.add_row(Text(name, style="cyan"), Text(value))
+    rows = []
+    for one in job.replicas:
+        machine = catalog().machines[one.machine.machine]
+        short = catalog().accelerators[one.machine.accelerator].short if one.machine.accelerator else ""
+        rows.append(
+            {
+                "role": one.role.replace("_", " "),
+                "count": one.count,
+                "machine": machine.name,
+                "vcpus": machine.vcpus,
+                "memory_gb": machine.memory_gb,
+                "accelerators": f"{one.machine.count} {short}" if short else "",
+                "image": one.image_uri,
+            }
+        )
+    columns = {
+        "role": "role",
+        "count": "machines",
+        "machine": "machine type",
+        "vcpus": "vCPU",
+        "memory_gb": "GB",
+        "accelerators": "accelerators",
+        "image": "image",
+    }
+    return Group(facts, grid(rows, columns, "image"))

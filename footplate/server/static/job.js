@@ -1,0 +1,137 @@
+// One job: where it stands and why, what it runs, its curves, its output, its spec; and what can be done with it.
+
+import { ask } from "./api.js";
+import { charts } from "./charts.js";
+import { badge, el, number, show, time, took, yaml } from "./dom.js";
+import { complain, confirmed, watch } from "./live.js";
+import { logs } from "./logs.js";
+
+const FINAL = ["SUCCEEDED", "FAILED", "CANCELLED"];
+const QUIET_S = 10;
+
+export function jobView(main, name) {
+  const head = el("div", { class: "head" });
+  const facts = section("Facts", "facts");
+  const history = section("What has happened", "history");
+  const replicas = section("Replicas", "replicas");
+  const training = section("Training", "figures");
+  const devices = section("Devices", "figures");
+  const output = section("Output", "output");
+  const spec = section("Specification", "spec");
+  main.append(
+    el("nav", { "aria-label": "Where this is" }, el("a", { href: "#/" }, "← All jobs")),
+    head, facts.all, training.all, devices.all, output.all,
+    el("div", { class: "pair" }, history.all, replicas.all), spec.all);
+  const following = logs(output.home, name);
+
+  async function act(verb, title, text) {
+    if (!(await confirmed(title, text, title.split(" ")[0]))) return;
+    try {
+      await (verb === "delete" ? ask("DELETE", `/jobs/${name}`) : ask("POST", `/jobs/${name}/${verb}`));
+      if (verb === "delete") location.hash = "#/";
+      else watching.now();
+      if (verb === "resubmit") following.again();
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  let drawn = "";
+  const watching = watch(async (signal) => {
+    let job;
+    try {
+      job = await ask("GET", `/jobs/${name}`, { signal });
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      show(head, "gone", () => [el("h1", {}, name), el("p", { class: "empty" }, "There is no such job.")]);
+      for (const one of main.querySelectorAll("section")) one.hidden = true;
+      return 60;
+    }
+    const over = FINAL.includes(job.state);
+    show(head, [job.state, job.cause], () => title(job, over, act));
+    show(facts.home, [job.state, job.attempt, job.failures, job.losses, job.startTime, job.endTime, job.devices],
+      () => factsOf(job));
+    show(history.home, job.transitions, () => transitions(job.transitions));
+    show(replicas.home, job.processes, () => processes(job));
+    show(spec.home, [job.submitted, job.resolved], () => specs(job));
+    following.know(job);
+    const now = over ? `${job.endTime}` : "";
+    if (!over || drawn !== now) {
+      drawn = now;
+      const found = await ask("GET", `/jobs/${name}/figures`, { signal });
+      charts(training.home, found.training, found.notes.filter((one) => !/devices/.test(one)));
+      charts(devices.home, found.devices, found.notes.filter((one) => /devices/.test(one)));
+    }
+    return over ? QUIET_S : 2;
+  });
+  return () => {
+    watching.end();
+    following.end();
+  };
+}
+
+function section(title, kind) {
+  const home = el("div", { class: kind });
+  const id = `title-${title.toLowerCase().replaceAll(" ", "-")}`;
+  return { home, all: el("section", { "aria-labelledby": id }, el("h2", { id }, title), home) };
+}
+
+function title(job, over, act) {
+  const button = (key, text, kind, onclick) => el("button", { type: "button", class: kind, data: { key }, onclick }, text);
+  return [
+    el("div", {}, el("h1", {}, job.jobId, " ", badge(job.state)), job.cause && el("p", { class: "cause" }, job.cause)),
+    el("div", { class: "buttons" },
+      !over && job.state !== "CANCELLING" && button("cancel", "Cancel …", "danger", () => act("cancel", `Cancel ${job.jobId}?`,
+        "Its processes are asked to save and end, and have half a minute for that.")),
+      ["FAILED", "CANCELLED"].includes(job.state) && button("resubmit", "Resubmit …", "main", () => act("resubmit",
+        `Resubmit ${job.jobId}?`, "It comes into the queue again with the same package, and continues from its newest checkpoint.")),
+      over && button("delete", "Delete …", "danger", () => act("delete", `Delete ${job.jobId}?`,
+        "The job and its logs are forgotten. What it has written to its job directory stays."))),
+  ];
+}
+
+function factsOf(job) {
+  const holds = [`${number(job.holds.cpus)} vCPU`, job.holds.gpus && `${job.holds.gpus} accelerators`,
+    job.holds.memoryGb && `${number(job.holds.memoryGb)} GB`].filter(Boolean).join(", ");
+  const all = [
+    ["Submitted", time(job.createTime)],
+    ["Began", job.startTime ? time(job.startTime) : "not yet"],
+    [job.endTime ? "Ran for" : "Runs for", job.startTime ? took(job.startTime, job.endTime) : "not yet"],
+    ["Attempt", `${job.attempt || "none yet"}`],
+    ["Failed, lost", `${job.failures}, ${job.losses}`],
+    ["Declares", holds],
+    job.devices.length && ["Its devices", job.devices.join(", ")],
+    ["Priority", `${job.priority}`],
+    ["Machine", `${job.host} (${job.backend})`],
+    ["Job directory", job.jobDir ?? "none"],
+    Object.keys(job.labels).length && ["Labels", Object.entries(job.labels).map(([k, v]) => `${k}=${v}`).join(", ")],
+  ].filter(Boolean);
+  return el("dl", {}, all.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))));
+}
+
+function transitions(found) {
+  return el("ol", {}, found.map((one) => el("li", {}, el("span", { class: "at" }, time(one.time)), badge(one.target),
+    el("span", { class: "why" }, [one.attempt ? `attempt ${one.attempt}` : "", one.cause].filter(Boolean).join(": ")))));
+}
+
+function processes(job) {
+  if (!job.processes.length) return el("p", { class: "empty" }, "No process has begun yet.");
+  const heads = ["Replica", "Attempt", "Ran for", "Outcome", "Process"];
+  return el("table", {}, el("caption", { class: "unseen" }, "Processes of the job, attempt by attempt"),
+    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("tbody", {}, job.processes.map((one) => {
+      const runs = !one.ended && one.attempt === job.attempt && ["RUNNING", "CANCELLING"].includes(job.state);
+      return el("tr", {},
+        el("th", { scope: "row" }, `${one.role.replaceAll("_", " ")} ${one.index}`),
+        el("td", { data: { head: "Attempt" } }, `${one.attempt}`),
+        el("td", { data: { head: "Ran for" } }, one.ended || runs ? took(one.began, one.ended) : ""),
+        el("td", { data: { head: "Outcome" } }, one.outcome || (runs ? "runs" : "was lost")),
+        el("td", { data: { head: "Process" } }, `${one.pid}`));
+    })));
+}
+
+function specs(job) {
+  const half = (title, value) => el("div", {}, el("h3", {}, title),
+    el("pre", { tabindex: "0", role: "region", "aria-label": `The specification ${title.toLowerCase()}` }, yaml(value)));
+  return [half("As submitted", job.submitted), half("As resolved", job.resolved)];
+}

@@ -1,0 +1,73 @@
+// Asking again and again while somebody looks, and saying whether the server answers.
+
+const connection = document.getElementById("connection");
+const alertBox = document.getElementById("alert");
+
+/**
+ * Call `look` now, and so many seconds after it is done: what it returns, or 2. An error is shown, and it is tried again.
+ * Returns what ends it.
+ */
+export function watch(look) {
+  let over = false;
+  let timer = 0;
+  let busy = false;
+  const ended = new AbortController();
+  async function again() {
+    if (over || busy || document.hidden) return;
+    clearTimeout(timer);
+    busy = true;
+    let pause = 2;
+    try {
+      pause = (await look(ended.signal)) ?? 2;
+      answers(true);
+    } catch (error) {
+      if (over) return;
+      answers(error.status !== undefined);
+      if (error.status !== undefined) complain(error);
+      pause = 5;
+    } finally {
+      busy = false;
+    }
+    if (!over) timer = setTimeout(again, pause * 1000);
+  }
+  document.addEventListener("visibilitychange", again);
+  again();
+  return {
+    now: again,
+    end() {
+      over = true;
+      clearTimeout(timer);
+      ended.abort();
+      document.removeEventListener("visibilitychange", again);
+    },
+  };
+}
+
+/** Show what went wrong, until it is put away. */
+export function complain(error) {
+  const close = document.createElement("button");
+  close.type = "button";
+  close.textContent = "Close";
+  close.addEventListener("click", () => alertBox.replaceChildren());
+  const text = document.createElement("p");
+  text.textContent = error.message;
+  alertBox.replaceChildren(text, close);
+}
+
+/** Ask whether something is meant; true if so. */
+export function confirmed(title, text, yes) {
+  const dialog = document.getElementById("confirm");
+  document.getElementById("confirm-title").textContent = title;
+  document.getElementById("confirm-text").textContent = text;
+  document.getElementById("confirm-yes").textContent = yes;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+function answers(well) {
+  connection.textContent = well ? "live" : "the server doesn't answer; trying again";
+  connection.className = well ? "well" : "away";
+}

@@ -1,0 +1,117 @@
+"""A real server on loopback, in a process of its own, over the jobs of the test's home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from jobs.conftest import Bench, a_bench, until
+
+JSON = {"Content-Type": "application/json", "X-Footplate": "1"}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return self.json["error"]["code"]
+
+    @property
+    def message(self) -> str:
+        return self.json["error"]["message"]
+
+
+@dataclass
+class Server:
+    url: str
+    process: subprocess.Popen[str]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Ask; a body that is no bytes is sent as JSON. `headers` have underscores for dashes."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {**JSON, **self.headers, **{key.replace("_", "-"): value for key, value in headers.items()}}
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
+        try:
+            connection.request(method, path, data, {key: value for key, value in sent.items() if value})
+            found = connection.getresponse()
+            return Answer(found.status, {key.lower(): value for key, value in found.getheaders()}, found.read())
+        finally:
+            connection.close()
+
+    def is_in(self, state: str, name: str) -> dict[str, Any]:
+        """Wait until a job is in a state, and return it."""
+
+        def look() -> Any:
+            found = self("GET", f"/api/jobs/{name}").json
+            return found if found.get("state") == state else None
+
+        return until(look)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One home for the tests of a module, whose jobs have names of their own: a server takes a second to start."""
+    with pytest.MonkeyPatch.context() as patch, a_bench(tmp_path_factory.mktemp("server"), patch) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def serve(bench: Bench) -> Iterator[Callable[..., Server]]:
+    """A function that starts a server with arguments and variables; all of them are ended after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **variables: str) -> Server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "footplate", "server", "--port", "0", *arguments], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, **variables}, cwd=bench.directory,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert "http://" in said, said
+        return Server(said.split()[-1].rstrip("/"), process)
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(serve: Callable[..., Server]) -> Server:
+    return serve()
+
+
+def packed(directory: Path, name: str = "trainer") -> bytes:
+    """A package as `tar czf - NAME` sends it."""
+    out = BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        tar.add(directory / name, name)
+    return out.getvalue()
+
+
+def config(bench: Bench, **more: Any) -> dict[str, Any]:
+    """The spec of the bench's program."""
+    spec = {"pythonModule": "trainer.task", "region": "us-central1", "jobDir": str(bench.directory / "out"), **more}
+    return {"trainingInput": spec}

@@ -1,0 +1,59 @@
+"""What runs have recorded, as curves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footplate.server.figures import POINTS, of_metrics, of_usage, thin
+
+METRICS = """step,epoch,train_loss,lr,val_loss
+10,0,2.5,0.1,
+20,0,nan,0.1,
+20,0,,,2.25
+30,1,0.5,0.05,
+4"""
+
+
+def test_metrics_that_differ_in_their_stage_share_a_figure():
+    loss, rate = of_metrics(METRICS)
+    assert (loss.title, loss.unit, loss.x) == ("loss", "", "step")
+    train, val = loss.series
+    assert (train.name, train.x, train.y) == ("train_loss", [10, 20, 30], [2.5, None, 0.5])
+    assert (val.name, val.x, val.y) == ("val_loss", [20], [2.25])
+    assert (rate.title, rate.series[0].y) == ("lr", [0.1, 0.1, 0.05])
+
+
+def test_of_several_runs_each_says_where_it_lies():
+    assert [one.title for one in of_metrics(METRICS, "fold-1")] == ["loss · fold-1", "lr · fold-1"]
+
+
+@given(st.text(alphabet='step,epoch\n"01.5-einfa', max_size=200))
+def test_any_file_is_curves_or_none(text):
+    for figure in of_metrics(text) + of_metrics(f"step,loss\n{text}"):
+        assert all(len(one.x) == len(one.y) for one in figure.series)
+    of_usage(f"time,cpus\n{text}", 0.0)
+
+
+def test_use_of_devices_is_told_apart():
+    text = "time,cpus,memory_bytes,gpu0_busy,gpu0_memory_bytes,gpu3_busy,gpu3_memory_bytes\n100.5,1.5,2048,0.5,4096,,\n"
+    assert of_usage(text, 100.0) == {
+        ("Processor", "cores"): ("cores", [(0.5, 1.5)]),
+        ("Memory", "memory"): ("bytes", [(0.5, 2048.0)]),
+        ("GPU use", "gpu0"): ("share", [(0.5, 0.5)]),
+        ("GPU memory", "gpu0"): ("bytes", [(0.5, 4096.0)]),
+        ("GPU use", "gpu3"): ("share", [(0.5, None)]),
+        ("GPU memory", "gpu3"): ("bytes", [(0.5, None)]),
+    }
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=2500))
+def test_a_long_curve_is_thinned_and_keeps_its_extremes(values):
+    points = [(float(x), y) for x, y in enumerate(values)]
+    kept = thin(points)
+    assert len(kept) <= POINTS * 1.5
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    numbers = [y for y in values if y is not None]
+    if numbers:
+        assert min(numbers) in [y for _, y in kept]
+        assert max(numbers) in [y for _, y in kept]

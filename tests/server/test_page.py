@@ -1,0 +1,225 @@
+"""The page, in a real browser without a network: what it shows, what it does, at both widths, with the keyboard alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from jobs.conftest import PATIENCE_S, Bench
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from server.conftest import Server, config
+
+pytestmark = pytest.mark.engine
+
+expect.set_options(timeout=PATIENCE_S * 1000)
+WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
+PROGRAM = """
+out = Path(os.environ["FOOTPLATE_JOB_DIR"]); out.mkdir(exist_ok=True)
+(out / "metrics.csv").write_text("step,epoch,train_loss,val_loss\\n10,0,2.0,\\n20,0,1.5,1.75\\n")
+print("<script>document.title = 'attacked'</script> & \\x1b[31mred\\x1b[0m", flush=True)
+until_there("go-on")
+print("it goes on", flush=True)
+until_there("go-" + sys.argv[1])
+sys.exit(2)
+"""
+CONTRAST = """() => {
+  const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const behind = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = parse(getComputedStyle(at).backgroundColor);
+      if (found.length < 4 || found[3] > 0) return found.slice(0, 3);
+    }
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !one.checkVisibility() || one.closest("svg, option")) continue;
+    const [a, b] = [light(parse(getComputedStyle(one).color).slice(0, 3)), light(behind(one))].sort((x, y) => y - x);
+    if ((a + .05) / (b + .05) < 4.5) poor.push(one.textContent.trim().slice(0, 40));
+  }
+  return poor;
+}"""
+UNNAMED = """() => [...document.querySelectorAll("button, a, input, select")].filter((one) => one.checkVisibility()
+  && !(one.textContent.trim() || one.labels?.length || one.getAttribute("aria-label"))).map((one) => one.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program, "expected Chromium: apt-get install chromium"
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=flags)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield watched(context.new_page())
+    context.close()
+
+
+def watched(page: Page) -> Page:
+    """A page that fails its test when a script of it fails, or when something is loaded from elsewhere."""
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    page.on("pageerror", lambda error: refuse(str(error)))
+    page.on("request", lambda one: "127.0.0.1" in one.url or one.url.startswith("blob:") or refuse(one.url))
+    return page
+
+
+def submit(server: Server, bench: Bench, name: str) -> None:
+    bench.program(PROGRAM)
+    body = {
+        "jobId": name, "packagePath": str(bench.directory / "trainer"), "args": [name],
+        "config": {**config(bench, jobDir=str(bench.directory / f"out-{name}")), "labels": {"team": "vision"}},
+    }  # fmt: skip
+    found = server("POST", "/api/jobs", body)
+    assert found.status == 201, found.body
+
+
+def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, bench: Bench, page: Page):
+    page.goto(f"{server.url}/")
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    submit(server, bench, "flowers_1")
+    page.get_by_role("link", name="flowers_1").click()  # it has come by itself
+    output = page.get_by_role("log")
+    expect(output).to_contain_text("<script>document.title = 'attacked'</script> & red")
+    assert page.title() == "flowers_1 · Footplate"
+    (bench.directory / "go-on").touch()
+    expect(output).to_contain_text("it goes on")
+    expect(page.get_by_role("heading", name="flowers_1 running")).to_be_visible()
+    loss = page.get_by_role("img", name="loss by step. train_loss: from 2 to 1.5")
+    loss.focus()
+    page.keyboard.press("End")
+    expect(page.get_by_text("step 20: train_loss 1.5, val_loss 1.75")).to_be_visible()
+    expect(page.get_by_role("img", name="Memory by seconds")).to_be_visible()
+    expect(page.get_by_label("The specification as submitted")).to_contain_text("pythonModule: trainer.task")
+    expect(page.get_by_label("The specification as resolved")).to_contain_text("machineType: n1-standard-4")
+
+    page.get_by_role("button", name="Cancel").focus()  # with the keyboard alone
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("Cancel flowers_1?")
+    page.keyboard.press("Escape")
+    assert server("GET", "/api/jobs/flowers_1").json["state"] == "RUNNING"
+    page.keyboard.press("Enter")  # the focus is where it was
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="flowers_1 cancelled")).to_be_visible()
+    expect(page.get_by_text("cancelled by the user").first).to_be_visible()
+
+    (bench.directory / "go-flowers_1").touch()
+    page.get_by_role("button", name="Resubmit").click()
+    page.get_by_role("button", name="Resubmit", exact=True).click()
+    expect(page.get_by_role("heading", name="flowers_1 failed")).to_be_visible()
+    expect(page.get_by_role("cell", name="ended with exit code 2")).to_be_visible()
+    page.get_by_label("Attempt").select_option("2")
+    expect(output).to_contain_text("master-0 (2)it goes on")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert "[2 master-0] it goes on" in download.value.path().read_text()
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    expect(page.get_by_role("link", name="flowers_1")).to_have_count(0)
+
+
+@pytest.fixture(scope="module")
+def nightly(server: Server, bench: Bench) -> None:
+    """Two jobs that have ended."""
+    (bench.directory / "go-on").touch()
+    for name in ("nightly_1", "nightly_2"):
+        (bench.directory / f"go-{name}").touch()
+        submit(server, bench, name)
+        server.is_in("FAILED", name)
+
+
+@pytest.mark.usefixtures("nightly")
+def test_jobs_are_filtered_and_the_address_keeps_the_filter(server: Server, page: Page):
+    page.goto(f"{server.url}/")
+    expect(page.get_by_role("link", name="nightly_1")).to_be_visible()
+    page.get_by_label("Name").fill("_2")
+    expect(page.get_by_role("link", name="nightly_1")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_role("link", name="nightly_2")).to_be_visible()
+    expect(page.get_by_role("link", name="nightly_1")).to_have_count(0)
+    page.get_by_label("State").select_option("RUNNING")
+    expect(page.get_by_text("No job is like that.")).to_be_visible()
+
+
+def test_a_job_is_checked_before_it_is_submitted(server: Server, bench: Bench, page: Page):
+    bench.program("")
+    page.goto(f"{server.url}/")
+    page.get_by_role("link", name="Check a config.yaml").click()
+    page.get_by_label("config.yaml").fill("trainingInput:\n  masterTyp: n1-standard-4\n  region: us-central1\n")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name="It can't be submitted as it is")).to_be_visible()
+    expect(page.get_by_text('there is no such key. Did you mean "masterType"?')).to_be_visible()
+    page.get_by_label("config.yaml").fill(
+        "trainingInput:\n  pythonModule: trainer.task\n  region: us-central1\n  jobDir: gs://my-bucket/my_job\n"
+    )
+    page.get_by_label("Runs on").select_option("vertex")
+    page.get_by_label("project").fill("my-project")
+    page.get_by_label("Its package, on the server's machine").fill(str(bench.directory / "trainer"))
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name="Nothing is wrong with it")).to_be_visible()
+    expect(page.get_by_label("As resolved")).to_contain_text("machineType: n1-standard-4")
+    expect(page.get_by_label("As vertex would be asked")).to_contain_text("projects/my-project/locations/us-central1")
+
+
+@pytest.mark.usefixtures("nightly")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_is_readable_at_every_width_and_in_both_schemes(server: Server, browser: Browser, width, scheme):
+    size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+    context = browser.new_context(viewport=size, color_scheme=scheme)  # pyright: ignore[reportArgumentType]
+    page = watched(context.new_page())
+    for path, there in (("/", "nightly_1"), ("/#/jobs/nightly_1", "As resolved"), ("/#/check", "Check a job")):
+        page.goto(f"{server.url}{path}")
+        expect(page.get_by_text(there).first).to_be_visible()
+        expect(page.get_by_text("live", exact=True).first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        assert page.evaluate(CONTRAST) == []
+        assert page.evaluate(UNNAMED) == []
+    context.close()
+
+
+def test_a_page_of_another_site_can_do_nothing(server: Server, page: Page):
+    page.goto("about:blank")
+    attack = f"""async () => {{
+      const tried = [];
+      for (const options of [{{}}, {{method: "POST"}}, {{method: "POST", mode: "no-cors", body: "{{}}"}}]) {{
+        try {{ tried.push((await fetch("{server.url}/api/jobs", options)).type); }} catch {{ tried.push("refused"); }}
+      }}
+      return tried;
+    }}"""
+    before = server("GET", "/api/jobs").json
+    assert json.dumps(page.evaluate(attack)) in (
+        '["refused", "refused", "opaque"]',
+        '["refused", "refused", "refused"]',
+    )
+    assert server("GET", "/api/jobs").json == before
+
+
+@pytest.mark.usefixtures("nightly")
+def test_the_token_is_asked_for_and_kept_for_the_tab(serve, page: Page):
+    server = serve(FOOTPLATE_TOKEN="s3cret-s3cret-s3cret")
+    page.goto(f"{server.url}/")
+    page.get_by_role("textbox", name="Token").fill("not-the-token-not-the-token")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("textbox", name="Token")).to_have_value("")  # it is asked for again
+    page.get_by_role("textbox", name="Token").fill("s3cret-s3cret-s3cret")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="nightly_1")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("link", name="nightly_1")).to_be_visible()
+    assert page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
