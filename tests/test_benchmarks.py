@@ -160,6 +160,20 @@ def test_the_benchmark_of_xlas_models_compares_one_with_eager_torch(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_xlas_speed_measures_a_tiny_network(tmp_path: Path):
+    file = tmp_path / "xla_speed.json"
+    command = [sys.executable, str(BENCHMARKS / "xla_speed.py"), "--quick", "--json", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(file.read_text())
+    kinds = ("step_vs_eager", "at_once_vs_one", "two_devices_vs_one", "two_devices_vs_eager")
+    assert set(found["ratios"]) == {name for kind in kinds for name in (f"tiny MLP: {kind}", f"{kind}_median")}
+    assert all(value > 0 for value in found["ratios"].values())
+    assert 0 < found["figures"]["host_us_per_step_k50"] <= found["figures"]["device_us_per_step_k50"]
+    assert found["figures"]["trainer_us_per_step_k50"] > 0
+
+
+@pytest.mark.slow
 def test_a_step_is_dearer_in_lightning_than_in_footplate():
     found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)
