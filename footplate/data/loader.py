@@ -58,8 +58,8 @@ class Loader:
         prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
         num_workers: how many processes call `transform`, for one that is slow and holds Python's lock; 0 calls it in
             the threads. What comes of a row is the same. See `footplate.data.workers`.
-        pin_memory: put numbers and images of batches into page-locked memory, from which copies to a CUDA device don't
-            hold up the host. Without effect where there is no CUDA device, and for rows that were transformed. None
+        pin_memory: put the tensors of batches into page-locked memory, from which copies to a CUDA device don't hold up
+            the host. Without effect where there is no CUDA device, and for rows that were transformed. None
             leaves it to the trainer, which says yes on CUDA; without one it means no.
         cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
             `footplate.data.cache`.

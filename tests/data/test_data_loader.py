@@ -238,6 +238,18 @@ def test_lists_become_padded_batches_with_their_lengths() -> None:
     assert batch["tokens_length"].tolist() == [3, 0, 0, 1]
 
 
+def test_padding_is_zero_in_memory_that_another_batch_has_used() -> None:
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(1, 100, size) for size in rng.integers(0, 40, 4000)]
+    table = pa.table({"tokens": pa.array(lists, pa.list_(pa.int32()))})
+    number = 0
+    for batch in Loader(Table(table), 8):
+        for row, length in zip(batch["tokens"], batch["tokens_length"].tolist(), strict=True):
+            assert row.tolist() == lists[number].tolist() + [0] * (len(row) - length)
+            number += 1
+    assert number == 4000
+
+
 def test_fixed_size_lists_and_other_types() -> None:
     table = pa.table(
         {

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from models.small import Classifier, loader
 from test_feed import LOADERS, SETTINGS, fit
 
 import footplate as fp
-from footplate.data import Prefetcher
+from footplate.data import Loader, Prefetcher, Table
 from footplate.hardware.cuda import CUDA
 from footplate.step.transfer import to_device
 
@@ -85,6 +86,13 @@ def test_no_batch_is_written_over_while_the_gpu_still_reads_it(kind, pinned):
         sums.append(numbers.sum())
         del batch, numbers
     assert [int(one) for one in sums] == [number << 22 for number in range(40)]
+
+
+def test_all_tensors_of_a_batch_are_page_locked_lists_too():
+    table = pa.table({"number": [1, 2, 3], "tokens": [[1, 2], [], [3]]})
+    (batch,) = Loader(Table(table), 3, pin_memory=True)
+    assert sorted(batch) == ["number", "tokens", "tokens_length"]
+    assert all(value.is_pinned() for value in batch.values())
 
 
 def test_copies_go_on_beside_the_work():
