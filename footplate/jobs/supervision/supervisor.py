@@ -85,8 +85,10 @@ class Supervisor:
         self._started = job.started
         self._swept = time.monotonic()
         self._ask_again = 0.0
+        self._away_until = 0.0  # the store, as far as we know; on the monotonic clock
         self._told = False
         self._ran_since = float("inf")  # of the attempt that is under way, on the monotonic clock
+        self._ran_at = 0.0  # the same as a time of day
         self._waits_for = job.cause if job.state == State.PREPARING else ""
         self._backend = named(job.backend)
 
@@ -140,7 +142,8 @@ class Supervisor:
     def _look_after(self, attempt: Attempt) -> Failure | Stopped | None:
         stopped: Stopped | None = None
         while True:
-            if stopped is None and (why := self._note_state(attempt) or self._waited(attempt) or self._asked()):
+            cancelled = self._note_state(attempt)
+            if stopped is None and (why := cancelled or self._waited(attempt) or self._asked()):
                 stopped = Stopped(why)
                 if why == "told" and self._backend.outlives:
                     return stopped
@@ -160,16 +163,24 @@ class Supervisor:
         if self._state == State.CANCELLING:
             return "cancelled"
         if attempt.running or attempt.over:
-            self._ran_since = min(self._ran_since, time.monotonic())
-            if self._state == State.RUNNING:
-                return None
-            self._started = self._started or time.time()
-            if not self._move(State.RUNNING, started=self._started):
-                return "cancelled"
-            self._note(lambda: self._store.begin_processes(self._plan.name, attempt.processes))
-        elif attempt.waits_for != self._waits_for:
+            return self._note_running(attempt)
+        if attempt.waits_for != self._waits_for:
             self._waits_for = attempt.waits_for
             self._note(lambda: self._store.explain(self._plan.name, State.PREPARING, self._waits_for))
+        return None
+
+    def _note_running(self, attempt: Attempt) -> Asked | None:
+        """Write down its processes, then that they run. While the store is away they must be heard all the same."""
+        now = time.monotonic()
+        if self._ran_since > now:
+            self._ran_since, self._ran_at = now, time.time()
+        self._started = self._started or self._ran_at
+        while self._state != State.RUNNING and (attempt.over or now >= self._away_until):
+            self._note(lambda: self._store.begin_processes(self._plan.name, attempt.processes))
+            moved = self._try_move(State.RUNNING, self._ran_at, started=self._started)
+            if moved is not None or not attempt.over:
+                return "cancelled" if moved is False else None
+            time.sleep(STORE_S)
         return None
 
     def _waited(self, attempt: Attempt) -> Asked | None:
@@ -191,11 +202,11 @@ class Supervisor:
             return "over"
         if time.monotonic() < self._ask_again:
             return None
+        self._ask_again = time.monotonic() + TICK_S  # not with each piece of output
         try:
             return "cancelled" if self._store.state(self._plan.name) == State.CANCELLING else None
-        except ConfigError as error:  # while it is away, the attempt must be heard all the same
-            log.warning("%s: %s", self._plan.name, error)
-            self._ask_again = time.monotonic() + STORE_S
+        except ConfigError as error:
+            self._is_away(error)
             return None
 
     def _begin_anew(self, cause: str, state: policy.State) -> Stopped | None:
@@ -230,18 +241,27 @@ class Supervisor:
             self._move(State.CANCELLED, cause, ended=now, owner=None)
 
     def _move(self, target: State, cause: str = "", **changes: Any) -> bool:
-        """Bring the job into another state; False if somebody has moved it meanwhile. Tries until it is written."""
+        """Bring the job into another state; False if it is being cancelled. Tries until it is written."""
         now = time.time()
-        while True:
-            try:
-                moved = self._store.move(self._plan.name, self._state, target, now, cause, **changes)
-            except ConfigError as error:
-                log.warning("%s: %s", self._plan.name, error)
-                time.sleep(STORE_S)
-                continue
-            if moved:
-                self._state = target
-            return moved
+        while (moved := self._try_move(target, now, cause, **changes)) is None:
+            time.sleep(STORE_S)
+        return moved
+
+    def _try_move(self, target: State, now: float, cause: str = "", **changes: Any) -> bool | None:
+        """The same, but None if it can't be written now."""
+        if self._state == State.CANCELLING and target != State.CANCELLED:
+            return False
+        try:
+            moved = self._store.move(self._plan.name, self._state, target, now, cause, **changes)
+        except ConfigError as error:
+            self._is_away(error)
+            return None
+        self._state = target if moved else State.CANCELLING
+        return moved
+
+    def _is_away(self, error: ConfigError) -> None:
+        log.warning("%s: %s", self._plan.name, error)
+        self._away_until = self._ask_again = time.monotonic() + STORE_S
 
     def _note(self, write: Callable[[], None]) -> None:
         """Write what is good to know, if it can be written."""
@@ -253,7 +273,7 @@ class Supervisor:
     def _sweep_now_and_then(self) -> None:
         if time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()
-            self._note(lambda: sweep(self._home, self._store))
+            self._note(lambda: sweep(self._home, self._store, patience_s=0.0))  # who sweeps now may take long
 
 
 def main(name: str) -> None:

@@ -46,11 +46,11 @@ LIMITS = Restarts()
 _started: list[subprocess.Popen[bytes]] = []  # by this process, which must fetch their exit codes
 
 
-def sweep(home: Home, store: Store) -> None:
-    """Sweep once."""
+def sweep(home: Home, store: Store, patience_s: float = PATIENCE_S) -> None:
+    """Sweep once, unless somebody else does for so long."""
     _started[:] = [one for one in _started if one.poll() is None]
     try:
-        with held(home.root / "sweep.lock", PATIENCE_S):
+        with held(home.root / "sweep.lock", patience_s):
             _recover(home, store)
             _end_waiting(store)
             _start(home, store)

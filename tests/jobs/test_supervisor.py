@@ -1,0 +1,127 @@
+"""A supervisor whose store is away, or slow, or says that its job is being cancelled: in the test's own process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from footplate.errors import Unavailable
+from footplate.jobs import verbs
+from footplate.jobs.backends.vertex.note import Note
+from footplate.jobs.record import Process
+from footplate.jobs.states import State
+from footplate.jobs.store import open_store
+from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision import supervisor
+from footplate.jobs.supervision.locks import held
+from footplate.jobs.supervision.supervisor import Supervisor
+from footplate.jobs.supervision.sweep import PATIENCE_S
+from jobs.conftest import Bench
+
+
+class Watched(Store):
+    """A store that counts questions, notes what is written, and takes nothing while a file lacks."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(open_store(bench.jobs.home)._database)
+        self.asked = 0
+        self.written: list[str] = []
+        self.away_until: Path | None = None
+
+    def state(self, name: str) -> State | None:
+        self.asked += 1
+        return super().state(name)
+
+    def begin_processes(self, name: str, processes: Sequence[Process]) -> None:
+        self._write("processes")
+        super().begin_processes(name, processes)
+
+    def move(self, *args: Any, **changes: Any) -> bool:
+        self._write(args[2])
+        return super().move(*args, **changes)
+
+    def _write(self, what: str) -> None:
+        if self.away_until is not None and not self.away_until.exists():
+            raise Unavailable("the disk is full")
+        self.written.append(what)
+
+
+@pytest.fixture
+def store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setattr(supervisor, "STORE_S", 0.1)
+    monkeypatch.setattr(verbs, "sweep", lambda *_: None)  # the test begins what is submitted
+    told = signal.getsignal(signal.SIGTERM)
+    made = Watched(bench)
+    yield made
+    made.close()
+    signal.signal(signal.SIGTERM, told)
+
+
+def supervised(bench: Bench, store: Watched, source: str = "") -> Supervisor:
+    """The supervisor of `my_job`, in this process."""
+    bench.program(source)
+    bench.submit()
+    assert store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
+    store.written.clear()
+    return Supervisor(bench.jobs.home, store, store.find("my_job"))
+
+
+def test_a_program_goes_on_while_it_cannot_be_written_down_that_it_runs(bench: Bench, store: Watched):
+    made = supervised(bench, store, "print('x' * 1_000_000, flush=True); (place / 'written').touch()")
+    store.away_until = bench.directory / "written"
+    assert made.run()
+    assert bench.states() == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+
+
+def test_an_end_that_comes_while_the_store_is_away_is_written_when_that_is_back(bench: Bench, store: Watched):
+    made = supervised(bench, store)
+    store.away_until = bench.directory / "back"
+    back = threading.Timer(2.0, store.away_until.touch)
+    back.start()
+    assert made.run()
+    back.join()
+    assert store.written == ["processes", "RUNNING", "SUCCEEDED"]
+    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+
+
+def test_processes_are_known_before_the_job_is_running(bench: Bench, store: Watched):
+    assert supervised(bench, store).run()  # else nobody would end what they leave if the supervisor died in between
+    assert store.written == ["processes", "RUNNING", "SUCCEEDED"]
+
+
+def test_the_store_is_asked_a_few_times_a_second_however_much_a_program_writes(bench: Bench, store: Watched):
+    made = supervised(bench, store, "for number in range(2000): print(number, flush=True); time.sleep(0.0005)")
+    began = time.monotonic()
+    assert made.run()
+    assert store.asked <= 2 + (time.monotonic() - began) / supervisor.TICK_S
+
+
+def test_a_sweep_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
+    made = supervised(bench, store, "time.sleep(1.0)")
+    made._swept = float("-inf")
+    with held(bench.jobs.home.root / "sweep.lock"):
+        began = time.monotonic()
+        assert made.run()
+        assert time.monotonic() - began < PATIENCE_S / 2
+
+
+def test_a_job_that_is_being_cancelled_is_cancelled_though_its_attempt_cannot_be_found(bench: Bench, store: Watched):
+    bench.backend, bench.options = "vertex", {"project": "my-project", "staging-bucket": "gs://my-bucket"}
+    bench.job_dir = "gs://my-bucket/job"
+    supervised(bench, store)
+    assert store.move("my_job", State.PREPARING, State.CANCELLING, time.time())
+    (bench.jobs.home.job("my_job") / "environment.json").unlink()
+    folder = bench.jobs.home.attempt("my_job", 1)
+    folder.mkdir()
+    Note(asked=time.time()).write(folder)
+    assert Supervisor(bench.jobs.home, store, store.find("my_job")).run()
+    job = store.find("my_job")
+    assert job.state == State.CANCELLED
+    assert "environment.json can't be read" in job.cause
