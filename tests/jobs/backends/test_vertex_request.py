@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -20,16 +21,22 @@ from pyarrow.fs import GcsFileSystem
 
 from footplate.cli.main import main
 from footplate.errors import ConfigError
+from footplate.jobs import environment
+from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.vertex import BACKEND
 from footplate.jobs.backends.vertex.client import Client, Refused
 from footplate.jobs.backends.vertex.launch import variables
 from footplate.jobs.backends.vertex.logs import Output
 from footplate.jobs.backends.vertex.note import Notebook
 from footplate.jobs.backends.vertex.package import Distribution, distributions, requirements, upload
+from footplate.jobs.home import Home
 from footplate.jobs.package import snapshot
+from footplate.jobs.plan import Plan
+from footplate.jobs.record import Job
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse
+from footplate.jobs.states import State
 from footplate.jobs.translate import Untranslatable
 from jobs.backends.vertex_server import Cloud, serve
 from jobs.test_spec import ATTACHED, LEGACY
@@ -160,6 +167,25 @@ def test_a_job_of_the_store_makes_the_same_request_as_when_it_was_submitted(pack
     assert BACKEND.request(again, PLACE, package) == BACKEND.request(resolved, PLACE, package)
 
 
+def test_google_is_asked_as_the_account_that_submitted_the_job_whoever_starts_its_supervisor(
+    package, tmp_path, monkeypatch
+):
+    resolved, home = job(), Home(tmp_path / "home")
+    plan = Plan.of(resolved, snapshot(package, (), home.root).digest, tmp_path, PLACE)
+    made = Job("My_Job", State.PREPARING, 1.0, 1.0, "here", plan=plan.to_dict(), spec=resolved.to_dict())
+    home.job("My_Job").mkdir(parents=True)
+    environment.write(home.job("My_Job"), {"CLOUDSDK_CONFIG": "/home/me/gcloud", "GOOGLE_EXTERNAL": "not written down"})
+    googles = ("GOOGLE_", "CLOUDSDK_", "STORAGE_")
+    for name in [one for one in os.environ if one.startswith(googles)]:
+        monkeypatch.delenv(name)
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "STORAGE_EMULATOR_HOST", "GOOGLE_EXTERNAL"):
+        monkeypatch.setenv(name, "of another job")
+    BACKEND.begin(Task(home, made, plan, 1, tmp_path)).close()
+    assert {name: value for name, value in os.environ.items() if name.startswith(googles)} == {
+        "CLOUDSDK_CONFIG": "/home/me/gcloud", "GOOGLE_EXTERNAL": "of another job"
+    }  # fmt: skip
+
+
 def test_what_the_server_of_these_tests_answers_is_what_googles_protos_allow(tmp_path, monkeypatch):
     cloud = Cloud("", tmp_path)
     cloud.executes = False
@@ -210,6 +236,8 @@ def test_the_same_package_is_the_same_file_and_its_requirements_go_along(package
     (package.parent / "requirements.txt").write_text("# ours\nnumpy>=1.26  # arrays\n\npandas\n")
     first, second = (distributions(snapshot(package, (), tmp_path / name)) for name in ("a", "b"))
     assert first == second
+    _, launcher, _ = first
+    assert b"install_requires=['numpy>=1.26', 'pandas']" in gzip.decompress(launcher.content)
 
 
 def test_a_list_of_requirements_becomes_those_of_a_distribution_or_is_refused():

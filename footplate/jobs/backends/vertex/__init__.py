@@ -179,8 +179,11 @@ def _region(resolved: ResolvedJob) -> str:
 
 
 def _be_the_submitter(task: Task) -> None:
-    """Let Google's libraries find here what they would have found where the job was submitted."""
+    """Let Google's libraries find here what they would have found where the job was submitted, and nothing else."""
     kept = environment.read(task.home.job(task.plan.name), os.environ)
+    for name in environment.lasting(os.environ).keys() - kept.keys():
+        if name.startswith(_OURS):  # of whoever swept: another shell, or another job's supervisor
+            del os.environ[name]
     os.environ.update({name: value for name, value in kept.items() if name.startswith(_OURS)})
 
 
