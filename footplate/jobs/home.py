@@ -8,6 +8,7 @@
   trash/                    what is being deleted
   guests/KEY/               on a node of a cluster, where an attempt runs that was submitted elsewhere
   jobs/NAME/                of one job
+    NAME-NUMBER             empty: its id, by which it is told from another of its name
     package                 the digest of its program
     supervisor.lock         held by its supervisor
     supervisor.log          what that has to say

@@ -96,25 +96,25 @@ class Jobs:
             else:
                 taken = snapshot(package, resolved.spec.get("packageUris", ()), self.home.root)
             now = time.time()
+            job = Job(
+                name,
+                State.QUEUED,
+                created=now,
+                queued=now,
+                host=machine.host(),
+                backend=backend,
+                needs=there.needs(resolved),
+                priority=int(resolved.spec.get("scheduling", {}).get("priority") or 0),
+                plan=Plan.of(resolved, taken.digest, Path.cwd(), place).to_dict(),
+                spec=resolved.to_dict(),
+                labels=dict(resolved.labels),
+            )
             folder, left = self.home.job(name), self._put_away(name)
             folder.mkdir(parents=True, mode=0o700)
+            (folder / job.id).touch()
             (folder / PACKAGE).write_text(taken.digest)
             environment.write(folder, os.environ)
-            self.store.add(
-                Job(
-                    name,
-                    State.QUEUED,
-                    created=now,
-                    queued=now,
-                    host=machine.host(),
-                    backend=backend,
-                    needs=there.needs(resolved),
-                    priority=int(resolved.spec.get("scheduling", {}).get("priority") or 0),
-                    plan=Plan.of(resolved, taken.digest, Path.cwd(), place).to_dict(),
-                    spec=resolved.to_dict(),
-                    labels=dict(resolved.labels),
-                )
-            )
+            self.store.add(job)
         if left is not None:
             shutil.rmtree(left, ignore_errors=True)
         self.sweep()

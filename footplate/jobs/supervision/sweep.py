@@ -61,7 +61,7 @@ def sweep(home: Home, store: Store, patience_s: float = PATIENCE_S) -> None:
 def _recover(home: Home, store: Store) -> None:
     for job in store.of_host(machine.host(), SUPERVISED):
         owner = Identity.from_dict(job.owner)
-        if not _is_ours(home, job.name) or (owner is not None and owner.alive()):
+        if not _is_ours(home, job) or (owner is not None and owner.alive()):
             continue
         home.job(job.name).mkdir(parents=True, mode=0o700, exist_ok=True)
         again = False
@@ -106,7 +106,7 @@ def _start(home: Home, store: Store) -> None:
     taken = [device for job in running for device in job.devices]
     for waiting in starts(there, [job.needs for job in running], queue, time.time()):
         job = store.get(waiting.name)
-        if job is None or not _is_ours(home, job.name):  # None: cancelled and deleted since
+        if job is None or not _is_ours(home, job):  # None: cancelled and deleted since
             continue
         devices = machine.choose_devices(job.needs.gpus, taken, there)
         taken += devices
@@ -116,9 +116,12 @@ def _start(home: Home, store: Store) -> None:
             _spawn(home, store, job)
 
 
-def _is_ours(home: Home, name: str) -> bool:
-    """Whether a job was submitted from this home, and not from another on the same machine that shares the store."""
-    return home.store is None or home.job(name).is_dir()
+def _is_ours(home: Home, job: Job) -> bool:
+    """Whether a job was submitted from this home, and not from another on the same machine that shares the store.
+
+    Its folder alone doesn't tell: it may be what is left of ours of the same name, which somebody else has deleted.
+    """
+    return home.store is None or (home.job(job.name) / job.id).exists()
 
 
 def _spawn(home: Home, store: Store, job: Job) -> None:
