@@ -17,6 +17,7 @@ from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 
 CONNECT_S = 5
+VANISHED_MS = 10_000  # without an acknowledgement; else a machine that is switched off is waited for, for minutes
 _PAUSE_S = 0.5
 _LOCK = 0x466F6F74  # of the one who makes the tables; any number will do, as long as it is always the same
 
@@ -77,8 +78,9 @@ class Postgres:
 
     def _connect(self) -> None:
         self._connection = self._psycopg.connect(
-            self._url, autocommit=True, connect_timeout=CONNECT_S, keepalives_idle=30, keepalives_interval=10
-        )
+            self._url, autocommit=True, connect_timeout=CONNECT_S, tcp_user_timeout=VANISHED_MS,
+            keepalives_idle=5, keepalives_interval=5,
+        )  # fmt: skip
 
     def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         found = self._connection.execute(sql.replace("?", "%s"), values)
