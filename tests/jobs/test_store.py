@@ -286,6 +286,13 @@ def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path
     assert "mine" not in str(caught.value)
 
 
+@pytest.mark.parametrize("password", ["my@secret", "my/secret", "my%zzsecret"])
+def test_an_address_with_a_password_that_is_not_escaped_is_refused_without_showing_it(tmp_path: Path, password: str):
+    with pytest.raises(ConfigError, match="In a password write %40 for @") as caught:
+        open_store(Home(tmp_path, f"postgresql://me:{password}@127.0.0.1:1/jobs"))
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.engine
 def test_a_server_that_restarts_is_waited_for(server: Server, tmp_path: Path):
     store = open_store(Home(tmp_path, f"postgresql://jobs@127.0.0.1:{server.port}/postgres"))

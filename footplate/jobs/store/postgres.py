@@ -42,6 +42,7 @@ class Postgres:
             )
         self._psycopg: Any = require("psycopg", "postgres", "A store of jobs on PostgreSQL")
         self._url = url
+        self._place = self._shown(url)
         self._patience_s = patience_s
         self._connection: Any = None
         try:
@@ -86,9 +87,21 @@ class Postgres:
         found = self._connection.execute(sql.replace("?", "%s"), values)
         return found.fetchall() if found.description else []
 
+    def _shown(self, url: str) -> str:
+        """Host and database, without the password, as the client's own library understands the address."""
+        try:
+            found = self._psycopg.conninfo.conninfo_to_dict(url)
+        except self._psycopg.ProgrammingError:  # which repeats what it doesn't understand: it may be of the password
+            found = {"host": "@"}
+        place = f"{found.get('host', 'localhost')}/{found.get('dbname', '')}"
+        if "@" in place:
+            raise ConfigError(
+                "FOOTPLATE_STORE can't be read as an address. In a password write %40 for @, %2F for /, %25 for %."
+            )
+        return place
+
     def _unusable(self, error: Exception) -> Unavailable:
-        place = urlsplit(self._url)  # without its password
         return Unavailable(
-            f"the store of jobs at {place.hostname}{place.path} (FOOTPLATE_STORE) can't be used: "
+            f"the store of jobs at {self._place} (FOOTPLATE_STORE) can't be used: "
             f"{' '.join(str(error).split())}. Is the server there, and may this user connect?"
         )
