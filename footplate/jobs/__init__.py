@@ -14,5 +14,6 @@ scheduling.py which of the waiting jobs begin now
 supervision/  sweeps, supervisors, logs
 backends/     where a job's processes run: on this machine, …
 environment.py the variables that they get
+masking.py    secrets, kept out of what they write and of a server's answers
 plan.py, record.py, home.py   what is passed between them
 """

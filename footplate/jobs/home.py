@@ -69,7 +69,7 @@ class Home:
         """Be the only one who puts a job in, takes one out, or cleans up.
 
         Raises:
-            Unavailable: somebody else has been at it for too long.
+            Unavailable: somebody else has been at it for too long; there is no space, or no right, to do it.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -79,7 +79,10 @@ class Home:
                     f"another process has held {self.root / 'jobs.lock'} for {PATIENCE_S:g} s: see what it does, and try "
                     "again."
                 ) from None
-            yield
+            try:
+                yield
+            except OSError as error:
+                raise Unavailable(f"{error}. Free space, or mend permissions, and try again.") from None
 
     def job(self, name: str) -> Path:
         """A job's folder. Names are checked when a job is submitted, and can't leave it."""

@@ -1,6 +1,6 @@
 """What runs a job: its resolved spec, cut down to what its supervisor reads, as plain values that the store keeps.
 
-Reading it needs neither pydantic nor the catalog, so a supervisor starts in the time of a small program.
+Reading it needs neither the spec's model nor the catalog, so a supervisor starts in the time of a small program.
 """
 
 from __future__ import annotations

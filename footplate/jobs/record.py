@@ -20,7 +20,7 @@ class Job:
         queued: when it came into the queue: later than `created` if it was resubmitted.
         started: when its first attempt began to run; None before.
         ended: when it came to its end; None before.
-        host: the machine that it was submitted on, and runs on.
+        host: the machine that it was submitted on, and where its supervisor runs.
         backend: where it runs, one of `backends.NAMES`.
         priority: from 0 to 1000.
         attempt: which attempt is under way, or was the last; 0 before the first.

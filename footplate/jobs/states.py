@@ -8,9 +8,9 @@
        │         CANCELLING ──► CANCELLED
        └── resubmitted ── from FAILED, CANCELLED
 
-PREPARING installs the package; RUNNING has processes. After a failure that is tried again, and when its supervisor was
-lost, a job is PREPARING once more, with the next attempt. A job that waits is CANCELLED at once; one that has processes is
-CANCELLING until they have ended, however they end.
+PREPARING installs the package; RUNNING has processes. After a failure that is tried again, and when an attempt was
+lost with its supervisor, a job is PREPARING once more, with the next attempt. A job that waits is CANCELLED at once; one
+that has processes is CANCELLING until they have ended, however they end.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -395,6 +396,22 @@ def test_a_job_that_has_not_ended_is_not_deleted_and_names_are_not_used_twice(be
         bench.jobs.find("my_job")
     bench.submit()
     assert bench.jobs.wait("my_job").attempt == 1
+
+
+def test_a_disk_without_room_for_a_package_is_told_in_a_sentence(bench: Bench):
+    bench.program("")
+    (bench.directory / "trainer" / "weights").write_bytes(bytes(2**21))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"File too large\. Free space"):
+            bench.submit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert bench.jobs.store.count() == 0
+    assert not list((bench.jobs.home.root / "packages").iterdir())
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
 def test_what_a_job_has_left_that_was_deleted_on_another_machine_is_not_its_successors(bench: Bench):

@@ -1,4 +1,4 @@
-"""The actor of a replica, without Ray: what it says comes through once, and what it leaves on a node is held while used."""
+"""The actor of a replica, without Ray: what it says comes through once."""
 
 from __future__ import annotations
 
