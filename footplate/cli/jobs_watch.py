@@ -276,7 +276,7 @@ def _daemon(jobs: Jobs, given: Namespace) -> int:
     while True:
         try:
             jobs.sweep()
-        except ConfigError as error:  # a full disk, a server that is away: it may be there the next time
+        except (ConfigError, OSError) as error:  # a full disk, a server that is away: it may be there the next time
             print(error, file=sys.stderr, flush=True)
         time.sleep(_EVERY_S)
 

@@ -148,8 +148,13 @@ def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
             """
         )
     )
-    daemon = subprocess.Popen([sys.executable, "-m", "footplate", "jobs", "daemon"], stdout=subprocess.DEVNULL)
+    lock = bench.jobs.home.root / "sweep.lock"
+    lock.mkdir()  # as a table of files that is full, for a while
+    command = [sys.executable, "-m", "footplate", "jobs", "daemon"]
+    daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
+        assert "Is a directory" in daemon.stderr.readline()
+        lock.rmdir()
         bench.submit()
         bench.there("began-1")
         bench.is_in(State.RUNNING)
@@ -158,7 +163,8 @@ def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
         assert (bench.directory / "began-2").exists()
     finally:
         daemon.terminate()
-        assert daemon.wait() == 0
+        daemon.communicate()
+        assert daemon.returncode == 0
 
 
 def test_a_list_is_sorted_as_it_is_asked(submit, footplate, bench):  # noqa: F811
