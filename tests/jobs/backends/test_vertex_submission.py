@@ -32,6 +32,13 @@ def test_a_request_that_never_arrived_is_made_again_once_it_is_clear_that_there_
     assert len(looks) >= 5
 
 
+def test_a_clock_that_was_put_back_meanwhile_keeps_nobody_from_asking_again(cloud, tmp_path):
+    Note(asked=time.time() + 3600).write(tmp_path)  # an hour ago, by the clock of then; the request never arrived
+    one = begin(tmp_path)
+    until(one, lambda: Note.read(tmp_path).name)
+    assert len(cloud.runs) == 1
+
+
 def test_whoever_comes_after_a_kill_in_the_middle_of_creating_finds_the_job(cloud, tmp_path):
     Note(asked=time.time()).write(tmp_path)  # the first one was killed before it had an answer
     made = created(cloud)
