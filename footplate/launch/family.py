@@ -1,7 +1,8 @@
-"""A process that must not outlive its parent."""
+"""Processes that must not outlive their parent."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -20,3 +21,9 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os._exit(128 + signum)
+
+
+def kill_group(leader: int) -> None:
+    """Kill a process that leads a group, and what it has started, as far as any of it is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from footplate.launch import wire
-from footplate.launch.family import die_with
+from footplate.launch.family import die_with, kill_group
 
 _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
@@ -111,7 +111,7 @@ class Nursery:
             return
         for pid in [pid for pid, known in self._workers.items() if known == number]:
             if message["do"] == "kill":
-                _kill_group(pid)
+                kill_group(pid)
             else:
                 os.kill(pid, message["signum"])
 
@@ -162,7 +162,7 @@ class Nursery:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._workers[pid]
-                _kill_group(pid)
+                kill_group(pid)
                 code = os.waitstatus_to_exitcode(status)
                 self._tell({"event": "ended", "number": number, "code": code, "at": time.monotonic()})
 
@@ -172,11 +172,5 @@ class Nursery:
 
     def _end(self) -> NoReturn:
         for pid in self._workers:
-            _kill_group(pid)
+            kill_group(pid)
         os._exit(0)
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a worker and what it has started, as far as any of it is left."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -5,8 +5,6 @@ A number alone is given to another process sooner or later, and after a reboot a
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from footplate.launch.family import kill_group
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def end_groups(leaders: Sequence[Identity], patience_s: float = 5.0) -> None:
     """
     ours = [one for one in leaders if one.boot == boot() and Identity.of(one.pid) in (None, one)]
     for one in ours:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.pid, signal.SIGKILL)
+        kill_group(one.pid)
     deadline = time.monotonic() + patience_s
     while any(one.alive() for one in ours) and time.monotonic() < deadline:
         time.sleep(0.01)

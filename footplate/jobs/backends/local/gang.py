@@ -5,10 +5,8 @@ Each process leads a group of its own. It dies with this one, and what it has le
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.jobs.supervision.verdict import GRACE_S, End, Orders, Verdict, outcome
 from footplate.launch.failure import Failure
-from footplate.launch.family import die_with
+from footplate.launch.family import die_with, kill_group
 
 PIECE = 1 << 16  # bytes read at once
 _LEFT = 1024  # pieces that are read of a process that has ended: what it has left running may write for ever
@@ -151,7 +149,7 @@ class Gang:
         """Kill what is left, with its groups."""
         for one in self.replicas:
             if one.code is None:
-                _kill_group(one.process.pid)
+                kill_group(one.process.pid)
 
     def close(self) -> None:
         """Kill what is left, wait for it, and end the files."""
@@ -210,7 +208,7 @@ class Gang:
 
     def _end(self, replica: Replica) -> None:
         """A process has ended: take what it has left behind, and see what that means for the others."""
-        _kill_group(replica.process.pid)
+        kill_group(replica.process.pid)
         for _ in range(_LEFT):
             if not self._read(replica):
                 break
@@ -243,8 +241,3 @@ class Gang:
     def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
         os.close(fd)
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

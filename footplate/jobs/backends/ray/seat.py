@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from footplate.errors import FootplateError
-from footplate.launch.family import die_with
+from footplate.launch.family import die_with, kill_group
 
 if TYPE_CHECKING:
     from footplate.jobs.home import Home
@@ -118,7 +118,7 @@ class Seat:
         self._told = signum
         if self._process is not None and self._process.poll() is None:
             if signum == signal.SIGKILL:
-                _kill_group(self._process.pid)
+                kill_group(self._process.pid)
             else:
                 self._process.send_signal(signum)
 
@@ -184,7 +184,7 @@ class Seat:
                     selector.unregister(pipe)
             if ended is not None:
                 os.close(ended)
-            _kill_group(process.pid)
+            kill_group(process.pid)
             for _ in range(_LEFT):
                 if not self._pass_on(pipe):
                     break
@@ -246,8 +246,3 @@ def _directory(order: Order, home: Home) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # which the program may have deleted
             os.utime(place)  # its last use
         hold.release()
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
