@@ -1,8 +1,8 @@
 """Jobs on this machine: each replica is a process, and dies with its supervisor.
 
 machine.py   what the machine has for jobs, and what a job needs of it
-attempt.py   what each process of an attempt is to be
-gang.py      the processes of an attempt: started together, heard, and ended together
+members.py   what each process of an attempt is to be
+attempt.py   the processes of an attempt: started together, heard, and ended together
 usage.py     how busy they keep the machine
 """
 
@@ -18,7 +18,7 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
-    from footplate.jobs.backends.local.gang import Gang
+    from footplate.jobs.backends.local.attempt import Gang
     from footplate.jobs.package import Snapshot
     from footplate.jobs.spec.resolving import ResolvedJob
 
@@ -59,14 +59,14 @@ class Local:
 
     def prepare(self, task: Task) -> None:
         """Install the package."""
-        from footplate.jobs.backends.local.attempt import installed
+        from footplate.jobs.backends.local.members import installed
 
         installed(task.plan.package, task.home.root, task.folder)
 
     def begin(self, task: Task) -> Gang:
         """Start its processes."""
-        from footplate.jobs.backends.local.attempt import members
-        from footplate.jobs.backends.local.gang import Gang
+        from footplate.jobs.backends.local.attempt import Gang
+        from footplate.jobs.backends.local.members import members
         from footplate.jobs.backends.local.usage import NAME, Meter
 
         return Gang(members(task), task.attempt, Meter(task.folder / NAME, task.job.devices))
