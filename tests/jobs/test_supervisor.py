@@ -6,7 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from footplate.jobs.supervision import supervisor
 from footplate.jobs.supervision.locks import held
 from footplate.jobs.supervision.supervisor import Supervisor
 from footplate.jobs.supervision.sweep import PATIENCE_S
+from footplate.launch.failure import Failure
 from jobs.conftest import Bench
 
 
@@ -110,6 +113,41 @@ def test_a_sweep_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: 
         began = time.monotonic()
         assert made.run()
         assert time.monotonic() - began < PATIENCE_S / 2
+
+
+@dataclass
+class Elsewhere:
+    """An attempt at a service that waits there until it is told to end, and then does so, in its own way."""
+
+    succeeds: bool
+    running: bool = False
+    over: bool = False
+    succeeded: bool = False
+    waits_for: str = "its turn"
+    failure: Failure | None = None
+    processes: list[Process] = field(default_factory=list)
+
+    def wait(self, timeout_s: float) -> list[Process]:
+        return []
+
+    def stop(self, grace_s: float) -> None:
+        self.over, self.succeeded = True, self.succeeds
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("succeeds", "written"), [(True, ["processes", "RUNNING", "SUCCEEDED"]), (False, ["FAILED"])])
+def test_an_attempt_that_is_told_to_end_before_it_was_seen_to_run(
+    bench: Bench, store: Watched, succeeds: bool, written: list[str]
+):
+    supervised(bench, store)
+    store.move("my_job", State.PREPARING, State.PREPARING, time.time(), attempt=2, started=1.0)  # its time is over
+    made = Supervisor(bench.jobs.home, store, store.find("my_job"))
+    made._backend = SimpleNamespace(outlives=True, find=lambda _: Elsewhere(succeeds))
+    store.written.clear()
+    assert made.run()
+    assert store.written == written
 
 
 def test_a_job_that_is_being_cancelled_is_cancelled_though_its_attempt_cannot_be_found(bench: Bench, store: Watched):

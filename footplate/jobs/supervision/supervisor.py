@@ -142,12 +142,15 @@ class Supervisor:
     def _look_after(self, attempt: Attempt) -> Failure | Stopped | None:
         stopped: Stopped | None = None
         while True:
-            cancelled = self._note_state(attempt)
+            # One that was told to end may begin, and even succeed, all the same.
+            goes_on = stopped is None or attempt.running or attempt.succeeded
+            cancelled = self._note_state(attempt) if goes_on else None
             if stopped is None and (why := cancelled or self._waited(attempt) or self._asked()):
                 stopped = Stopped(why)
                 if why == "told" and self._backend.outlives:
                     return stopped
                 attempt.stop(GRACE_S)
+                continue
             if attempt.over:
                 break
             ended = attempt.wait(TICK_S)
