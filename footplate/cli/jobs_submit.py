@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from footplate.jobs.spec.document import Document
     from footplate.jobs.spec.draft import Draft
+    from footplate.jobs.spec.problems import Problem
     from footplate.jobs.spec.resolving import ResolvedJob
 
 _FLAGS = {
@@ -141,7 +142,7 @@ def run(given: Namespace, args: list[str]) -> int:
 
     named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
     asked = draft(_load(given.config) if given.config else None, named, args, given.name)
-    found = [*problems(asked), *_package_problems(given, named.get("module-name"), asked.values)]
+    found = [*problems(asked), *_package_problems(given.package_path, asked)]
     hints = misplaced(args, {f"--{flag}" for flag in named})
     if found:
         error = SpecError(found)
@@ -236,36 +237,21 @@ def misplaced(args: Sequence[str], given: set[str]) -> list[str]:
     ]
 
 
-def _package_problems(given: Namespace, module: str | None, values: dict[str, Any]) -> list[Any]:
+def _package_problems(path: str | None, asked: Draft) -> Iterator[Problem]:
     """What is wrong with the package on this machine: it isn't there, or has no such module."""
+    from footplate.jobs.package.modules import no_module, no_package
     from footplate.jobs.spec.problems import Problem
 
-    spec = values.get("trainingInput")
+    spec = asked.values.get("trainingInput")
     spec = spec if isinstance(spec, dict) else {}
-    if given.package_path is None:
-        config = spec.get("masterConfig")
-        if spec.get("packageUris") or (isinstance(config, dict) and config.get("imageUri")):
-            return []
-        return [Problem((), "no program: give its package with --package-path, or --packages, or an image.")]
-    path = Path(given.package_path)
-    try:
-        there = (path / "__init__.py").is_file()
-    except ValueError:  # a NUL in it
-        there = False
-    if not there:
-        text = f"{given.package_path!r} is no package: expected a directory with an __init__.py."
-        return [Problem((), text, "--package-path")]
-    module = module or spec.get("pythonModule")
-    if not isinstance(module, str):
-        return []
-    package, _, rest = module.partition(".")
-    inside = path.joinpath(*rest.split(".")) if rest else path / "__main__"
-    if package != path.resolve().name or not all(part.isidentifier() for part in rest.split(".") if rest):
-        return []  # a module of another package, or no module at all, of which the spec tells
-    if inside.with_suffix(".py").is_file() or (inside / "__main__.py").is_file():
-        return []
-    text = f"{given.package_path} has no module {module}: expected {inside.with_suffix('.py')}."
-    return [Problem((), text, "--module-name" if given.module_name else "")]
+    config, module = spec.get("masterConfig"), spec.get("pythonModule")
+    if path is None:
+        if not (spec.get("packageUris") or (isinstance(config, dict) and config.get("imageUri"))):
+            yield Problem((), "no program: give its package with --package-path, or --packages, or an image.")
+    elif text := no_package(Path(path)):
+        yield Problem((), text, "--package-path")
+    elif isinstance(module, str) and (text := no_module(Path(path), module)):
+        yield asked.problem(("trainingInput", "pythonModule"), text)
 
 
 def render(job: ResolvedJob) -> RenderableType:

@@ -121,13 +121,11 @@ def is_ours(host: str) -> bool:
     (True, True, True, False)
     """
     name = host[: host.rfind("]") + 1] if host.startswith("[") else host.partition(":")[0]
-    if name in ("localhost", *_names()):
-        return True
     try:
         ipaddress.ip_address(name.strip("[]"))
+        return True
     except ValueError:
-        return False
-    return True
+        return name == "localhost" or name in _names()
 
 
 @cache

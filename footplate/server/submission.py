@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.jobs import backends
 from footplate.jobs.backends import located, named
 from footplate.jobs.package import Snapshot, stored
+from footplate.jobs.package.modules import no_module, no_package
 from footplate.jobs.spec.draft import Draft, draft
 from footplate.jobs.spec.modernizing import apply
 from footplate.jobs.spec.problems import Problem, SpecError
@@ -28,8 +29,11 @@ def _drafted(given: Submission) -> Draft:
     Raises:
         ConfigError: the config is no YAML, or not of this kind.
     """
-    text = given.config if isinstance(given.config, str) else json.dumps(given.config, indent=1)
-    return draft(parse(text, CONFIG), {}, given.args, given.job_id)
+    if isinstance(given.config, str):
+        document = parse(given.config, CONFIG)
+    else:
+        document = replace(parse(json.dumps(given.config), CONFIG), lines={})  # lines of ours, which nobody has written
+    return draft(document, {}, given.args, given.job_id)
 
 
 @dataclass(frozen=True)
@@ -132,29 +136,16 @@ def _of_the_program(given: Submission, asked: Draft, package: Path | Snapshot | 
     """What is wrong with the program that was given, if one was."""
     spec = _spec(asked)
     brought = [name for name, there in (("package", given.package), ("packagePath", given.package_path)) if there]
-    if len(brought) > 1 or (brought and spec.get("packageUris")):
-        wanted = "give one of package, packagePath and trainingInput.packageUris."
-        return [Problem((brought[-1],), wanted)]
+    if len(brought) > 1 or (given.package and spec.get("packageUris")):
+        return [Problem((brought[-1],), "what was uploaded is all of the program: leave out the others.")]
     if given.package_path is not None:
         if not desk.local:
             text = "only a server that listens on its own machine alone takes a directory of it: upload the package."
             return [Problem(("packagePath",), text)]
-        if "\0" in given.package_path or not Path(given.package_path).is_absolute():
+        if not Path(given.package_path).is_absolute():
             return [Problem(("packagePath",), f"{given.package_path[:80]!r}: expected an absolute path.")]
+        if text := no_package(Path(given.package_path)):
+            return [Problem(("packagePath",), text)]
     module = spec.get("pythonModule")
-    return _of_the_module(module, package) if isinstance(package, Snapshot) and isinstance(module, str) else []
-
-
-def _of_the_module(module: str, taken: Snapshot) -> list[Problem]:
-    """Whether the package has the module, if it is to be in there."""
-    path = PurePosixPath("source", *module.split("."))
-    names = {name for name, _ in taken.files}
-    inside = any(PurePosixPath(name).is_relative_to(PurePosixPath("source", path.parts[1])) for name in names)
-    if not inside or f"{path}.py" in names or f"{path}/__main__.py" in names:
-        return []
-    return [
-        Problem(
-            ("trainingInput", "pythonModule"),
-            f"the package has no module {module}: expected {'/'.join(path.parts[1:])}.py.",
-        )
-    ]
+    text = no_module(package, module) if package is not None and isinstance(module, str) else ""
+    return [asked.problem(("trainingInput", "pythonModule"), text)] if text else []

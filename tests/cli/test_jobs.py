@@ -80,7 +80,7 @@ def test_k80s_are_accepted_and_todays_equivalent_is_proposed(submit):
 
 def test_modernize_takes_todays_equivalent_and_leaves_the_file(submit):
     found = submit(*WITH_FILE, "--dry-run", "--modernize")
-    assert not found.err
+    assert "can no longer be had" not in found.err
     assert yaml.safe_load(found.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
     assert Path("config.yaml").read_text() == ATTACHED
 
@@ -149,7 +149,24 @@ def test_all_problems_at_once(submit):
 
 def test_a_module_that_the_package_lacks(submit):
     found = submit("--package-path", "trainer", "--module-name", "trainer.tusk", "--region", "us-central1", "--dry-run")
-    assert "--module-name: trainer has no module trainer.tusk: expected trainer/tusk.py." in found.err
+    said = "trainingInput.pythonModule: the package has no module trainer.tusk: expected trainer/tusk.py."
+    assert f"--module-name: {said}" in found.err
+    Path("tusk.yaml").write_text("trainingInput:\n  region: us-central1\n  pythonModule: trainer.tusk\n")
+    assert f"tusk.yaml line 3: {said}" in submit("--package-path", "trainer", "--config", "tusk.yaml", "--dry-run").err
+
+
+def test_names_that_no_file_can_have_are_mistakes_and_no_tracebacks(submit):
+    long = "a" * 400
+    found = submit("--package-path", long * 20, "--module-name", "trainer.task", "--region", "us-central1")
+    assert (found.code, "is no package: expected a directory" in found.err) == (2, True)
+    found = submit("--package-path", "trainer", "--module-name", f"trainer.{long}", "--region", "us-central1")
+    assert (found.code, "the package has no module" in found.err) == (2, True)
+
+
+def test_a_dry_run_says_why_this_machine_would_refuse_the_job(submit):
+    found = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
+    assert found.code == 0
+    assert "the spec names a container image and no module. On this machine jobs run as Python packages" in found.err
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):

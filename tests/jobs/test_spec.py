@@ -120,6 +120,15 @@ def test_labels_of_flags_are_added_to_those_of_the_file():
     }
 
 
+def test_a_wrong_label_is_told_where_it_was_written():
+    file = parse("trainingInput: {region: us-central1}\nlabels: {Team: a}", "config.yaml")
+    found = problems(draft(file, {"labels": "team=B"}, partial=True))
+    assert [(one.place, one.path) for one in found] == [
+        ("--labels", ("labels", "team")),
+        ("config.yaml line 2", ("labels", "Team")),
+    ]
+
+
 def test_a_flag_replaces_what_is_wrong_in_the_file():
     assert wrong("trainingInput: {scheduling: soon}", {"max-running-time": "2h"}) == []
 
@@ -282,9 +291,9 @@ trainingInput:
         ("config.yaml line 11", "trainingInput.region", "V100 is not offered in us-east4"),
         ("config.yaml line 12", "trainingInput.jobDir", "http:// is neither"),
     ]
-    assert len(found) == len(expected)
-    for place, key, text in expected:
-        assert any(said.startswith(f"{place}: {key}: ") and text in said for said in found), (place, key, found)
+    for said, (place, key, text) in zip(found, expected, strict=True):  # the flags', then the file's from top to bottom
+        assert said.startswith(f"{place}: {key}: ")
+        assert text in said
     assert str(raised.value).startswith("the job has 10 problems:\n  ")
 
 
@@ -315,6 +324,14 @@ MISTAKES = {
     "a negative count": ("trainingInput: {workerCount: -1}", '"-1": expected a whole number from 0 to 10000.'),
     "text for a mapping": ("trainingInput: {masterConfig: n1}", "masterConfig: expected keys with values below it."),
     "text for a list": ("trainingInput: {args: --lr 3}", "args: expected a list"),
+    "a list for a word": (
+        "trainingInput: {scaleTier: [a]}",
+        "a list: not one of the choices. There are: BASIC, STANDARD_1",
+    ),
+    "a directory of nobody": (
+        "trainingInput: {jobDir: ~nobody_here/x}",
+        "there is no user nobody_here here; write ./~nobody",
+    ),
     "an unknown tier": ("trainingInput: {scaleTier: CUSTM}", 'not one of the choices. Did you mean "CUSTOM"?'),
     "a runtime beside an image": (
         "trainingInput: {runtimeVersion: 2.11, masterConfig: {imageUri: gcr.io/a/b}}",

@@ -124,6 +124,8 @@ def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, be
     checked = server("POST", "/api/check", {"config": text}).json
     assert not checked["valid"]
     assert "config line 3" in [one["place"] for one in checked["problems"]]
+    checked = server("POST", "/api/check", {"config": {"trainingInput": {"masterTyp": "n1-standard-4"}}}).json
+    assert {one["place"] for one in checked["problems"]} == {""}  # the lines of JSON are nobody's
     checked = server("POST", "/api/check", {"jobId": "fine", "config": config(bench)}).json
     assert (checked["valid"], checked["resolved"]["scaleTier"]) == (True, "BASIC")
     assert (
@@ -153,6 +155,12 @@ def test_a_directory_is_taken_only_where_nobody_else_can_ask(server: Server, gua
     bench.program("")
     body = {"jobId": "directory_1", "packagePath": str(bench.directory / "trainer"), "config": config(bench)}
     assert server("POST", "/api/jobs", body).status == 201
+    for path, module in (("nowhere", "trainer.task"), ("a" * 5000, "trainer.task"), ("trainer", "trainer.other")):
+        wrong = {"packagePath": str(bench.directory / path), "config": config(bench, pythonModule=module)}
+        refused = server("POST", "/api/jobs", {**wrong, "jobId": "wrong_2"})
+        assert (refused.status, refused.code) == (422, "invalid")
+        assert len(refused.json["error"]["problems"]) == 1
+        assert not server("POST", "/api/check", {**wrong, "jobId": "wrong_2"}).json["valid"]
     refused = guarded("POST", "/api/jobs", {**body, "jobId": "other"})
     assert (refused.status, refused.code) == (422, "invalid")
     assert "packagePath: only a server that listens on its own machine alone" in refused.message

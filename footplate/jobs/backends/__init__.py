@@ -73,7 +73,7 @@ def rehearse(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """What submitting a job would ask of a service, None where there is none, and what it would say.
 
-    Nothing is submitted. The service may not be there, and then that is said.
+    Nothing is submitted. What stands against it there, such as a service that is away, is among what is said.
 
     Raises:
         ConfigError: the job can't run there as it is.
@@ -81,8 +81,6 @@ def rehearse(
     """
     backend = named(name)
     request = backend.request(resolved, place, package)
-    if request is None:
-        return None, []
     try:
         return request, backend.check(resolved, place)
     except ConfigError as error:

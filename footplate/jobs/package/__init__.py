@@ -16,6 +16,7 @@ What is below home, all of it named by what is in it:
     archive.py       files → one archive, bit for bit the same wherever it is made
     taking.py        snapshot: all of the above, and wheels from --packages
     receiving.py     the same of an archive that was sent from elsewhere
+    modules.py       is it a package, and has it the module that is to run
     unpacking.py     the archive → a directory, whatever the archive holds
     requirements.py  what a package says that it needs
     holding.py       what keeps an environment from being deleted while it is used

@@ -83,16 +83,14 @@ def draft(
 
 
 def put(values: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a key; the mappings that lead to it are made where they are missing, and labels are added to those there."""
+    """Set a key; the mappings that lead to it are made where they are missing."""
     home = values
     for part in path[:-1]:
         inner = home.get(str(part))
         if not isinstance(inner, dict):  # a mistake of the file's, which the flag's value replaces
             inner = home[str(part)] = {}
         home = inner
-    last = str(path[-1])
-    both = path == ("labels",) and isinstance(home.get(last), dict)
-    home[last] = {**home[last], **value} if both else value
+    home[str(path[-1])] = value
 
 
 def _check_text(origin: str, text: str) -> None:

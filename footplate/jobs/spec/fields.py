@@ -83,7 +83,11 @@ def one_of(*choices: str) -> Form:
         given = value.text if isinstance(value, Scalar) else value
         plain = given.upper().replace("-", "_") if isinstance(given, str) else given
         if plain not in choices:
-            near = did_you_mean(str(plain)[:60], choices) if isinstance(plain, str) else f"There are: {choices}."
+            near = (
+                did_you_mean(str(plain)[:60], choices)
+                if isinstance(plain, str)
+                else f"There are: {', '.join(choices)}."
+            )
             raise _mistake(f"not one of the choices. {near.removesuffix('.')}", value)
         return plain
 

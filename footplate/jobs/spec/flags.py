@@ -47,7 +47,7 @@ OF_GCLOUD = (
 
 
 def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
-    """The keys that flags set: their values, and the flag of each.
+    """The keys that flags set: their values, and the flag of each. Each label is a key of its own, beside the file's.
 
     Args:
         given: flags of `KEYS` without their dashes, and what followed each.
@@ -58,9 +58,10 @@ def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str
     values: dict[Path, Any] = {}
     origins: dict[Path, str] = {}
     for flag, text in given.items():
-        path = KEYS[flag]
-        values[path] = _value(flag, text)
-        origins[path] = f"--{flag}"
+        value = _value(flag, text)
+        each = {(*KEYS[flag], key): one for key, one in value.items()} if flag == "labels" else {KEYS[flag]: value}
+        values |= each
+        origins |= dict.fromkeys(each, f"--{flag}")
     return values, origins
 
 

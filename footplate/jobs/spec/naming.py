@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -43,6 +44,12 @@ def location(uri: str) -> str:
         raise ValueError(f"begins like an option; write ./{uri} if it is a path")
     scheme, separator, rest = uri.partition("://")
     if not separator:
+        try:
+            Path(uri).expanduser()
+        except RuntimeError:
+            raise ValueError(
+                f"there is no user {uri.partition('/')[0][1:]} here; write ./{uri} if it is a name"
+            ) from None
         return uri
     if scheme == "file":
         if not rest.startswith("/"):

@@ -139,7 +139,7 @@ def _leads_to(path: Path, other: Path) -> bool:
 
 def _order(draft: Draft, problem: Problem) -> tuple[int, int]:
     """Flags first, then the file from its top to its bottom, then what is nowhere."""
-    if draft.document is None or problem.place.startswith("-"):
+    if draft.document is None or problem.place in draft.origins.values():
         return (0, 0)
     path = problem.path
     while path and path not in draft.document.lines:
