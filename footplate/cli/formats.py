@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "yaml"]
 
 
-def add_format(made: Any, default: Format = "table") -> None:
+def add_format(made: Any, default: Format | None = "table") -> None:
     """Add `--format` to a parser, whether it is jsonargparse's or a plain one."""
     made.add_argument("--format", choices=get_args(Format), default=default, help="how to print it")
 
 
-def show_as(form: Format, value: Any, table: Callable[[], RenderableType | str]) -> None:
+def show_as(form: Format | None, value: Any, table: Callable[[], RenderableType | str]) -> None:
     """Print plain values as JSON or YAML, or what `table` makes of them: a drawing, or text as it is."""
     if form == "json":
         print(json.dumps(value, indent=2, ensure_ascii=False))

@@ -84,7 +84,7 @@ def parser(kind: Any = plain.Parser) -> Any:
             made.add_argument(f"--{option}", help=f"for --backend {backend}: {about}")
     made.add_argument("--stream-logs", action="store_true", help="show what the job writes, until it ends")
     made.add_argument("--async", action="store_true", help="return when the job is in the queue; so it is by default")
-    add_format(made, "yaml")
+    add_format(made, None)
     return made
 
 
@@ -160,7 +160,7 @@ def run(given: Namespace, args: list[str]) -> int:
     for notice in notices:
         print(notice, file=sys.stderr)
     shown = request or {**job.to_dict(), "packagePath": given.package_path}
-    show_as(given.format, shown, lambda: render(job))
+    show_as(given.format or "yaml", shown, lambda: render(job))
     return 0
 
 
@@ -196,21 +196,23 @@ def _place_options(given: Namespace) -> dict[str, str]:
 
 
 def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str]) -> int:
-    from footplate.cli.jobs_watch import stream
+    from footplate.cli.jobs_watch import stream, tell
     from footplate.jobs.verbs import Jobs
 
     if vars(given)["async"] and given.stream_logs:
         raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
+    if given.format and given.stream_logs:
+        raise ConfigError(
+            "--format is for what is said of the job, and --stream-logs shows what it writes: give one of them."
+        )
     jobs = Jobs.here()
     package = Path(given.package_path) if given.package_path else None
     for notice in jobs.submit(job, package, given.backend, place):
         print(notice, file=sys.stderr)
     if given.stream_logs:
         return stream(jobs, given.name)
-    print(
-        f"{given.name} is submitted. See it:\n  footplate jobs describe {given.name}\n"
-        f"  footplate jobs stream-logs {given.name}"
-    )
+    see = f"footplate jobs describe {given.name}\n  footplate jobs stream-logs {given.name}"
+    tell(jobs, given, f"{given.name} is submitted. See it:\n  {see}")
     return 0
 
 

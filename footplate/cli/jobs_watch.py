@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
-from footplate.cli.formats import add_format
+from footplate.cli.formats import add_format, show_as
 from footplate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
                 "--sort-by", help="such as state,~startTime; ~ turns the order round; by default ~createTime"
             )
             made.add_argument("--limit", type=int, default=SHOWN, help="at most so many; 0 for all")
+        if action in ("list", "cancel", "wait", "resubmit"):
             add_format(made)
         if action == "clean":
             made.add_argument("--unused-for", default="30d", help="only what nobody has used for so long")
@@ -115,7 +116,7 @@ def _said(job: Job, state: State) -> str:
 
 
 def _list(jobs: Jobs, given: Namespace) -> int:
-    from footplate.cli.formats import aligned, show_as
+    from footplate.cli.formats import aligned
     from footplate.jobs.listing import select
 
     if given.limit < 0:
@@ -142,6 +143,7 @@ def _row(one: Summary) -> dict[str, Any]:
         "startTime": _time(one.started),
         "endTime": _time(one.ended),
         "attempt": one.attempt,
+        "backend": one.backend,
         "host": one.host,
         "priority": one.priority,
         "labels": json.loads(one.labels),
@@ -158,12 +160,14 @@ def _took(one: Summary) -> str:
 
 
 def _describe(jobs: Jobs, given: Namespace) -> int:
-    from footplate.cli.formats import show_as
-
-    job = jobs.find(given.name)
-    shown = description(jobs, job)
+    shown = description(jobs, jobs.find(given.name))
     show_as(given.format, shown, lambda: "\n".join(_lines(shown)))
     return 0
+
+
+def tell(jobs: Jobs, given: Namespace, sentence: str) -> None:
+    """Say in a sentence how it is with a job now, or, to a program, all that is known of it."""
+    show_as(given.format, description(jobs, jobs.store.find(given.name)), lambda: sentence)
 
 
 def description(jobs: Jobs, job: Job) -> dict[str, Any]:
@@ -175,6 +179,7 @@ def description(jobs: Jobs, job: Job) -> dict[str, Any]:
         "createTime": _time(job.created),
         "startTime": _time(job.started),
         "endTime": _time(job.ended),
+        "backend": job.backend,
         "host": job.host,
         "attempt": job.attempt,
         "failures": job.failures,
@@ -229,7 +234,7 @@ def _stream_logs(jobs: Jobs, given: Namespace) -> int:
 
 
 def _cancel(jobs: Jobs, given: Namespace) -> int:
-    print(f"{given.name} is {jobs.cancel(given.name)}")
+    tell(jobs, given, f"{given.name} is {jobs.cancel(given.name)}")
     return 0
 
 
@@ -237,7 +242,7 @@ def _wait(jobs: Jobs, given: Namespace) -> int:
     from footplate.jobs.states import State
 
     job = jobs.wait(given.name)
-    print(_said(job, job.state))
+    tell(jobs, given, _said(job, job.state))
     return int(job.state != State.SUCCEEDED)
 
 
@@ -248,7 +253,7 @@ def _delete(jobs: Jobs, given: Namespace) -> int:
 
 
 def _resubmit(jobs: Jobs, given: Namespace) -> int:
-    print(f"{given.name} is {jobs.resubmit(given.name)}")
+    tell(jobs, given, f"{given.name} is {jobs.resubmit(given.name)}")
     return 0
 
 

@@ -76,7 +76,7 @@ class Jobs:
             place: where exactly, as the backend's `place` has it.
 
         Returns:
-            What the user may not have expected, each in a sentence.
+            What was taken, and what the user may not have expected, each in a sentence.
 
         Raises:
             WrongState: there is a job of its name already.
@@ -118,7 +118,7 @@ class Jobs:
         if left is not None:
             shutil.rmtree(left, ignore_errors=True)
         self.sweep()
-        return (*taken.warnings, *notices)
+        return (taken.summary, *taken.warnings, *notices)
 
     def sweep(self) -> None:
         """Start what is due, and take care of what was lost."""

@@ -139,7 +139,7 @@ class Submission(Wire):
 
 
 class Submitted(Wire):
-    """A job that is in the queue, and what its owner may not have expected."""
+    """A job that is in the queue, what was taken of its package, and what its owner may not have expected."""
 
     job: JobView
     notices: list[str]

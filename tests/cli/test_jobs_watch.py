@@ -30,6 +30,7 @@ def test_submit_says_where_to_look_and_wait_ends_with_the_job(submit, footplate,
     found = submit("my_job", "--labels", "team=vision", "--", "--epochs", "2")
     assert found.code == 0
     assert "my_job is submitted." in found.out
+    assert "Its package has 2 files, 0.4 KiB: trainer/__init__.py, trainer/task.py." in found.err
     assert "footplate jobs stream-logs my_job" in found.out
     found = footplate("jobs", "wait", "my_job")
     assert (found.code, found.out) == (0, "my_job is SUCCEEDED\n")
@@ -80,6 +81,25 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
     assert found["processes"][0]["outcome"] == "ended with exit code 0"
     assert found["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
     assert "what has happened:" in footplate("jobs", "describe", "my_job", "--format", "table").out
+
+
+def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench):  # noqa: F811
+    bench.program("(place / 'ready').touch(); until_there('go')")
+
+    def told(*argv: str) -> tuple[str, str, str]:
+        found = json.loads(footplate("jobs", *argv, "my_job", "--format", "json").out)
+        return found["jobId"], found["state"], found["backend"]
+
+    assert json.loads(submit("my_job", "--format", "json").out)["jobId"] == "my_job"
+    bench.there("ready")
+    assert told("describe") == ("my_job", "RUNNING", "local")
+    assert told("cancel") == ("my_job", "CANCELLING", "local")
+    assert told("wait") == ("my_job", "CANCELLED", "local")
+    (bench.directory / "go").touch()
+    assert told("resubmit")[0] == "my_job"
+    assert told("wait") == ("my_job", "SUCCEEDED", "local")
+    assert json.loads(footplate("jobs", "list", "--format", "json").out)[0]["backend"] == "local"
+    assert "give one of them" in submit("other", "--format", "json", "--stream-logs").err
 
 
 def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811

@@ -44,6 +44,14 @@ class Snapshot:
     files: tuple[tuple[str, int], ...]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """How much is in it, and what, in a sentence."""
+        names = [name.partition("/")[2] for name, _ in self.files]
+        size = sum(nbytes for _, nbytes in self.files) / 2**10
+        shown = f"{size:.1f} KiB" if size < 2**10 else f"{size / 2**10:.1f} MiB"
+        return f"Its package has {len(names)} file{'s' * (len(names) != 1)}, {shown}: {_some(names)}."
+
 
 def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> Snapshot:
     """Take a program as it is now.

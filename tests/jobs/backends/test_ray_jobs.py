@@ -35,7 +35,7 @@ WAITS = "waits for a node with 2 T4; the Ray cluster has 2 nodes of 8 CPU"
 
 def test_a_job_waits_for_accelerators_says_so_and_can_be_cancelled(bench: Bench, place: Place):
     bench.program("")
-    (said,) = bench.submit(text=ON_T4, job_dir="gs://bucket/out")
+    _, said = bench.submit(text=ON_T4, job_dir="gs://bucket/out")
     assert said == (
         "No node of the Ray cluster has 2 T4 for a master of 8 CPU and 2 T4. The job waits until there is one. It has 2 "
         "nodes of 8 CPU."
