@@ -167,6 +167,10 @@ def test_a_dry_run_says_why_this_machine_would_refuse_the_job(submit):
     found = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
     assert found.code == 0
     assert "the spec names a container image and no module. On this machine jobs run as Python packages" in found.err
+    params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
+    Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
+    found = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
+    assert (found.code, "none is tuned: leave out hyperparameters" in found.err) == (0, True)
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):

@@ -33,11 +33,15 @@ class Local:
         return {}
 
     def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
-        """That it is a Python package; what it asks for beyond this machine.
+        """That it is one training of a Python package; what it asks for beyond this machine.
 
         Raises:
-            ConfigError: its program is in a container image.
+            ConfigError: its program is in a container image; it is a tuning.
         """
+        if "hyperparameters" in resolved.spec:
+            raise ConfigError(
+                f"{resolved.name}: on this machine a job is one training, and none is tuned: leave out hyperparameters."
+            )
         if not resolved.command:
             raise ConfigError(
                 f"{resolved.name}: the spec names a container image and no module. On this machine jobs run as Python "
