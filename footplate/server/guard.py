@@ -32,7 +32,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 API = "/api"
 HEADER = b"x-footplate"
-BODY = 3 * 2**20  # bytes: a spec of a mebibyte as JSON text, and what is around it
+BODY = 3 * 2**20  # bytes: a spec, and as many arguments of its program as a process can be given
 STREAMED = f"{API}/packages"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (

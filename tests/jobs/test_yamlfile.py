@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
 from footplate.jobs.spec.document import Scalar
-from footplate.jobs.spec.yamlfile import MAX_BYTES, load, parse
+from footplate.jobs.spec.yamlfile import LONGEST, load, parse
 
 
 def test_every_key_and_item_has_its_line():
@@ -53,6 +53,7 @@ REFUSED = {
     "a tag of one's own": ("a: !thing x", "line 1: tags"),
     "two documents": ("a: 1\n---\nb: 2", "line 2: a second document"),
     "depth": ("[" * 5000, "nested more than"),
+    "a book": ("a," * 2**17 + "a", "more than 262,144 characters: that is no job's configuration"),
     "a list": ("- a\n- b", "expected keys with values, such as trainingInput:, found a list."),
     "a word": ("hello", 'found "hello"'),
     "a mapping as key": ("{a: b}: c", "expected a word as key"),
@@ -77,7 +78,7 @@ def test_numbers_that_are_none_do_no_harm(text):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"a: \xff", "no text in UTF-8"), (b"a" * (MAX_BYTES + 1), "more than 1,048,576 bytes")]
+    ("data", "message"), [(b"a: \xff", "no text in UTF-8"), ("é".encode() * (LONGEST + 1), "more than 262,144")]
 )
 def test_files_that_are_no_configuration(tmp_path, data, message):
     (tmp_path / "c.yaml").write_bytes(data)

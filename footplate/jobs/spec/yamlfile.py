@@ -18,7 +18,7 @@ from footplate.errors import ConfigError
 from footplate.jobs.spec.document import Document, Scalar
 from footplate.jobs.spec.problems import Path, Problem
 
-MAX_BYTES = 2**20
+LONGEST = 2**18  # characters: more would keep a server busy for long
 MAX_DEPTH = 20
 _CORE = "tag:yaml.org,2002:"
 
@@ -30,24 +30,23 @@ def load(path: str) -> Document:
         ConfigError: there is none, or it is no text, or `parse` refuses it.
     """
     try:
-        with File(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path!r} can't be read as a configuration file: {_reason(error)}.") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes: that is no job's configuration.")
-    try:
-        return parse(data.decode("utf-8-sig"), path)
+        with File(path).open(encoding="utf-8-sig", newline="") as file:
+            text = file.read(LONGEST + 1)
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text in UTF-8.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path!r} can't be read as a configuration file: {_reason(error)}.") from None
+    return parse(text, path)
 
 
 def parse(text: str, name: str = "config.yaml") -> Document:
     """Parse the text of a file called `name`.
 
     Raises:
-        ConfigError: it is no YAML, no mapping, or uses what a spec doesn't need.
+        ConfigError: it is no YAML, no mapping, or uses what a spec doesn't need; it is too long.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"{name} has more than {LONGEST:,} characters: that is no job's configuration.")
     try:
         _refuse_extras(text, name)
         root = yaml.compose(text, Loader=_Loader)
