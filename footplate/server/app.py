@@ -83,7 +83,7 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
 
     @app.exception_handler(Exception)
     def defect(request: Request, error: Exception) -> Response:
-        log.error("%s %s", request.method, request.url.path, exc_info=error)
+        log.error("%s %s has failed:", request.method, request.url.path)  # uvicorn shows the traceback
         return _answer(desk, 500, "unavailable", "a defect of the server: its log says more.")
 
     @app.get("/", include_in_schema=False)

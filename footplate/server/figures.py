@@ -36,6 +36,8 @@ _FILES = 8
 _DIRECTORIES = 2_000
 _STAGES = ("train_", "val_", "validation_", "test_", "train/", "val/", "test/")
 _X = ("step", "epoch", "time")
+_UNMEASURED = "Nothing has been measured of the devices yet: that begins a second after the processes do."
+_ELSEWHERE = "Devices are measured on this machine alone, and the job's processes are elsewhere."
 
 Points = list[tuple[float, float | None]]
 
@@ -43,27 +45,31 @@ Points = list[tuple[float, float | None]]
 def figures(job: Job, home: Home, mask: Mask) -> Figures:
     """All that has been recorded of a job."""
     if job.host != machine.host():
-        return Figures(training=[], devices=[], notes=[f"The job runs on {job.host}: what it has recorded is there."])
-    training, notes = _training(job, mask)
+        note = f"The job runs on {job.host}: what it has recorded is there."
+        return Figures(training=[], training_note=note, devices=[], devices_note=note)
+    training, note = _training(job, mask)
     devices = _devices(job, home)
-    if not devices:
-        notes.append("Nothing has been measured of the devices yet: that begins a second after the processes do.")
-    return Figures(training=training, devices=devices, notes=[mask.text(note) for note in notes])
+    return Figures(
+        training=training,
+        training_note=mask.text(note),
+        devices=devices,
+        devices_note="" if devices else _UNMEASURED if job.backend == "local" else _ELSEWHERE,
+    )
 
 
-def _training(job: Job, mask: Mask) -> tuple[list[Figure], list[str]]:
+def _training(job: Job, mask: Mask) -> tuple[list[Figure], str]:
     where = job.plan.get("job_dir")
     if not where:
-        return [], ["The job has no job directory, in which metrics would be looked for."]
+        return [], "The job has no job directory, in which metrics would be looked for."
     if where.startswith(BUCKETS):
-        return [], [f"The job's directory is {where}: metrics are looked for on this machine alone."]
+        return [], f"The job's directory is {where}: metrics are looked for on this machine alone."
     drawn: list[Figure] = []
     for path in islice(sorted(_metrics_files(Path(where), job.created)), _FILES):
         below = path.parent.relative_to(where).as_posix()
         drawn += of_metrics(mask.text(_text(path)), "" if below == "." else mask.text(below))
     if not drawn:
-        return [], [f"No metrics.csv of this job in {where} yet. A Trainer writes one as soon as it logs something."]
-    return drawn, []
+        return [], f"No metrics.csv of this job in {where} yet. A Trainer writes one as soon as it logs something."
+    return drawn, ""
 
 
 def of_metrics(text: str, run: str = "") -> list[Figure]:
@@ -142,11 +148,11 @@ def thin(points: Points, most: int = POINTS) -> Points:
     kept: Points = []
     for start in range(0, len(points), length):
         stretch = points[start : start + length]
-        kept += [point for point in stretch if point[1] is None][:1]
+        chosen = set([point for point in stretch if point[1] is None][:1])
         numbers = [point for point in stretch if point[1] is not None]
         if numbers:
-            ends = {min(numbers, key=lambda one: one[1]), max(numbers, key=lambda one: one[1])}  # pyright: ignore
-            kept += sorted(ends, key=stretch.index)
+            chosen |= {min(numbers, key=lambda one: one[1]), max(numbers, key=lambda one: one[1])}  # pyright: ignore
+        kept += sorted(chosen, key=stretch.index)
     return kept
 
 

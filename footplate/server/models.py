@@ -191,11 +191,12 @@ class Figure(Wire):
 
 
 class Figures(Wire):
-    """What a job's runs have recorded, and what its supervisor has measured; `notes` say what is missing, and why."""
+    """What a job's runs have recorded, and what its supervisor has measured; a note says why there is nothing."""
 
     training: list[Figure]
+    training_note: str
     devices: list[Figure]
-    notes: list[str]
+    devices_note: str
 
 
 def moment(seconds: float | None) -> Any:

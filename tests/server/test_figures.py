@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from footplate.server.figures import POINTS, of_metrics, of_usage, thin
+from footplate.jobs.backends.local import machine
+from footplate.jobs.home import Home
+from footplate.jobs.masking import Mask
+from footplate.jobs.record import Job
+from footplate.jobs.states import State
+from footplate.server.figures import POINTS, figures, of_metrics, of_usage, thin
 
 METRICS = """step,epoch,train_loss,lr,val_loss
 10,0,2.5,0.1,
@@ -35,6 +40,23 @@ def test_any_file_is_curves_or_none(text):
     of_usage(f"time,cpus\n{text}", 0.0)
 
 
+def test_where_there_are_no_curves_it_is_said_why(tmp_path):
+    def notes(backend: str = "local", job_dir: str | None = None, host: str = machine.host()) -> tuple[str, str]:
+        job = Job("my_job", State.RUNNING, 0.0, 0.0, host, backend, plan={"job_dir": job_dir})
+        found = figures(job, Home(tmp_path), Mask())
+        return found.training_note, found.devices_note
+
+    assert notes() == (
+        "The job has no job directory, in which metrics would be looked for.",
+        "Nothing has been measured of the devices yet: that begins a second after the processes do.",
+    )
+    assert notes("vertex", "gs://bucket/out") == (
+        "The job's directory is gs://bucket/out: metrics are looked for on this machine alone.",
+        "Devices are measured on this machine alone, and the job's processes are elsewhere.",
+    )
+    assert notes(host="another")[1] == "The job runs on another: what it has recorded is there."
+
+
 def test_use_of_devices_is_told_apart():
     text = "time,cpus,memory_bytes,gpu0_busy,gpu0_memory_bytes,gpu3_busy,gpu3_memory_bytes\n100.5,1.5,2048,0.5,4096,,\n"
     assert of_usage(text, 100.0) == {
@@ -48,11 +70,12 @@ def test_use_of_devices_is_told_apart():
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=2500))
+@example([1.0, None, 2.0] * 800)
 def test_a_long_curve_is_thinned_and_keeps_its_extremes(values):
     points = [(float(x), y) for x, y in enumerate(values)]
     kept = thin(points)
     assert len(kept) <= POINTS * 1.5
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    assert kept == sorted(kept, key=lambda one: one[0])
     numbers = [y for y in values if y is not None]
     if numbers:
         assert min(numbers) in [y for _, y in kept]

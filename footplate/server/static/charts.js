@@ -7,14 +7,14 @@ const HEIGHT = 190;
 const EDGE = { left: 58, right: 12, top: 10, bottom: 26 };
 const COLOURS = 6;
 
-/** Show figures in an element, and what is missing. A chart that is there takes the new values; the cursor stays in it. */
-export function charts(home, figures, notes) {
+/** Show figures in an element, or why there are none. A chart that is there takes the new values; the cursor stays in it. */
+export function charts(home, figures, note) {
   const before = home.charts ?? new Map();
   home.charts = new Map(figures.map((one) => [one.title, before.get(one.title) ?? chart()]));
   for (const one of figures) home.charts.get(one.title).take(one);
-  show(home, [figures.map((one) => one.title), notes], () => [
+  show(home, [figures.map((one) => one.title), note], () => [
     ...figures.map((one) => home.charts.get(one.title).all),
-    ...notes.map((note) => el("p", { class: "empty" }, note)),
+    note && el("p", { class: "empty" }, note),
   ]);
 }
 
@@ -72,7 +72,7 @@ function draw(canvas, values, state) {
     svg.append(shape("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }));
     svg.append(label(EDGE.left - 7, y(tick) + 4, number(tick, figure.unit), "end"));
   }
-  for (const tick of round(left, right, Math.floor(width / 95), figure.x).filter((one) => one >= left && one <= right)) {
+  for (const tick of round(left, right, Math.floor(width / 80), figure.x).filter((one) => one >= left && one <= right)) {
     svg.append(label(x(tick), HEIGHT - 7, figure.x === "seconds" ? duration(tick) : number(tick), "middle"));
   }
   figure.series.forEach((one, index) => {

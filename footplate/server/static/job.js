@@ -30,7 +30,6 @@ export function jobView(main, name) {
       await (verb === "delete" ? ask("DELETE", `/jobs/${name}`) : ask("POST", `/jobs/${name}/${verb}`));
       if (verb === "delete") location.hash = "#/";
       else watching.now();
-      if (verb === "resubmit") following.again();
     } catch (error) {
       complain(error);
     }
@@ -56,11 +55,12 @@ export function jobView(main, name) {
     show(spec.home, [job.submitted, job.resolved], () => specs(job));
     following.know(job);
     const now = over ? `${job.endTime}` : "";
+    if (drawn && drawn !== now) following.again(); // it was resubmitted, here or elsewhere
     if (!over || drawn !== now) {
       drawn = now;
       const found = await ask("GET", `/jobs/${name}/figures`, { signal });
-      charts(training.home, found.training, found.notes.filter((one) => !/devices/.test(one)));
-      charts(devices.home, found.devices, found.notes.filter((one) => /devices/.test(one)));
+      charts(training.home, found.training, found.trainingNote);
+      charts(devices.home, found.devices, found.devicesNote);
     }
     return over ? QUIET_S : 2;
   });

@@ -44,6 +44,7 @@ export function logs(home, name) {
 
   async function run(signal) {
     said.textContent = "reading …";
+    let wrong = "cut off; reading again soon";
     try {
       for await (const [kind, data] of events(`/jobs/${name}/events?${query()}&tail=${TAIL}`, signal)) {
         if (kind === "lines") add(data);
@@ -54,11 +55,11 @@ export function logs(home, name) {
         }
       }
     } catch (error) {
-      if (signal.aborted || error.status === 404) return;
-      if (error.status !== undefined) complain(error);
+      if (error.status === 404) return;
+      if (error.status !== undefined) wrong = error.message;
     }
     if (signal.aborted) return;
-    said.textContent = "cut off; reading again soon";
+    said.textContent = wrong;
     setTimeout(() => !signal.aborted && again(), AGAIN_S * 1000);
   }
 
