@@ -34,7 +34,7 @@ _FLAGS = {
     "packages": "further packages to install, with commas between them",
     "scale-tier": "BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM",
     "labels": "KEY=VALUE, with commas between them",
-    "max-running-time": "after which the job is cancelled, such as 2h or 7200s",
+    "max-running-time": "after which the job is ended, and has failed, such as 2h or 7200s",
     "max-wait-time": "after which the job is cancelled when it has not begun",
     "priority": "from 0 to 1000; a higher one has its turn sooner",
     "runtime-version": "of AI Platform; an image has its own",
