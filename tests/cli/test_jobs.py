@@ -163,14 +163,14 @@ def test_names_that_no_file_can_have_are_mistakes_and_no_tracebacks(submit):
     assert (found.code, "the package has no module" in found.err) == (2, True)
 
 
-def test_a_dry_run_says_why_this_machine_would_refuse_the_job(submit):
+def test_what_this_machine_would_refuse_a_dry_run_refuses_too(submit):
     found = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
-    assert found.code == 0
+    assert found.code == 2
     assert "the spec names a container image and no module. On this machine jobs run as Python packages" in found.err
     params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
     Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
     found = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
-    assert (found.code, "none is tuned: leave out hyperparameters" in found.err) == (0, True)
+    assert (found.code, "none is tuned: leave out hyperparameters" in found.err) == (2, True)
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):

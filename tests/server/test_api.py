@@ -309,6 +309,9 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
 
     local = server("POST", "/api/check", {"jobId": "dry_1", "config": config(bench), "package": package}).json
     assert (local["valid"], local["request"]) == (True, None)
+    image = {"trainingInput": {"region": "us-central1", "masterConfig": {"imageUri": "gcr.io/project/trainer"}}}
+    refused = server("POST", "/api/check", {"jobId": "dry_1", "config": image}).json
+    assert "On this machine jobs run as Python packages" in refused["problems"][0]["problem"]
     wrong = server("POST", "/api/check", {**body, "place": {"projct": "my-project"}}).json
     assert [one["key"] for one in wrong["problems"]] == ["place"]
     assert 'Did you mean "project"' in wrong["problems"][0]["problem"]
@@ -317,6 +320,7 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     elsewhere = server("POST", "/api/check", ray).json
     assert elsewhere["request"]["submission_id"]
     assert "No Ray cluster takes jobs at http://127.0.0.1:1" in " ".join(elsewhere["notices"])
+    assert (away := server("POST", "/api/jobs", ray)).status == 503, away.body
     ray["config"] = config(bench, hyperparameters=tuned)
     assert not server("POST", "/api/check", ray).json["valid"]
     assert "dry_1" not in {one.name for one in bench.jobs.store.list()}

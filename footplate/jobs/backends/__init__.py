@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.errors import ConfigError, Unavailable, did_you_mean
 from footplate.jobs.backends.contract import Backend
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def rehearse(
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """What submitting a job would ask of a service, None where there is none, and what it would say.
 
-    Nothing is submitted. What stands against it there, such as a service that is away, is among what is said.
+    Nothing is submitted. The service may not be there, and then that is said.
 
     Raises:
         ConfigError: the job can't run there as it is.
@@ -83,5 +83,5 @@ def rehearse(
     request = backend.request(resolved, place, package)
     try:
         return request, backend.check(resolved, place)
-    except ConfigError as error:
+    except Unavailable as error:
         return request, [str(error)]

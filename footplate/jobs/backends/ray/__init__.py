@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, Unavailable
 from footplate.jobs import environment
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
@@ -78,7 +78,8 @@ class Ray:
         """What the cluster lacks; what its nodes may not reach.
 
         Raises:
-            ConfigError: nobody takes jobs there, or the job can't run on Ray as it is.
+            Unavailable: nobody takes jobs there.
+            ConfigError: the job can't run on Ray as it is.
         """
         from footplate.extras import require
         from footplate.jobs.backends.ray import request, room
@@ -89,7 +90,7 @@ class Ray:
         try:
             nodes = Client(place["address"]).nodes()
         except Away as error:
-            raise ConfigError(
+            raise Unavailable(
                 f"No Ray cluster takes jobs at {place['address']}: {error}. Start one with `ray start --head`, or give the "
                 "address of its dashboard with --address."
             ) from None
