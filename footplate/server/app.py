@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.staticfiles import StaticFiles
 
 import footplate
@@ -80,6 +81,10 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
         code = _CODES.get(error.status_code, "bad_request")
         said = f"{request.method} {request.url.path}: {error.detail}. See {API}/openapi.json"
         return _answer(desk, error.status_code, code, said, headers=dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnect)
+    def hung_up(request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # which nobody hears
 
     @app.exception_handler(Exception)
     def defect(request: Request, error: Exception) -> Response:

@@ -29,7 +29,8 @@ from footplate.jobs.spec.yamlfile import parse
 
 WORDS = st.sampled_from(
     ["CUSTOM", "BASIC_GPU", "n1-standard-8", "standard_gpu", "cloud_tpu", "K80", "us-central1", "us-west1-b", "gs://abc/d",
-     "trainer.task", "2h", "7200s", "1", "-1", "../..", "$(ls)", "--lr", "", "null", "count=1,type=t4", "a=b"]
+     "trainer.task", "2h", "7200s", "1", "-1", "../..", "$(ls)", "--lr", "", "null", "count=1,type=t4", "a=b",
+     "~nobody/x", "a" * 400]
 )  # fmt: skip
 LEAVES = st.one_of(WORDS, st.text(max_size=20), st.none(), st.booleans(), st.integers(), st.floats())
 KEYS = st.sampled_from(
