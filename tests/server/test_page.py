@@ -47,6 +47,10 @@ CONTRAST = """() => {
   }
   return poor;
 }"""
+VISIBLE = """(visible) => {
+  Object.defineProperty(document, "hidden", { value: !visible, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 UNNAMED = """() => [...document.querySelectorAll("button, a, input, select")].filter((one) => one.checkVisibility()
   && !(one.textContent.trim() || one.labels?.length || one.getAttribute("aria-label"))).map((one) => one.outerHTML)"""
 
@@ -135,6 +139,24 @@ def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, ben
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     expect(page.get_by_role("link", name="flowers_1")).to_have_count(0)
+
+
+def test_more_tabs_than_a_browser_has_connections_show_a_job_that_runs(server: Server, bench: Bench, browser: Browser):
+    (bench.directory / "go-on").touch()
+    submit(server, bench, "tabs_1")
+    context = browser.new_context()
+    for _ in range(7):
+        page = context.new_page()
+        page.goto(f"{server.url}/#/jobs/tabs_1")
+        expect(page.get_by_role("log")).to_contain_text("attacked")
+        page.evaluate(VISIBLE, False)
+    (bench.directory / "go-tabs_1").touch()
+    server.is_in("FAILED", "tabs_1")
+    page = context.pages[0]
+    page.evaluate(VISIBLE, True)
+    expect(page.get_by_text("the end")).to_be_visible()  # what came meanwhile is there
+    expect(page.get_by_role("log")).to_contain_text("it goes on")
+    context.close()
 
 
 @pytest.fixture(scope="module")

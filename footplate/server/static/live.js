@@ -54,16 +54,15 @@ export function complain(error) {
   alertBox.replaceChildren(text, close);
 }
 
-/** Ask whether something is meant; true if so. */
+/** Ask whether something is meant; true if so. Escape leaves it unanswered: "close" may be told after the next question. */
 export function confirmed(title, text, yes) {
   const dialog = document.getElementById("confirm");
   document.getElementById("confirm-title").textContent = title;
   document.getElementById("confirm-text").textContent = text;
   document.getElementById("confirm-yes").textContent = yes;
-  dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    dialog.firstElementChild.onsubmit = (event) => resolve(event.submitter.value === "yes");
   });
 }
 

@@ -96,10 +96,20 @@ export function logs(home, name) {
     }
   }
 
+  /** A browser has six connections to a server, for all tabs together: a tab that nobody sees gives its own back. */
+  function seen() {
+    if (document.hidden && follow.checked) stream.abort();
+    else if (!document.hidden && stream.signal.aborted) again();
+  }
+
+  document.addEventListener("visibilitychange", seen);
   again();
   return {
     again,
-    end: () => stream.abort(),
+    end() {
+      document.removeEventListener("visibilitychange", seen);
+      stream.abort();
+    },
     /** Offer the attempts and processes that there are. */
     know(job) {
       const attempts = Array.from({ length: job.attempt }, (_, index) => `${index + 1}`);
