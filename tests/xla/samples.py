@@ -598,6 +598,7 @@ UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
     aten.new_empty.default: lambda d: [call(d.n(2, 3), [4])],
     aten.empty_strided.default: lambda d: [call([2, 3], [3, 1], dtype=d.dtype)],
+    aten.empty_permuted.default: lambda d: [call([2, 3], [1, 0], dtype=d.dtype)],
 }
 
 # Random operations have a test of their own, by their moments: (arguments, expected mean, expected standard deviation)
@@ -609,6 +610,11 @@ RANDOM: dict[Any, tuple[Sample, float, float]] = {
     aten.rand.default: (call([100, 100]), 0.5, _THIRD),
     aten.rand_like.default: (call(torch.zeros(100, 100)), 0.5, _THIRD),
     aten.uniform.default: (call(torch.zeros(100, 100), -1.0, 3.0), 1.0, 4 * _THIRD),
+    aten.normal_functional.default: (call(torch.zeros(100, 100), -1.0, 3.0), -1.0, 3.0),
+    aten.normal.Tensor_float: (call(torch.full((100, 100), 2.0), 3.0), 2.0, 3.0),
+    aten.normal.float_Tensor: (call(2.0, torch.full((100, 100), 3.0)), 2.0, 3.0),
+    aten.normal.Tensor_Tensor: (call(torch.full((100, 100), 2.0), torch.full((100, 100), 3.0)), 2.0, 3.0),
+    aten.exponential.default: (call(torch.zeros(100, 100), 4.0), 0.25, 0.25),
     aten.randn.default: (call([100, 100]), 0.0, 1.0),
     aten.randn_like.default: (call(torch.zeros(100, 100)), 0.0, 1.0),
     aten.randint.default: (call(10, [100, 100]), 4.5, (99 / 12) ** 0.5),

@@ -26,6 +26,7 @@ def full_like(context: Context, x: Any, value: Any, **_: Any) -> Any:
     aten.zeros.default,
     aten.new_zeros.default,
     aten.empty_strided.default,
+    aten.empty_permuted.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
 )

@@ -47,6 +47,21 @@ def normal(context: Context, *_: Any, **__: Any) -> Any:
     return jax.random.normal(context.key(), context.shape, context.dtype)
 
 
+@lowers(aten.normal_functional.default)
+def normal_around(context: Context, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
+    return mean + std * jax.random.normal(context.key(), context.shape, context.dtype)
+
+
+@lowers(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def normal_around_each(context: Context, mean: Any, std: Any = 1.0, **_: Any) -> Any:
+    return mean + std * jax.random.normal(context.key(), context.shape, context.dtype)
+
+
+@lowers(aten.exponential.default)
+def exponential(context: Context, x: Any, rate: float = 1.0, **_: Any) -> Any:
+    return jax.random.exponential(context.key(), context.shape, context.dtype) / rate
+
+
 @lowers(aten.randint.low)
 def integers(context: Context, low: int, high: int, size: Any, **_: Any) -> Any:
     return jax.random.randint(context.key(), context.shape, low, high, context.dtype)
