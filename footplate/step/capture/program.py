@@ -27,7 +27,7 @@ from footplate.step.capture.frozen import Change, Changes, refuse_changes
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import Optimizers, as_list, rates_of
 from footplate.step.capture.optimizers import settings as optimizer_settings
-from footplate.step.capture.reads import Attribute
+from footplate.step.capture.reads import Attribute, form_of
 from footplate.step.capture.reads import fed as feeding
 from footplate.step.capture.recurrence import RecurrenceAsOne
 from footplate.step.capture.refusals import CaptureError, explained
@@ -188,7 +188,7 @@ def _capture(
     counters = Counters(present, _floating(precision))
     logs, changes = Logs(counters), Changes(module)
     logs.reads.settings = optimizer_settings(optimizer)
-    logs.reads.modes.update((name, part.training) for name, part in module.named_modules())
+    logs.reads.form = form_of(module)
     output_tree: list[Any] = []
 
     def whole(traced: list[Tensor]) -> list[Tensor]:

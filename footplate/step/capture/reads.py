@@ -1,8 +1,9 @@
-"""Plain attributes that a step reads: constants of its program, as long as nobody changes them.
+"""What a step finds in the module: constants of its program, as long as nobody changes them.
 
-What the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or dictionary of
-such) is written down as it is at that moment, with its line. `Reads.changes` says later whether it is still so, so that
-whoever runs the program can capture it anew.
+The attributes that the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or
+dictionary of such, a function) are written down as they are at that moment, with their lines; and of the whole module, of
+which classes its parts are, in which modes, and of which shapes its tensors. `Reads.changes` says later whether all that is
+still so, so that whoever runs the program can capture it anew.
 
 A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
 it becomes an input of the program (`counters.py`).
@@ -11,7 +12,7 @@ it becomes an input of the program (`counters.py`).
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from footplate.step.capture.arithmetic import Number
 from footplate.step.capture.functional import is_traced
 from footplate.step.capture.refusals import calling_place
 
@@ -45,16 +47,16 @@ class Changed:
 
 @dataclass
 class Reads:
-    """What a program has been made from: plain attributes of the module and its submodules, and settings of optimizers.
+    """What a program has been made from: attributes of the module and its submodules, and settings of optimizers.
 
     Attributes:
         attributes: attribute → (its picture, the line that read it first).
-        modes: whether each submodule was in training mode.
+        form: see `form_of`.
         settings: see `optimizers.settings`.
     """
 
     attributes: dict[Attribute, tuple[Any, str]] = field(default_factory=dict)
-    modes: dict[str, bool] = field(default_factory=dict)
+    form: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
@@ -65,7 +67,7 @@ class Reads:
 
         def read_and_note(part: nn.Module, name: str) -> Any:
             value = read(part, name)
-            if name not in _MODULES_OWN and id(part) in names and name in read(part, "__dict__"):
+            if name not in _MODULES_OWN and id(part) in names and _is_data(part, name, value):
                 attribute = names[id(part)], name
                 if attribute not in self.attributes:
                     seen = picture(value)
@@ -80,26 +82,26 @@ class Reads:
             del nn.Module.__getattribute__
 
     def changes(self, module: nn.Module) -> list[Changed]:
-        """The attributes that are no longer what they were when the step was captured, and submodules' modes."""
+        """What is no longer as it was when the step was captured."""
         parts = dict(module.named_modules())
         found = []
         for attribute, (before, where) in self.attributes.items():
             owner, name = attribute
-            if owner not in parts or name not in vars(parts[owner]):
+            if owner not in parts or not (name in vars(parts[owner]) or hasattr(type(parts[owner]), name)):
                 continue
-            now = picture(vars(parts[owner])[name])
+            now = picture(getattr(parts[owner], name))
             if now is not before and now != before:
                 text = (
                     f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
                     f"{now!r:.60} now; read at {where}"
                 )
                 found.append(Changed(attribute, text, is_number(before) and type(now) is type(before)))
-        for owner, part in parts.items():
-            if self.modes.get(owner, part.training) != part.training:
-                before, now = ("training", "evaluation")[:: 1 if self.modes[owner] else -1]
-                who = owner or "the module"
-                text = f"{who} was in {before} mode when the step was captured and is in {now} mode"
-                found.append(Changed((owner, "training"), text, False))
+        form = form_of(module)
+        for name in {**self.form, **form}:
+            before, now = self.form.get(name, "nothing"), form.get(name, "nothing")
+            if before != now:
+                text = f"{name or 'the module'} was {before} when the step was captured and is {now} now"
+                found.append(Changed((name, ""), text, False))
         return found
 
     def changed_settings(self, now: Mapping[str, Any]) -> list[str]:
@@ -107,6 +109,17 @@ class Reads:
         before = self.settings
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return [f"{name} was {before.get(name)!r} and is {now.get(name)!r} now" for name in names]
+
+
+def form_of(module: nn.Module) -> dict[str, str]:
+    """The class and mode of each part of a module, and the shape and type of each of its tensors, by name."""
+    found = {
+        name: f"a {type(part).__qualname__} in {'training' if part.training else 'evaluation'} mode"
+        for name, part in module.named_modules()
+    }
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        found[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return found
 
 
 def is_number(value: Any) -> bool:
@@ -141,21 +154,31 @@ def picture(value: Any, depth: int = 4) -> Any:
     """What an attribute's value is compared by: a plain value itself, and containers and records of plain values likewise.
 
     A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's count
-    of its changes. Objects of other classes are `OPAQUE`: nobody knows which of their parts are read.
+    of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts are read.
+    What stands for something else while a step is captured is `OPAQUE`.
     """
     if isinstance(value, PLAIN):
         return value
-    if isinstance(value, Tensor):
-        return OPAQUE if is_traced(value) or isinstance(value, nn.Parameter) else _Pictured(value, _version(value))
-    if depth == 0:
+    if is_traced(value) or isinstance(value, (Number, nn.Parameter)) or depth == 0:
         return OPAQUE
+    if isinstance(value, Tensor):
+        return _Pictured(value, _version(value))
     if isinstance(value, (list, tuple)) and len(value) <= _MOST:
-        return type(value)(picture(one, depth - 1) for one in value) if type(value) in (list, tuple) else OPAQUE
+        return (list if isinstance(value, list) else tuple)(picture(one, depth - 1) for one in value)
     if isinstance(value, dict) and len(value) <= _MOST:
         return {name: picture(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
     if isinstance(value, (SimpleNamespace, Namespace)) or (is_dataclass(value) and not isinstance(value, type)):
         return picture(dict(vars(value)), depth - 1)
-    return OPAQUE
+    return _Same(value)
+
+
+def _is_data(part: nn.Module, name: str, value: Any) -> bool:
+    """Whether a value is an attribute of the module's own, or a plain one of its class, which a hook may put before."""
+    if name in object.__getattribute__(part, "__dict__"):
+        return True
+    return isinstance(value, (*PLAIN, list, tuple, dict)) and any(
+        vars(kind).get(name) is value for kind in type(part).__mro__
+    )
 
 
 _MOST = 1000  # members of a list or dictionary that is looked into
@@ -172,6 +195,22 @@ class _Pictured:
 
     def __repr__(self) -> str:
         return f"a tensor of shape {tuple(self.tensor.shape)}, changed {self.version} times"
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Some object or function: the same, or, of one that is no more than a value (a type, a device), equal to it."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or type(self.value) is not type(other.value):
+            return False
+        alike = isinstance(self.value, Hashable) and bool(self.value == other.value)
+        return alike or self.value is other.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def _version(tensor: Tensor) -> int:
