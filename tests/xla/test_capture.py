@@ -179,6 +179,35 @@ def test_tensors_left_in_attributes_are_refused():
         capture(Collecting())
 
 
+def test_a_buffer_that_the_step_makes_another_of_is_refused():
+    class Growing(Tiny):
+        def __init__(self, more):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+            self.more = more
+
+        def training_step(self, batch, batch_idx):
+            self.count = self.more(self.count)
+            return self.loss(batch)
+
+    capture(Growing(lambda count: count + 1))
+    for more, what in ((lambda count: count + 0.5, "float32"), (lambda count: torch.cat([count, count]), r"\(2,\)")):
+        with pytest.raises(CaptureError, match=rf"the buffer count one of .*{what}"):
+            capture(Growing(more))
+
+
+def test_the_schedulers_rates_are_no_constants():
+    class Logging(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.log("rate", self.trainer.lr_scheduler_configs[0].scheduler.get_last_lr()[0])
+            return self.loss(batch)
+
+    module = Logging()
+    module._trainer = SimpleNamespace(current_epoch=0, global_step=0)
+    with pytest.raises(CaptureError, match=r"self\.trainer\.lr_scheduler_configs is used"):
+        capture(module)
+
+
 def test_a_plain_value_that_only_the_first_run_sets_is_no_counter():
     class Caching(Tiny):
         def training_step(self, batch, batch_idx):
@@ -204,6 +233,60 @@ def test_an_attribute_that_the_step_read_is_watched():
     captured.check_attributes(module)
     module.scale = 3.0
     with pytest.raises(CaptureError, match=r"self\.scale was 2\.0 .* is 3\.0 now; read at .*test_capture\.py"):
+        captured.check_attributes(module)
+
+
+def test_a_plain_attribute_of_the_class_is_watched():
+    class Scaled(Tiny):
+        weight = 1.0
+
+        def training_step(self, batch, batch_idx):
+            return self.loss(batch) * self.weight
+
+    module = Scaled()
+    captured = capture(module)
+    captured.check_attributes(module)
+    module.weight = 0.5
+    with pytest.raises(CaptureError, match=r"self\.weight was 1\.0 .* is 0\.5 now"):
+        captured.check_attributes(module)
+
+
+def test_a_function_in_an_attribute_is_watched():
+    class Chosen(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.criterion = F.cross_entropy
+
+        def training_step(self, batch, batch_idx):
+            return self.criterion(self.net(batch[0]), batch[1])
+
+    module = Chosen()
+    captured = capture(module)
+    captured.check_attributes(module)
+    module.criterion = F.multi_margin_loss
+    with pytest.raises(CaptureError, match=r"self\.criterion was <function cross_entropy.*multi_margin_loss"):
+        captured.check_attributes(module)
+
+
+def test_another_submodule_or_buffer_in_the_place_of_one_is_seen():
+    class Judged(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.criterion = nn.CrossEntropyLoss()
+
+        def training_step(self, batch, batch_idx):
+            return self.criterion(self.net(batch[0]), batch[1])
+
+    module = Judged()
+    captured = capture(module)
+    captured.check_attributes(module)
+    module.criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]))
+    with pytest.raises(CaptureError, match=r"criterion\.weight was nothing .* is float32\[2\] now"):
+        captured.check_attributes(module)
+    module.criterion = nn.MultiMarginLoss()
+    with pytest.raises(
+        CaptureError, match=r"criterion was a CrossEntropyLoss .* is a MultiMarginLoss in training mode"
+    ):
         captured.check_attributes(module)
 
 
@@ -243,7 +326,7 @@ def test_a_changed_mode_is_seen():
     module = Tiny()
     captured = capture(module)
     module.net.eval()
-    with pytest.raises(CaptureError, match="net was in training mode"):
+    with pytest.raises(CaptureError, match=r"net was a Linear in training mode .* in evaluation mode"):
         captured.check_attributes(module)
 
 

@@ -67,8 +67,14 @@ def compare(operation: Any, expected: Any, found: Any) -> None:
 
 
 def test_every_operation_has_samples():
-    elsewhere = {aten.native_dropout.default, operator.getitem, torch.ops.footplate.average.default}
-    tried = {*SAMPLES, *UNDEFINED, *RANDOM, *elsewhere}  # dropout is in test_random, the average in test_parity
+    ours = torch.ops.footplate
+    elsewhere = {aten.native_dropout.default, operator.getitem, ours.average.default, ours.extreme.default}
+    tried = {
+        *SAMPLES,
+        *UNDEFINED,
+        *RANDOM,
+        *elsewhere,
+    }  # dropout in test_random, what devices do together with trainers
     assert {str(one) for one in LOWERINGS} == {str(one) for one in tried}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -209,3 +210,81 @@ def test_buffers_frozen_parameters_averaged_weights_and_rates_that_a_callback_se
         trainer, Buffered, devices=2, callbacks=[SetsRates, lambda: fp.EMAWeightAveraging(0.5)], val_check_interval=3,
     )  # fmt: skip
     assert int(made.module.steps) == 8
+
+
+class Teacher(Steady):
+    """A teacher follows the student; its parameters are given new data, as many a published program has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        for follows, leads in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            follows.data = 0.9 * follows.data + 0.1 * leads.data
+        loss = super().training_step(batch, batch_idx)
+        return loss + F.mse_loss(self(batch[0]), self.teacher(batch[0].flatten(1)))
+
+
+def test_parameters_that_are_given_new_data_have_it(trainer):
+    alike(trainer, Teacher, devices=2)
+
+
+class Sharper(Steady):
+    """From its second epoch on, with another activation and another loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.criterion = F.cross_entropy
+
+    def training_step(self, batch, batch_idx):
+        return self.criterion(self(batch[0]), batch[1])
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.net[2] = nn.ReLU()
+            self.criterion = F.multi_margin_loss
+
+
+def test_an_exchanged_layer_or_loss_counts(trainer):
+    alike(trainer, Sharper)
+
+
+class Counts(Steady):
+    """Logs what isn't a mean."""
+
+    def training_step(self, batch, batch_idx):
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        self.log("ones", (batch[1] == 1).sum(), reduce_fx="sum", on_step=False, on_epoch=True)
+        self.log("worst", losses.max(), True, None, False, True, "max")
+        self.log("best", losses.min(), reduce_fx=torch.min, on_step=False, on_epoch=True)
+        return losses.mean()
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_sums_and_extremes_are_those_of_all_rows_on_several_devices(devices, trainer):
+    alike(trainer, Counts, devices=devices)
+
+
+class Answers(Steady):
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx), "rows": batch[0]}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("seen", outputs["loss"], on_epoch=True)
+
+
+def test_a_hook_is_given_the_loss_as_the_step_returned_it(trainer):
+    alike(trainer, Answers)
+
+
+class Gaussian(Steady):
+    def training_step(self, batch, batch_idx):
+        spread = torch.distributions.Normal(self(batch[0]), 1.0)
+        return torch.distributions.kl_divergence(spread, torch.distributions.Normal(0.0, 2.0)).mean()
+
+
+def test_distributions_are_captured_without_looking_at_their_arguments(trainer):
+    alike(trainer, Gaussian)
+    with pytest.raises(ValueError, match="found invalid values"):
+        torch.distributions.Normal(0.0, -1.0)

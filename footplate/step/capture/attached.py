@@ -7,7 +7,8 @@ inputs (`counters.py`), plain attributes that are read are noted (`reads.py`), a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from footplate.hooks import step_arguments
+from footplate.module import Module
 from footplate.step.capture.arithmetic import Number
 from footplate.step.capture.counters import Counters, CountingTrainer
 from footplate.step.capture.reads import Reads
@@ -39,7 +41,21 @@ class Logs:
                 "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
             )
         self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self.options[name] = dict(zip(("prog_bar", "logger", "on_step", "on_epoch"), args, strict=False)) | kwargs
+        self.options[name] = dict(zip(_OPTIONS, args, strict=False)) | kwargs
+
+    @property
+    def reductions(self) -> dict[str, str]:
+        """How each name's values become one: "mean", "sum", "min", "max", or the name of a function."""
+        return {name: reduction_of(options) for name, options in self.options.items()}
+
+
+_OPTIONS = tuple(inspect.signature(Module.log).parameters)[3:]  # after the module, the name and the value
+
+
+def reduction_of(options: Mapping[str, Any]) -> str:
+    """How values that were logged with these arguments become one."""
+    given = options.get("reduce_fx", "mean")
+    return given if isinstance(given, str) else getattr(given, "__name__", "")
 
 
 @contextmanager

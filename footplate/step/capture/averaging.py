@@ -1,10 +1,13 @@
 """The one point of a step at which devices meet: an operation that averages tensors over all of them.
 
 While a step is captured it does nothing but stand in the graph, once for gradients, statistics, logs and loss together, so
-that whoever runs the graph makes one collective of it.
+that whoever runs the graph makes one collective of it. What is logged as a minimum or maximum has an operation of its own.
+A log that is a sum is averaged, too: whoever runs the graph knows of how many parts of a batch it is to be the sum.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +24,17 @@ def _(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in tensors]
 
 
+@torch.library.custom_op("footplate::extreme", mutates_args=())
+def extreme(value: Tensor, kind: str) -> Tensor:
+    """The least ("min") or greatest ("max") of a number over the devices; of one device, itself."""
+    return value.clone()
+
+
+@extreme.register_fake
+def _(value: Tensor, kind: str) -> Tensor:
+    return torch.empty_like(value)
+
+
 def average_gradients(parameters: list[Tensor]) -> None:
     """Average the gradients of parameters over the devices, where they have any."""
     learning = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
@@ -28,11 +42,17 @@ def average_gradients(parameters: list[Tensor]) -> None:
         parameter.grad = mean
 
 
-def average_step(parameters: list[Tensor], loss: Tensor, logs: dict[str, Tensor], buffers: list[Tensor]) -> Tensor:
+def average_step(
+    parameters: list[Tensor],
+    loss: Tensor,
+    logs: dict[str, Tensor],
+    reductions: Mapping[str, str],
+    buffers: list[Tensor],
+) -> Tensor:
     """Average, all at once, what devices have each computed of their own part of the batch.
 
     Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of logs,
-    where whole numbers become means too.
+    where whole numbers become means too, but for those whose reduction is "min" or "max".
 
     Returns:
         The averaged loss, detached.
@@ -40,20 +60,33 @@ def average_step(parameters: list[Tensor], loss: Tensor, logs: dict[str, Tensor]
     learning = [parameter for parameter in parameters if parameter.grad is not None]
     gradients = [parameter.grad for parameter in learning if parameter.grad is not None]
     floating = [buffer for buffer in buffers if buffer.is_floating_point()]
-    values = [value if value.is_floating_point() else value.to(loss.dtype) for value in logs.values()]
+    means = _extremes(logs, logs, reductions)
+    values = [logs[name] if logs[name].is_floating_point() else logs[name].to(loss.dtype) for name in means]
     averaged = iter(average([*gradients, *floating, *values, loss.detach()]))
     for parameter in learning:
         parameter.grad = next(averaged)
     with torch.no_grad():
         for buffer in floating:
             buffer.copy_(next(averaged))
-    for name in logs:
+    for name in means:
         logs[name] = next(averaged)
     return next(averaged)
 
 
-def average_logs(logs: dict[str, Tensor], names: list[str]) -> None:
+def average_logs(logs: dict[str, Tensor], reductions: Mapping[str, str], names: list[str]) -> None:
     """Average, in place, what hooks have logged of these names after the backward pass."""
-    if names:
-        values = [logs[name] if logs[name].is_floating_point() else logs[name].float() for name in names]
-        logs.update(zip(names, average(values), strict=True))
+    means = _extremes(logs, names, reductions)
+    if means:
+        values = [logs[name] if logs[name].is_floating_point() else logs[name].float() for name in means]
+        logs.update(zip(means, average(values), strict=True))
+
+
+def _extremes(logs: dict[str, Tensor], names: Iterable[str], reductions: Mapping[str, str]) -> list[str]:
+    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be averaged."""
+    means = []
+    for name in names:
+        if reductions[name] in ("min", "max"):
+            logs[name] = extreme(logs[name], reductions[name])
+        else:
+            means.append(name)
+    return means

@@ -32,7 +32,8 @@ class Captured:
         paths: the names of the state's tensors (see `state.py`).
         rates: how many numbers there are that each step is given anew.
         batch: the form of the batch: a tree, and the (shape, type) of each of its tensors.
-        output: the form of what comes back: for training the loss, for an evaluation what the step returned.
+        output: the form of what comes back: for training the loss, or a dictionary of it, for an evaluation what the step
+            returned.
         logs: for each name given to `self.log`, the other arguments of that call.
         trains: whether the state changes.
         reads: the plain attributes that the step has read, and the optimizers' settings; they are constants of the graph.

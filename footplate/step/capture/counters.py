@@ -184,5 +184,5 @@ class CountingTrainer:
 
 _CHANGING = (
     "progress", "callback_metrics", "logged_metrics", "progress_bar_metrics", "latest_metrics", "logs_this_step",
-    "is_last_batch",
+    "is_last_batch", "lr_scheduler_configs",
 )  # fmt: skip

@@ -24,6 +24,7 @@ from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.distributions import Distribution
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -180,10 +181,14 @@ def is_traced(value: Any) -> bool:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`."""
-    before = torch.compiler._is_compiling_flag
+    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`, and distributions
+    don't look at the values that they are given.
+    """
+    before = torch.compiler._is_compiling_flag, Distribution._validate_args
     torch.compiler._is_compiling_flag = True
+    Distribution.set_default_validate_args(False)
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        torch.compiler._is_compiling_flag = before[0]
+        Distribution.set_default_validate_args(before[1])

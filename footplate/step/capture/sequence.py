@@ -72,8 +72,10 @@ class Sequence:
         self._stepped_uncleared: list[Optimizer] = []
         self._frozen: list[Tensor] = []
 
-    def run(self, installed: Installed, batch: Any) -> Tensor | None:
-        """Everything, up to the last parameter that changes. Returns the loss, detached, or None of a skipped batch."""
+    def run(self, installed: Installed, batch: Any) -> Any:
+        """Everything, up to the last parameter that changes. Returns the loss, detached, or None of a skipped batch; of a
+        dictionary the loss alone, in one.
+        """
         methods: dict[str, Callable[..., Any]] = {
             "clip_gradients": self._clip_gradients,
             "lr_schedulers": self._no_schedulers,
@@ -97,12 +99,12 @@ class Sequence:
             given = precision.convert_batch(batch)
             return call_step(self._module.training_step, "training_step", given, self._logs.counters)
 
-    def _automatic(self, installed: Installed, batch: Any) -> Tensor | None:
+    def _automatic(self, installed: Installed, batch: Any) -> Any:
         module, (optimizer,) = self._module, self._optimizers
         output = self._forward(batch)
         if output is None:
             if self._settings.averages:
-                average_step([], torch.zeros(()), self._logs.values, list(module.buffers()))
+                self._average_step([], torch.zeros(()))
             return None
         loss = self._loss(output)
         result = loss.detach()
@@ -117,7 +119,7 @@ class Sequence:
             loss = loss / self._settings.accumulate_grad_batches
         self._backward(loss)
         if self._settings.averages:
-            result = average_step(installed.parameters, result, self._logs.values, list(module.buffers()))
+            result = self._average_step(installed.parameters, result)
         installed.accumulate()
         averaged = dict(self._logs.values)
         if overrides(module, "on_after_backward"):
@@ -126,8 +128,13 @@ class Sequence:
             self._step(optimizer)
         if self._settings.averages:
             values = self._logs.values
-            average_logs(values, [name for name, value in values.items() if value is not averaged.get(name)])
-        return result
+            later = [name for name, value in values.items() if value is not averaged.get(name)]
+            average_logs(values, self._logs.reductions, later)
+        return _like(output, result)
+
+    def _average_step(self, parameters: list[Tensor], loss: Tensor) -> Tensor:
+        logs = self._logs
+        return average_step(parameters, loss, logs.values, logs.reductions, list(self._module.buffers()))
 
     def _loss(self, output: Any) -> Tensor:
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -180,19 +187,19 @@ class Sequence:
 
     # Manual optimisation
 
-    def _manual(self, batch: Any) -> Tensor:
+    def _manual(self, batch: Any) -> Any:
         output = self._forward(batch)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         result = loss.detach() if isinstance(loss, Tensor) else torch.zeros(())
         if self._settings.averages:
-            result = average_step([], result, self._logs.values, list(self._module.buffers()))
+            result = self._average_step([], result)
         for optimizer in self._stepped_uncleared:
             if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
                 raise CaptureError(
                     f"{self._who} steps a {type(optimizer).__name__} whose gradients it never clears: a captured step "
                     "keeps no gradients from one batch to the next. Call its zero_grad() in each step."
                 )
-        return result
+        return _like(output, result)
 
     def _handed_out(self, use_pl_optimizer: bool = True) -> Any:
         found = [ManualOptimizer(optimizer, self._manual_step, self._cleared) for optimizer in self._optimizers]
@@ -253,6 +260,11 @@ class ManualOptimizer(StepOptimizer):
         """Clear the gradients; they are gone, whatever `set_to_none` says."""
         self.__dict__["_cleared"].add(id(self.optimizer))
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def _like(output: Any, loss: Tensor) -> Any:
+    """The loss as `training_step` returned it: by itself, or in a dictionary."""
+    return {"loss": loss} if isinstance(output, Mapping) else loss
 
 
 def clip(optimizer: Any, value: float | None, algorithm: str) -> None:

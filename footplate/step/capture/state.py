@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from footplate.step.capture.optimizers import Optimizers, as_list, initial_state, named_groups, not_begun, prepare
-from footplate.step.capture.refusals import CaptureError
+from footplate.step.capture.refusals import CaptureError, calling_place
 
 Path = tuple[str, ...]
 State = dict[Path, Tensor]
@@ -106,7 +108,8 @@ class Installed:
             for owner, key, buffer in buffers:
                 owner._buffers[key] = self._state["buffers", buffer_names[id(buffer)]]
             self._install_optimizers()
-            yield
+            with DataInPlace():
+                yield
         finally:
             for owner, key, parameter in parameters:
                 owner._parameters[key] = parameter
@@ -166,7 +169,13 @@ class Installed:
                     raise CaptureError(
                         f"the step removed the buffer {path[1]}; a captured step keeps its state's names."
                     )
-                found.append(buffers[path[1]].detach())
+                now = buffers[path[1]].detach()
+                if (now.shape, now.dtype) != (before.shape, before.dtype):
+                    raise CaptureError(
+                        f"the step makes the buffer {path[1]} one of {now.dtype} of shape {tuple(now.shape)}, which was of "
+                        f"{before.dtype} and {tuple(before.shape)}; a captured step keeps its state's types and shapes."
+                    )
+                found.append(now)
             elif path[0] == "optimizer":
                 found.append(memory[path[1], path[2]].detach().to(before.dtype))
             else:
@@ -178,3 +187,24 @@ class Installed:
         if new:
             raise CaptureError(f"the step creates state that wasn't there before it: {', '.join(new)}.")
         return found
+
+
+class DataInPlace(TorchFunctionMode):
+    """`parameter.data = value`, by which a teacher follows its student, say, changes the parameter that is traced in place:
+    else it would change the Python object, and no graph would know of it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func != _SET_DATA:
+            return func(*args, **(kwargs or {}))
+        before, now = args
+        if (now.shape, now.dtype) != (before.shape, before.dtype):
+            raise CaptureError(
+                f"a tensor of shape {tuple(before.shape)} ({before.dtype}) is given data of shape {tuple(now.shape)} "
+                f"({now.dtype}):\n    {calling_place()}\nA captured step keeps its state's types and shapes."
+            )
+        before.data.copy_(now)
+        return None
+
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]

@@ -2,9 +2,9 @@
 
 Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
 Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device has
-computed of its own part), by one all-reduce for each type of number; all copies stay equal. That is what DDP does, except
-that DDP keeps the first rank's buffers. A loss that is a mean over an unequal number of valid targets on each device is a
-mean of means.
+computed of its own part), by one all-reduce for each type of number; so all copies stay equal, but for whole numbers in
+buffers that depend on the rows. That is what DDP does, except that DDP keeps the first rank's buffers. A loss that is a
+mean over an unequal number of valid targets on each device is a mean of means.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ AXIS = "data"
 @lowers(torch.ops.footplate.average.default)
 def average(context: Context, tensors: Any) -> Any:
     return lax.pmean(list(tensors), AXIS)
+
+
+@lowers(torch.ops.footplate.extreme.default)
+def extreme(context: Context, value: Any, kind: str) -> Any:
+    return lax.pmin(value, AXIS) if kind == "min" else lax.pmax(value, AXIS)
 
 
 def mesh_of(devices: Sequence[Any]) -> Mesh:

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.capture import Captured
+from footplate.step.capture.attached import reduction_of
 from footplate.step.lowering import lower
 from footplate.step.lowering.parallel import AXIS
 from footplate.step.xla.sharing import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
@@ -82,11 +83,14 @@ class Program:
 
     def _step(self) -> Callable[..., Any]:
         function, paths, apart = lower(self.captured), self.captured.paths, self._apart
+        sums = {name for name, options in self.captured.logs.items() if reduction_of(options) == "sum"}
 
         def step(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any, Any]:
             key = jax.random.fold_in(_key(key), lax.axis_index(AXIS)) if apart else _key(key)
             named = dict(zip(paths, state, strict=True))
             after, loss, logs = function(named, list(rates), key, batch)
+            if apart:  # what is a sum has been averaged over the parts
+                logs = {name: value * self.parts if name in sums else value for name, value in logs.items()}
             return tuple(after[path] for path in paths), loss, tuple(logs.values())
 
         return step

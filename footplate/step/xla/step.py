@@ -175,7 +175,9 @@ class XLAStep(Step):
         if loss is None:
             return None
         value = OnDevice(loss, place)
-        return torch.tensor(float(value)) if self._shows_loss else value
+        if not self._shows_loss:
+            return value
+        return pytree.tree_unflatten([torch.tensor(float(value))], program.captured.output)
 
     def _record(self, program: Program, batch: Any, values: dict[str, OnDevice]) -> None:
         """Give values to `self.log` as the step did; a batch size that it named was that of one part of the batch."""
