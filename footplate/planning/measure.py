@@ -22,6 +22,7 @@ from footplate.planning.compiled import PlanError, program
 from footplate.planning.plainform import plain
 from footplate.planning.subject import Subject
 from footplate.step.capture.functional import pytree
+from footplate.step.precision import Precision
 from footplate.step.transfer import map_tensors
 
 STEPS = 5
@@ -83,11 +84,12 @@ def _eager(about: Subject) -> float:
         lambda tensor: _fill(torch.empty_like(tensor, device="cpu")),
     )
     module.log = module.log_dict = lambda *_, **__: None
-    seconds = []
+    precision, seconds = Precision.parse(about.precision), []
     for number in range(STEPS + 1):
         begun = time.perf_counter()
         arguments = (batch, number, 0)[: step_arguments(module.training_step, "training_step")]
-        output: Any = module.training_step(*arguments)
+        with precision.forward_context(torch.device("cpu")):
+            output: Any = module.training_step(*arguments)
         optimizer.zero_grad()
         (output["loss"] if isinstance(output, dict) else output).backward()
         optimizer.step()

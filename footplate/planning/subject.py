@@ -8,9 +8,8 @@ those modules that ask it in `configure_optimizers` how many steps there will be
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,9 +17,10 @@ from torch import Tensor, nn
 
 from footplate import optim
 from footplate.errors import ConfigError
-from footplate.hooks import overrides, step_arguments
+from footplate.hooks import overrides
 from footplate.step.capture import Captured, CaptureError, capture_training
 from footplate.step.capture.functional import pytree
+from footplate.step.precision import Precision
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed"}
 NAMES = ("32-true", "bf16-mixed", "bf16-true")
@@ -117,21 +117,20 @@ def captured(subject: Subject, size: int, averages: bool) -> Captured:
             f"{subject.name}: a plan needs one optimizer; configure_optimizers() returned {len(optimizers)}."
         )
     batch = pytree.tree_map(lambda leaf: resized_leaf(leaf, size, subject.precision), subject.batch)
-    clip = subject.gradient_clip_val
-    return capture_training(module, optimizers[0], batch, gradient_clip_val=clip, averages=averages)
+    clip, precision = subject.gradient_clip_val, subject.precision
+    return capture_training(
+        module, optimizers[0], batch, gradient_clip_val=clip, averages=averages, precision=precision
+    )
 
 
 def prepared(subject: Subject) -> Any:
     """The module as a trainer would begin with it, without weights: its hooks called, its precision set."""
     module = empty_copy(subject.module, "meta")
     object.__setattr__(module, "_trainer", _Trainer(subject))
-    for name, given in (("configure_model", ()), ("setup", ("fit",))):
+    for name, given in (("setup", ("fit",)), ("configure_model", ())):
         if overrides(module, name):
             getattr(module, name)(*given)
-    if subject.precision == "bf16-true":
-        return module.to(torch.bfloat16)
-    if subject.precision == "bf16-mixed":
-        _cast_inside(module)
+    Precision.parse(subject.precision).convert_module(module)
     return module
 
 
@@ -187,18 +186,6 @@ def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
         return leaf
     dtype = torch.bfloat16 if precision == "bf16-true" and leaf.is_floating_point() else leaf.dtype
     return torch.empty((size, *leaf.shape[1:]) if leaf.dim() else (), dtype=dtype, device="meta")
-
-
-def _cast_inside(module: Any) -> None:
-    """`training_step` of this one module runs under autocast, as the trainer's bf16-mixed has it."""
-    plain: Callable[..., Any] = type(module).training_step
-    count = step_arguments(module.training_step, "training_step")
-
-    def training_step(self: Any, batch: Any, batch_idx: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return plain(self, *(batch, batch_idx)[:count])
-
-    vars(module)["training_step"] = MethodType(training_step, module)
 
 
 class _Trainer:

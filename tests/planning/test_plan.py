@@ -79,7 +79,27 @@ def test_the_copy_that_is_measured_shares_the_weights_that_the_module_shares():
     copied = empty_copy(prepared(about), "cpu")
     assert copied.other.weight is copied.first.weight
     assert {one.device.type for one in copied.parameters()} == {"cpu"}
-    assert copied.training_step.__self__ is copied  # also where autocast stands around it
+
+
+def test_the_module_is_set_up_in_the_trainers_order():
+    class Late(Small):
+        def setup(self, stage):
+            self.width = 3
+
+        def configure_model(self):
+            self.head = torch.nn.Linear(WIDTH, self.width)
+
+    assert prepared(Subject("it", Late(), batch(), 32)).head.out_features == 3
+
+
+def test_what_a_step_in_bfloat16_makes_is_of_that_type_as_in_the_trainer():
+    class Making(Small):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) + torch.zeros(3, 5).sum()
+
+    found = captured(Subject("it", Making(), batch(), 32, "bf16-true"), 32, averages=False)
+    made = [node.meta["val"] for node in found.graph.graph.nodes if node.op == "call_function"]
+    assert {one.dtype for one in made if getattr(one, "shape", None) == (3, 5)} == {torch.bfloat16}
 
 
 def test_bfloat16_halves_the_state():
