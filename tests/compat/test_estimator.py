@@ -200,6 +200,15 @@ def test_an_older_checkpoint_can_be_asked_for(inputs, tmp_path):
     assert older["global_step"] == 10
 
 
+def test_training_begins_anew_also_after_another_checkpoint_was_evaluated(inputs, tmp_path):
+    other = estimator(tmp_path / "other").train(inputs, steps=10).latest_checkpoint()
+    looked, plain = estimator(tmp_path / "looked"), estimator(tmp_path / "plain")
+    looked.evaluate(inputs, checkpoint_path=other)
+    for one in (looked, plain):
+        one.train(inputs, steps=5)
+    assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(looked).items())
+
+
 def test_train_and_evaluate_measures_at_every_checkpoint_and_goes_on_when_called_again(inputs, tmp_path):
     class Seen(fp.Callback):
         def __init__(self):

@@ -220,8 +220,11 @@ class Estimator:
         self, input_fn: InputFn, hooks: Sequence[Callback], end: int | None, evaluation: EvalSpec | None = None
     ) -> None:
         """Train to a global step, or to the end of a pass; with an evaluation, evaluate at every checkpoint."""
+        begins = self.latest_checkpoint() is None
+        if begins:
+            self._model = self._new_model()  # the present one may have been evaluated with another checkpoint's weights
         self._prepare(ModeKeys.TRAIN, input_fn)
-        if self._warm_start is not None and self.latest_checkpoint() is None:
+        if begins and self._warm_start is not None:
             weights.warm_start(self._model, self._warm_start)
         saver = self._saver()
         callbacks = [saver, *hooks, *([_OnePass()] if end is None else [])]
