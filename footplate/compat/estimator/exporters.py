@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 class Exporter(ABC):
-    """Base class."""
+    """Base class.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Its directory in `model_dir/export`."""
+    Attributes:
+        name: its directory in `model_dir/export`.
+    """
+
+    name: str
 
     @abstractmethod
     def export(
@@ -67,11 +68,7 @@ class FinalExporter(Exporter):
     """
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
-        self._name, self._receiver = _checked(name), serving_input_receiver_fn
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.name, self._receiver = _checked(name), serving_input_receiver_fn
 
     def export(
         self,
@@ -102,11 +99,7 @@ class LatestExporter(Exporter):
             raise ConfigError(
                 f"LatestExporter(exports_to_keep={exports_to_keep}): expected 1 or more, or None for all."
             )
-        self._name, self._receiver, self._most = _checked(name), serving_input_receiver_fn, exports_to_keep
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self.name, self._receiver, self._most = _checked(name), serving_input_receiver_fn, exports_to_keep
 
     def export(
         self,
