@@ -288,3 +288,16 @@ def test_distributions_are_captured_without_looking_at_their_arguments(trainer):
     alike(trainer, Gaussian)
     with pytest.raises(ValueError, match="found invalid values"):
         torch.distributions.Normal(0.0, -1.0)
+
+
+class Weighs(Steady):
+    """Makes a mask of tensors that come of no batch, as the masks of transformers are made."""
+
+    def validation_step(self, batch, batch_idx):
+        place = torch.arange(len(batch[0]))
+        counts = place.new_ones((), dtype=torch.bool) & (place > 0)
+        self.log("val_loss", (F.cross_entropy(self(batch[0]), batch[1], reduction="none") * counts).mean())
+
+
+def test_an_evaluation_may_compare_tensors_that_it_makes(trainer):
+    alike(trainer, Weighs)

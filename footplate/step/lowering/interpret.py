@@ -120,10 +120,15 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
         numbers: list[Any] = [one for one in operands if isinstance(one, (Tensor, bool, int, float))]
         tensors = [one for one in numbers if isinstance(one, Tensor)]
         if tensors:
-            dtype = torch.result_type(*numbers[:2]) if len(numbers) > 1 else tensors[0].dtype
+            dtype = torch.result_type(*map(_plain, numbers[:2])) if len(numbers) > 1 else tensors[0].dtype
             common = array_type(dtype)
     strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
     return Context(array_type(result.dtype), tuple(result.shape), common, key, strides)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor of as many dimensions and the same type; those of a graph needn't know of each other."""
+    return torch.empty((0,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
 def conformed(name: str, result: Any, expected: Any) -> Any:
