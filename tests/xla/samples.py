@@ -504,6 +504,13 @@ enter(
     lambda d: [call(d.n(2, 3, 4), [4], d.n(4), d.n(4), 1e-5), call(d.n(2, 3, 4), [3, 4], None, None, 1e-5)],
 )
 enter(
+    [aten._weight_norm_interface_backward.default],
+    lambda d: [
+        call(d.n(4, 3, 2), v := d.n(4, 3, 2), d.n(*shape), v.norm(dim=over, keepdim=True), dim)
+        for dim, shape, over in ((0, (4, 1, 1), (1, 2)), (2, (1, 1, 2), (0, 1)))
+    ],
+)
+enter(
     [aten.native_group_norm.default],
     lambda d: [
         call(d.n(2, 6, 4, 4), d.n(6), d.n(6), 2, 6, 16, 3, 1e-5),

@@ -1,4 +1,4 @@
-"""Batch, layer and group normalisation; half precision is computed in single, as torch does it."""
+"""Batch, layer, group and weight normalisation; half precision is computed in single, as torch does it."""
 
 from __future__ import annotations
 
@@ -80,3 +80,11 @@ def group_norm(
     inverse = lax.rsqrt(jnp.mean(jnp.square(values - mean), -1, keepdims=True) + eps)
     y = _scaled(((values - mean) * inverse).reshape(x.shape), weight, bias, _over_channels(x)[1])
     return y.astype(x.dtype), mean[..., 0], inverse[..., 0]
+
+
+@lowers(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(context: Context, gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+    """Of v · g / norms, with the norms of v over all dimensions but one."""
+    over = tuple(one for one in range(v.ndim) if one != dim % v.ndim)
+    along = jnp.sum(gradient * v, over, keepdims=True) / norms
+    return (gradient - v * along / norms) * g / norms, along
