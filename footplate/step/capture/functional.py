@@ -8,8 +8,9 @@ Four pieces of torch make a graph of a step, the same four that `torch.compile` 
     make_fx                every operation that is reached is written into an FX graph
 
 None of them is public, though all have kept their form since torch 2.5. What else of `torch._…` is used: the flag by which
-optimizers know that they are being compiled and keep their arithmetic in tensors, and a table of type and shape of each
-value in `node.meta["val"]`. Written for torch 2.11 to 2.13, tried with 2.13.
+optimizers know that they are being compiled and keep their arithmetic in tensors, a table of type and shape of each value
+in `node.meta["val"]`, and graph modules that write their Python code when somebody calls them. Written for torch 2.11 to
+2.13, tried with 2.13.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.distributions import Distribution
 from torch.fx import GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -81,9 +83,13 @@ def trace(
         with draws[0].followed():
             return [_plain(output) for output in function(list(map(_functional, given, learning)))]
 
-    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out.
+    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of the
+    # graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
-    with only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH):
+    with (
+        only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
+        _use_lazy_graph_module(True),
+    ):  # fmt: skip
         graph = make_fx(functional, decomposition_table=cast(Any, core_aten_decompositions()))(*inputs)
     draws[0].number(graph.graph)
     return _cleaned(graph)
@@ -159,13 +165,14 @@ def become(tensor: Tensor, node: Node) -> None:
     assert isinstance(tensor, FunctionalTensor)
     if node_of(tensor) is node:
         return
-    with _disable_current_modes():
-        value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
     tracer = _tracer()
-    track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]
-    tensor.replace_(value)
-    tensor.commit_update()
-    tensor.sync()
+    with torch._C.DisableTorchFunction():  # the capture's own modes would look at every attribute that is read here
+        with _disable_current_modes():
+            value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
+        track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]
+        tensor.replace_(value)
+        tensor.commit_update()
+        tensor.sync()
 
 
 def _tracer() -> Any:

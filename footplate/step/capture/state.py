@@ -163,13 +163,13 @@ class Installed:
         found: list[Tensor] = []
         for path, before in self._state.items():
             if path[0] == "params":
-                found.append(before.detach())  # parameters are changed in place
+                found.append(before)  # parameters are changed in place
             elif path[0] == "buffers":
                 if path[1] not in buffers:
                     raise CaptureError(
                         f"the step removed the buffer {path[1]}; a captured step keeps its state's names."
                     )
-                now = buffers[path[1]].detach()
+                now = buffers[path[1]]
                 if (now.shape, now.dtype) != (before.shape, before.dtype):
                     raise CaptureError(
                         f"the step makes the buffer {path[1]} one of {now.dtype} of shape {tuple(now.shape)}, which was of "
@@ -177,7 +177,8 @@ class Installed:
                     )
                 found.append(now)
             elif path[0] == "optimizer":
-                found.append(memory[path[1], path[2]].detach().to(before.dtype))
+                value = memory[path[1], path[2]]
+                found.append(value if value.dtype == before.dtype else value.to(before.dtype))
             else:
                 summed = self._state["params", path[1]].grad
                 now = before if summed is None else summed.detach()
