@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import footplate as fp
 from footplate.errors import ConfigError
 from footplate.step.capture import CaptureError, capture_evaluation, capture_training, state_of
+from footplate.step.capture.program import graph_outputs
 from xla.nets import Trained, made, mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
@@ -78,6 +79,17 @@ def test_weights_need_no_memory_to_be_captured():
         module.net = nn.Linear(3, 10**12)  # four terabytes and more
     captured = capture(module)
     assert captured.graph.graph.find_nodes(op="placeholder")[0].meta["val"].shape == (10**12, 3)
+
+
+def test_state_that_no_step_changes_is_handed_on_by_no_operation():
+    module = Tiny()
+    module.unused = nn.Parameter(torch.ones(2))
+    module.register_buffer("mask", torch.ones(2))
+    captured = capture(module)
+    inputs = dict(zip(captured.paths, captured.graph.graph.find_nodes(op="placeholder"), strict=False))
+    after = dict(zip(captured.paths, graph_outputs(captured.graph), strict=False))
+    kept = [path for path in captured.paths if after[path] is inputs[path]]
+    assert kept == [("params", "unused"), ("buffers", "mask")]
 
 
 def test_a_shared_parameter_is_one():
