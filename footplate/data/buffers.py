@@ -65,6 +65,12 @@ class Buffers:
         empty = torch.from_numpy(np.empty(0, dtype))
         return torch.empty(tuple(shape), dtype=empty.dtype, pin_memory=True)
 
+    def zeros(self, shape: Sequence[int], dtype: Any) -> torch.Tensor:
+        """A tensor of zeros for padding: of another shape each time, so that the allocator serves it sooner than a pool."""
+        if not self._pinned:
+            return torch.from_numpy(np.zeros(shape, dtype))
+        return self.tensor(shape, dtype).zero_()
+
     def _collect(self) -> None:
         """Take in what has been given back."""
         while self._returned:

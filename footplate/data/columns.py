@@ -131,14 +131,12 @@ class Ragged(Columns):
     def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
         """A padded tensor, and the lengths under `NAME_length`."""
         name = self.names[0]
-        lengths = buffers.tensor((sum(stop - start for _, start, stop in slices),), np.int64)
+        lengths = buffers.zeros((sum(stop - start for _, start, stop in slices),), np.int64)
         np.concatenate([block[2][start:stop] for block, start, stop in slices], out=lengths.numpy())
         dtype = slices[0][0][0].dtype
         longest = int(lengths.numpy().max(initial=0))
-        tensor = buffers.tensor((len(lengths), longest), np.int64 if dtype.kind in "iu" else dtype)
-        padded = tensor.numpy()
-        padded.fill(0)
-        row = 0
+        tensor = buffers.zeros((len(lengths), longest), np.int64 if dtype.kind in "iu" else dtype)
+        padded, row = tensor.numpy(), 0
         for (flat, starts, sizes), start, stop in slices:
             for begin, size in zip(starts[start:stop].tolist(), sizes[start:stop].tolist(), strict=True):
                 padded[row, :size] = flat[begin : begin + size]

@@ -238,7 +238,7 @@ def test_lists_become_padded_batches_with_their_lengths() -> None:
     assert batch["tokens_length"].tolist() == [3, 0, 0, 1]
 
 
-def test_padding_is_zero_in_memory_that_another_batch_has_used() -> None:
+def test_all_that_is_no_item_of_a_list_is_zero() -> None:
     rng = np.random.default_rng(0)
     lists = [rng.integers(1, 100, size) for size in rng.integers(0, 40, 4000)]
     table = pa.table({"tokens": pa.array(lists, pa.list_(pa.int32()))})
