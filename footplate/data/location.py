@@ -72,13 +72,16 @@ def locate(
         cache: keeps what is read of it, if it is remote.
 
     Raises:
-        DataError: a scheme that is not known, or a cache that can't be used.
+        DataError: a scheme that is not known, a user who is not there, or a cache that can't be used.
     """
     uri = os.fspath(source)
     parsed = urlparse(uri)
     scheme = parsed.scheme if "://" in uri else ""
     if scheme in ("", "file"):
-        path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
+        try:
+            path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
+        except RuntimeError:
+            raise DataError(f"{uri}: there is no such user here. Give the path of the table.") from None
         return Location(uri, pafs.LocalFileSystem(), path, path)
     path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
     if scheme in ("s3", "s3a"):

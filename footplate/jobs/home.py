@@ -51,7 +51,11 @@ class Home:
         Raises:
             ConfigError: it can't be made.
         """
-        root = Path(os.environ.get("FOOTPLATE_HOME") or "~/.footplate").expanduser().absolute()
+        given = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
+        try:
+            root = Path(given).expanduser().absolute()
+        except RuntimeError:
+            raise ConfigError(f"FOOTPLATE_HOME={given}: there is no such user here. Give a folder's path.") from None
         try:
             root.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:

@@ -161,6 +161,8 @@ def test_a_missing_or_foreign_place_says_so(tmp_path: Path) -> None:
         Table("gopher://lake/flowers")
     with pytest.raises(DataError, match="expected a path or URI"):
         Table(7)
+    with pytest.raises(DataError, match="~nobody_of_this_name/table: there is no such user here"):
+        Table("~nobody_of_this_name/table")
 
 
 def test_a_wrong_column_version_or_filter_names_what_there_is(delta: str) -> None:

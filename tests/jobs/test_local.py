@@ -137,6 +137,9 @@ def test_a_home_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(ConfigError, match="Set FOOTPLATE_HOME to another folder"):
         Home.here()
+    monkeypatch.setenv("FOOTPLATE_HOME", "~nobody_of_this_name/x")
+    with pytest.raises(ConfigError, match="FOOTPLATE_HOME=~nobody_of_this_name/x: there is no such user here"):
+        Home.here()
 
 
 def test_a_trainer_outside_a_job_takes_nothing_from_variables(monkeypatch: pytest.MonkeyPatch):
