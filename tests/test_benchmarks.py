@@ -63,16 +63,20 @@ RATIOS = {
 }
 
 
+def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
+    """What a quick run of a benchmark has written to a file, and what it has printed."""
+    command = [sys.executable, str(BENCHMARKS / f"{benchmark}.py"), "--quick", "--json", str(file), *more]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(file.read_text()), ended.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(RATIOS))
 def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, tmp_path: Path):
     file = tmp_path / "deep" / f"{name}.json"
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
+    found, printed = quick_run(name, file)
 
-    text = file.read_text()
-    found: dict[str, Any] = json.loads(text)
     assert list(found) == ["benchmark", "ratios", "figures", "rows", "machine", "versions"]
     assert found["benchmark"] == name
     assert set(found["ratios"]) == RATIOS[name]
@@ -80,23 +84,20 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
         spread = found["figures"][ratio]
         assert spread["rounds"] == common.QUICK_ROUNDS
         assert 0 < spread["q1"] <= value == spread["median"] <= spread["q3"]
-        assert f"{ratio} " in ended.stdout
+        assert f"{ratio} " in printed
     for row in found["rows"]:
-        assert row["name"] in ended.stdout
+        assert row["name"] in printed
         assert len(row["rounds"]) == common.QUICK_ROUNDS
     assert {"cpu", "cores", "memory_gb", "load_before", "load_after"} <= set(found["machine"])
     assert {"torch", "footplate"} <= set(found["versions"])
+    text = file.read_text()
     assert not any(private in text for private in (platform.node(), str(Path.home()), str(BENCHMARKS.parent)))
 
 
 @pytest.mark.slow
 def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
-    file = tmp_path / "launch.json"
-    for part in ("payload", "local"):
-        command = [sys.executable, str(BENCHMARKS / "launch.py"), "--quick", "--only", part, "--json", str(file)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-        assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    quick_run("launch", tmp_path / "launch.json", "--only", "payload")
+    found, _ = quick_run("launch", tmp_path / "launch.json", "--only", "local")
     assert set(found["ratios"]) == {
         "local_cold_vs_torchrun_2", "local_warm_vs_torchrun_2", "local_run_vs_torchrun_2",
         "local_warm_vs_elastic_launch_2",
@@ -108,11 +109,7 @@ def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_jobs_loses_none(tmp_path: Path):
-    file = tmp_path / "jobs.json"
-    command = [sys.executable, str(BENCHMARKS / "jobs.py"), "--quick", "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    found, _ = quick_run("jobs", tmp_path / "jobs.json")
     assert set(found["ratios"]) == {"submit_over_bare"}
     assert [row["name"] for row in found["rows"]] == ["bare", "command", "from Python"]
     figures = found["figures"]
@@ -136,11 +133,7 @@ def test_the_benchmark_of_jobs_loses_none(tmp_path: Path):
     ],
 )  # fmt: skip
 def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, entrants, tmp_path: Path):
-    file = tmp_path / "launch.json"
-    command = [sys.executable, str(BENCHMARKS / "launch.py"), "--quick", "--only", part, "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    found, _ = quick_run("launch", tmp_path / "launch.json", "--only", part)
     assert set(found["ratios"]) == ratios
     assert [row["name"] for row in found["rows"]] == entrants
     assert all(0 < run["first_s"] <= run["returned_s"] for row in found["rows"] for run in row["rounds"])
@@ -149,11 +142,7 @@ def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, 
 
 @pytest.mark.slow
 def test_the_benchmark_of_xlas_models_compares_one_with_eager_torch(tmp_path: Path):
-    file = tmp_path / "xla_parity.json"
-    command = [sys.executable, str(BENCHMARKS / "xla_parity.py"), "--quick", "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    found, _ = quick_run("xla_parity", tmp_path / "xla_parity.json")
     assert found["figures"]["models"] == len(found["rows"]) == 1
     assert found["figures"]["failed"] == 0
     assert 0 < found["figures"]["max_rel_err"] <= 1e-6
@@ -161,11 +150,7 @@ def test_the_benchmark_of_xlas_models_compares_one_with_eager_torch(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_benchmark_of_xlas_speed_measures_a_tiny_network(tmp_path: Path):
-    file = tmp_path / "xla_speed.json"
-    command = [sys.executable, str(BENCHMARKS / "xla_speed.py"), "--quick", "--json", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    found, _ = quick_run("xla_speed", tmp_path / "xla_speed.json")
     kinds = ("step_vs_eager", "at_once_vs_one", "two_devices_vs_one", "two_devices_vs_eager")
     assert set(found["ratios"]) == {name for kind in kinds for name in (f"tiny MLP: {kind}", f"{kind}_median")}
     assert all(value > 0 for value in found["ratios"].values())
@@ -216,19 +201,9 @@ def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
 @pytest.mark.slow
 def test_a_data_benchmark_is_taken_in_pieces_that_add_up(tmp_path: Path):
     file = tmp_path / "tabular.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "data_tabular.py"),
-        "--quick",
-        "--data",
-        str(tmp_path),
-        "--json",
-        str(file),
-    ]
-    for more in (["--kind", "plain", "--only", "footplate", "limit"], ["--add", "--only", "footplate", "floor"]):
-        ended = subprocess.run([*command, *more], capture_output=True, text=True, timeout=200)
-        assert ended.returncode == 0, ended.stderr
-    found = json.loads(file.read_text())
+    kept = ["--data", str(tmp_path)]
+    quick_run("data_tabular", file, *kept, "--kind", "plain", "--only", "footplate", "limit")
+    found, _ = quick_run("data_tabular", file, *kept, "--add", "--only", "footplate", "floor")
     rounds = {row["name"]: [run["round"] for run in row["rounds"]] for row in found["rows"]}
     assert rounds == {
         "plain: limit: read only": [0, 1],
