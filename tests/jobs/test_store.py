@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -208,6 +209,15 @@ def test_stores_are_opened_at_once_for_the_first_time(opened: Callable[[], Store
         one.join()
     assert not failed
     assert len(opened().list()) == 6
+
+
+def test_a_file_that_another_is_about_to_write_is_waited_for_by_who_opens_it_first(tmp_path: Path):
+    other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # SQLite tells this to whoever asks for a write-ahead log, without waiting
+    ends = threading.Timer(0.3, other.close)
+    ends.start()
+    open_store(Home(tmp_path)).add(job())
+    ends.join()
 
 
 def test_lists_are_the_newest_first_and_of_a_state_or_a_machine(store: Store):

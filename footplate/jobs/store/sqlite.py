@@ -7,6 +7,7 @@ NFS the log can't be shared.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +30,25 @@ class SQLite:
         try:
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             path.chmod(0o600)
-            if self._connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                self._connection.execute("PRAGMA journal_mode=WAL")
+            self._log_ahead()
             self._connection.execute("PRAGMA synchronous=FULL")
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(error) from None
         tables.create(self, "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'")
+
+    def _log_ahead(self) -> None:
+        """Have the file use a write-ahead log.
+
+        SQLite itself doesn't wait here: of several that open a new file at once, all but one are told that it is locked.
+        """
+        end = time.monotonic() + BUSY_S
+        while self._execute("PRAGMA journal_mode") != [("wal",)]:
+            try:
+                self._execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
 
     def transaction(self, work: Callable[[Execute], T]) -> T:
         try:
