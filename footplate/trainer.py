@@ -667,6 +667,7 @@ class Trainer(View):
                 self.seed = self.group.from_first(self.seed)
                 self.run_dir = Path(self.group.from_first(self.run_dir))
             self.agreement = self._make_agreement()
+            self.agreement.settle()  # so that there is one clock before any callback asks for it
 
     def _make_agreement(self) -> Agreement:
         return Agreement(self.group, self.signals, lambda: self.should_stop)
@@ -879,7 +880,7 @@ class Trainer(View):
         return map_tensors(as_tensors(data, self.device), lambda tensor: self.group.stack(tensor, sync_grads))
 
     def clock(self) -> float:
-        """Monotonic seconds, the same on every rank: rank 0's when the ranks last agreed on anything."""
+        """Monotonic seconds, the same on every rank: rank 0's when the ranks last agreed on anything, or met."""
         return self.agreement.now_s
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Trainer:

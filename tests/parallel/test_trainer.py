@@ -69,6 +69,8 @@ def test_time_is_that_of_rank_0(tmp_path):
 
 def test_saving_by_time_happens_on_all_ranks_at_once(tmp_path):
     def run():
+        clock, uptime_s = time.monotonic, 1000.0 * rank()  # ranks on several hosts: each has been up for its own time
+        time.monotonic = lambda: clock() + uptime_s
         saver = fp.ModelCheckpoint(train_time_interval=timedelta(milliseconds=200), save_top_k=-1)
         trainer = make(tmp_path, max_epochs=-1, max_time=timedelta(seconds=2), callbacks=saver)
         trainer.fit(seeded(), loader())
