@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -24,6 +25,15 @@ settings.register_profile("suite", derandomize=True, deadline=None, print_blob=T
 settings.register_profile("fuzz", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("suite")
 
+
+class Loggers(dict[str, Any]):
+    """All loggers. Pytest goes through them at each test, while threads of another may import what makes more."""
+
+    def values(self) -> Any:
+        return list(super().values())
+
+
+logging.Logger.manager.loggerDict = Loggers(logging.Logger.manager.loggerDict)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it ignored from a suite in the background
 
 
