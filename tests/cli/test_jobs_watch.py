@@ -15,6 +15,14 @@ from jobs.conftest import bench, is_held, until  # noqa: F401  a fixture
 
 from footplate.jobs.states import State
 
+SAVES_UNTIL_IT_MAY_END = """
+def told(*_):
+    until_there("may-end")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, told)
+(place / "ready").touch()
+until_there("go")
+"""
 SUBMIT = ["--package-path", "trainer", "--module-name", "trainer.task", "--region", "us-central1", "--job-dir", "out"]
 
 
@@ -84,7 +92,7 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
 
 
 def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench):  # noqa: F811
-    bench.program("(place / 'ready').touch(); until_there('go')")
+    bench.program(SAVES_UNTIL_IT_MAY_END)
 
     def told(*argv: str) -> tuple[str, str, str]:
         found = json.loads(footplate("jobs", *argv, "my_job", "--format", "json").out)
@@ -92,8 +100,10 @@ def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench): 
 
     assert json.loads(submit("my_job", "--format", "json").out)["jobId"] == "my_job"
     bench.there("ready")
+    bench.is_in(State.RUNNING)
     assert told("describe") == ("my_job", "RUNNING", "local")
     assert told("cancel") == ("my_job", "CANCELLING", "local")
+    (bench.directory / "may-end").touch()
     assert told("wait") == ("my_job", "CANCELLED", "local")
     (bench.directory / "go").touch()
     assert told("resubmit")[0] == "my_job"
@@ -103,15 +113,17 @@ def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench): 
 
 
 def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
-    bench.program("(place / 'ready').touch(); time.sleep(600)")
+    bench.program(SAVES_UNTIL_IT_MAY_END)
     submit("my_job")
     bench.there("ready")
+    bench.is_in(State.RUNNING)
     found = footplate("jobs", "delete", "my_job")
     assert (found.code, found.err) == (
         2,
         "footplate jobs: my_job is RUNNING. Cancel it first: footplate jobs cancel my_job\n",
     )
     assert footplate("jobs", "cancel", "my_job").out == "my_job is CANCELLING\n"
+    (bench.directory / "may-end").touch()
     assert footplate("jobs", "wait", "my_job").code == 1
     assert footplate("jobs", "delete", "my_job").code == 0
     assert footplate("jobs", "list").out == "There are no such jobs.\n"

@@ -391,7 +391,7 @@ def test_two_machines_meet_without_a_clusters_engine(machine, script):
     assert sorted(line.partition("there ")[2] for line in out.splitlines()) == [
         "0 0 2 0 0 4", "1 1 2 0 0 4", "2 0 2 1 0 4", "3 1 2 1 0 4",
     ]  # fmt: skip
-    assert other.wait(20) == 0
+    assert other.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -407,7 +407,7 @@ def test_a_machine_that_is_lost_is_replaced_by_another_that_gives_the_command(ma
     assert sorted(line.partition("there ")[2] for line in out.splitlines()) == [
         "0 0 2 0 1 4", "1 1 2 0 1 4", "2 0 2 1 1 4", "3 1 2 1 1 4",
     ]  # fmt: skip
-    assert again.wait(20) == 0
+    assert again.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -428,7 +428,7 @@ signal.signal(signal.SIGTERM, save)
     assert {first.stdout.readline().split()[3] for _ in range(4)} == {"0", "1", "2", "3"}
     other.terminate()
     out, err = first.communicate(timeout=120)
-    assert (first.returncode, other.wait(20)) == (143, 143), err
+    assert (first.returncode, other.wait(60)) == (143, 143), err
     assert {line.partition("saved by ")[2] for line in out.splitlines()} == {"0", "1", "2", "3"}
 
 
@@ -437,7 +437,7 @@ def test_a_script_that_fails_ends_all_machines_with_its_exit_code(machine, scrip
     path = script("import os, sys\nsys.exit(5 if os.environ['RANK'] == '3' else 0)\n")
     first, other = machine(0, "--max-restarts=0", path), machine(1, "--max-restarts=0", path)
     _, err = first.communicate(timeout=120)
-    assert (first.returncode, other.wait(20)) == (5, 5), err
+    assert (first.returncode, other.wait(60)) == (5, 5), err
 
 
 def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):

@@ -229,7 +229,9 @@ def test_curves_of_a_run_and_of_the_machine(server: Server, bench: Bench):
     old.write_text("step,epoch,of_another_job\n1,0,2.0\n")
     os.utime(old, (1e9, 1e9))
     submit(server, bench, "curves_1")
-    found = until(lambda: (one := server("GET", "/api/jobs/curves_1/figures").json)["devices"] and one)
+    found = until(
+        lambda: (one := server("GET", "/api/jobs/curves_1/figures").json)["devices"] and one["training"] and one
+    )
     (bench.directory / "go-curves_1").touch()
     assert [one["title"] for one in found["training"]] == ["loss"]
     assert found["training"][0]["series"] == [{"name": "train_loss", "x": [1, 2], "y": [2, 1]}]

@@ -75,6 +75,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 def watched(page: Page) -> Page:
     """A page that fails its test when a script of it fails, or when something is loaded from elsewhere."""
+    page.set_default_timeout(PATIENCE_S * 1000)
 
     def refuse(text: str) -> None:
         raise AssertionError(text)
