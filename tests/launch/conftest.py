@@ -21,6 +21,12 @@ def quick() -> Restarts:
     return Restarts(peers_grace_s=0.3, max_delay_s=0.1)
 
 
+@pytest.fixture
+def quick_but_patient() -> Restarts:
+    """The same for ranks that all end by themselves, each in its own time."""
+    return Restarts(peers_grace_s=60, max_delay_s=0.1)
+
+
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
     """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and an engine."""
@@ -29,7 +35,7 @@ def no_orphans() -> Iterator[None]:
     waiting = {psutil.Process(pid) for pid in nurseries.kept()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
     left = now - before - waiting
-    assert not psutil.wait_procs(list(left), timeout=2)[1]
+    assert not psutil.wait_procs(list(left), timeout=20)[1]
 
 
 @pytest.fixture

@@ -37,15 +37,15 @@ class Program:
         """The processes that it has started, and those that they have."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def end(self, within_s: float = 20) -> tuple[int, str]:
+    def end(self, within_s: float = 60) -> tuple[int, str]:
         """Wait for its end, so long after its output's; its exit code and the rest of its output."""
         rest = self.process.stdout.read()
         return self.process.wait(within_s), rest
 
 
-def gone_within(seconds: float, processes: list[psutil.Process]) -> bool:
-    """Whether all these processes end in time; a zombie has ended."""
-    until = time.monotonic() + seconds
+def gone(processes: list[psutil.Process], within_s: float = 30) -> bool:
+    """Whether all these processes end before long; a zombie has ended. What they do by themselves takes 60 s."""
+    until = time.monotonic() + within_s
     while time.monotonic() < until:
         if not any(_runs(one) for one in processes):
             return True

@@ -28,7 +28,7 @@ def pass_on(sender: Channel, receiver: Channel, count: int) -> list[Message]:
     found: list[Message] = []
     while len(found) < count:
         sender.flush()
-        select.select([receiver], [sender] if sender.pending else [], [], 5)
+        select.select([receiver], [sender] if sender.pending else [], [], 60)
         found += receiver.receive()
     return found
 
@@ -120,7 +120,7 @@ def test_a_stranger_can_send_neither_much_nor_nonsense(sent, words):
     one, other = pair(trusted=False)
     one.connection.setblocking(True)
     one.connection.sendall(sent)
-    select.select([other], [], [], 5)
+    select.select([other], [], [], 60)
     with pytest.raises(Gone, match=words):
         list(other.receive())
     one.close()

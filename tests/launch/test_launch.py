@@ -108,7 +108,7 @@ def test_it_runs_in_another_thread_and_sets_no_handlers_there():
     results = []
     thread = threading.Thread(target=lambda: results.append(launch(lambda: "done", world_size=2)))
     thread.start()
-    thread.join(30)
+    thread.join(120)
     assert results == ["done"]
 
 

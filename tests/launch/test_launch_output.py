@@ -47,14 +47,14 @@ launch(work, world_size=1)
     assert script.read_until("now") == "[rank 0] now\n"
 
 
-def test_output_is_kept_whole_for_each_attempt_and_rank(tmp_path, quick, capsys):
+def test_output_is_kept_whole_for_each_attempt_and_rank(tmp_path, quick_but_patient, capsys):
     def work():
         print("out", os.environ["RANK"])
         print("err", os.environ["RANK"], file=sys.stderr)
         if os.environ["FOOTPLATE_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
             raise ValueError("of rank 1")
 
-    launch(work, world_size=2, restarts=quick, log_dir=tmp_path)
+    launch(work, world_size=2, restarts=quick_but_patient, log_dir=tmp_path)
     files = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.glob("*/*")}
     assert set(files) == {f"attempt-{attempt}/rank-{rank}.log" for attempt in (0, 1) for rank in (0, 1)}
     assert sorted(files["attempt-0/rank-0.log"].splitlines()) == ["err 0", "out 0"]
@@ -112,25 +112,25 @@ def work():
 def test_on_a_terminal_a_line_of_another_rank_stays_out_of_the_progress_bar(tmp_path):
     text, _ = on_a_terminal(tmp_path, """
 def work():
-    def when(there):
-        while not os.path.exists(there):
+    def seen(text):
+        while text not in open("terminal").read():
             time.sleep(0.01)
-        time.sleep(0.3)  # until what was written has been read
 
     if os.environ["RANK"] == "0":
         print("50 %", end="", flush=True)
-        open("shown", "w")
-        when("said")
+        seen("hello")
     else:
-        when("shown")
+        seen("50 %")
         print("hello", flush=True)
-        open("said", "w")
 """)  # fmt: skip
     assert "50 %\r\x1b[K[rank 1] hello\r\n" in text
 
 
 def on_a_terminal(place: Path, work: str) -> tuple[str, str]:
-    """What a user sees of `work` in a terminal of 101 columns and 31 rows; and what rank 0's log has."""
+    """What a user sees of `work` in a terminal of 101 columns and 31 rows; and what rank 0's log has.
+
+    What has been seen up to now is in the file `terminal`.
+    """
     import termios
 
     script = place / "program.py"
@@ -140,6 +140,7 @@ from footplate.launch import launch
 {work}
 launch(work, world_size=2, log_dir="logs")
 """)
+    (place / "terminal").touch()
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (31, 101))
     process = subprocess.Popen(
@@ -154,10 +155,11 @@ launch(work, world_size=2, log_dir="logs")
     try:
         while piece := os.read(ours, 4096):
             seen += piece
+            (place / "terminal").write_bytes(seen)
     except OSError:  # its end
         pass
     os.close(ours)
-    assert process.wait(20) == 0, seen
+    assert process.wait(60) == 0, seen
     return seen.decode(), (place / "logs/attempt-0/rank-0.log").read_bytes().decode()
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from launched import gone_within
+from launched import gone
 
 from footplate.launch import Restarts, launch
 
@@ -28,7 +28,7 @@ def test_when_the_supervisor_is_killed_everything_goes_with_it(program):
     family = script.family()
     assert len(family) == 5  # the nursery, two workers, what they have started
     script.process.kill()
-    assert gone_within(1, family)
+    assert gone(family)
 
 
 def test_when_the_supervisor_is_killed_early_the_nursery_goes_too(program):
@@ -36,7 +36,7 @@ def test_when_the_supervisor_is_killed_early_the_nursery_goes_too(program):
     while not (family := script.family()):
         time.sleep(0.01)
     script.process.kill()
-    assert gone_within(1, family)
+    assert gone(family)
 
 
 def test_when_supervisor_and_nursery_are_killed_at_once_the_workers_go_too(program):
@@ -45,7 +45,7 @@ def test_when_supervisor_and_nursery_are_killed_at_once_the_workers_go_too(progr
     nursery, *rest = script.family()
     script.process.kill()
     nursery.kill()
-    assert gone_within(1, [nursery, *(one for one in rest if one.name() != "sleep")])
+    assert gone([nursery, *(one for one in rest if one.name() != "sleep")])
 
 
 def test_workers_that_the_kernel_does_not_tell_notice_the_end_by_themselves(program):
@@ -54,7 +54,7 @@ def test_workers_that_the_kernel_does_not_tell_notice_the_end_by_themselves(prog
     nursery, *rest = script.family()
     nursery.suspend()  # so it neither dies nor kills
     script.process.kill()
-    assert gone_within(1, rest)
+    assert gone(rest)
     nursery.kill()
 
 
@@ -77,7 +77,7 @@ launch(work, world_size=2)
     code, rest = script.end()
     assert code == 143
     assert {"[rank 0] saved by 0", "[rank 1] saved by 1"} <= set(rest.splitlines())
-    assert gone_within(0.1, family)
+    assert gone(family)
 
 
 def test_workers_that_ignore_sigterm_have_their_grace_and_no_more(program):
@@ -173,13 +173,13 @@ def test_ranks_that_all_were_interrupted_are_not_started_again(said):
     assert not said.records
 
 
-def test_a_rank_that_fails_beside_one_that_was_told_to_end_is_a_failure(quick):
+def test_a_rank_that_fails_beside_one_that_was_told_to_end_is_a_failure(quick_but_patient):
     def work():
         if os.environ["FOOTPLATE_ATTEMPT"] == "1":
             return "again"
         raise SystemExit(143) if os.environ["RANK"] == "0" else ValueError
 
-    assert launch(work, world_size=2, restarts=quick) == "again"
+    assert launch(work, world_size=2, restarts=quick_but_patient) == "again"
 
 
 def test_sigterm_to_a_single_rank_that_does_not_handle_it_is_a_failure():

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from launched import gone_within
+from launched import gone
 from ray_nodes import PROGRAM
 
 import footplate as fp
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 @pytest.fixture(autouse=True)
 def no_other_ray() -> None:
     """What another test's cluster has left would be found, and used."""
-    assert gone_within(20, [one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"])
+    assert gone([one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"])
 
 
 def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):
@@ -67,7 +67,7 @@ def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program
         assert code == 0, said
         assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
         of_it = [one for one in psutil.process_iter(["cmdline"]) if place in " ".join(one.info["cmdline"] or [])]
-        assert gone_within(15, of_it)
+        assert gone(of_it)
 
 
 def test_an_address_without_a_cluster_is_said_so(program):
