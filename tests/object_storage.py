@@ -25,7 +25,7 @@ def serve(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A server while it is needed, once it answers."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=1)
             except urllib.error.HTTPError:

@@ -77,7 +77,7 @@ def metadata(monkeypatch):
     server.server_close()
 
 
-def heard(metadata, name, value, wait_s):
+def heard(metadata, name, value, wait_s=60.0):
     said: list[str] = []
     came = threading.Event()
 
@@ -86,7 +86,7 @@ def heard(metadata, name, value, wait_s):
         came.set()
 
     with notice.watching(end):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(metadata.asked) < 4 and time.monotonic() < deadline:  # both have had a first answer and ask again
             time.sleep(0.01)
         metadata.change(name, value)
@@ -95,13 +95,12 @@ def heard(metadata, name, value, wait_s):
 
 
 def test_a_preemption_is_heard_at_once(metadata):
-    began = time.monotonic()
-    assert heard(metadata, "preempted", "TRUE", 10) == ["this machine is being preempted"]
-    assert time.monotonic() - began < 20
+    assert heard(metadata, "preempted", "TRUE") == ["this machine is being preempted"]
+    assert sum("preempted" in path for path in metadata.asked) == 2, "the question that was open had no answer"
 
 
 def test_a_stop_for_maintenance_is_heard(metadata):
-    assert heard(metadata, "maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE", 10) == [
+    assert heard(metadata, "maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE") == [
         "this machine is being stopped for maintenance"
     ]
 
@@ -114,7 +113,7 @@ def test_a_metadata_server_that_fails_is_asked_again(metadata, monkeypatch, capl
     monkeypatch.setattr(notice, "RETRY_S", 0.05)
     metadata.broken = True
     threading.Timer(0.3, lambda: setattr(metadata, "broken", False)).start()
-    assert heard(metadata, "preempted", "TRUE", 10) == ["this machine is being preempted"]
+    assert heard(metadata, "preempted", "TRUE") == ["this machine is being preempted"]
     assert sum("asking again" in record.getMessage() for record in caplog.records) <= 2
 
 
@@ -153,7 +152,7 @@ def test_a_run_on_a_machine_that_is_preempted_saves_and_ends_with_143(metadata, 
     )
     assert process.stdout.readline() == "trains\n"
     metadata.change("preempted", "TRUE")
-    assert process.wait(20) == 143
+    assert process.wait(60) == 143
     process.stdout.close()
     found = checkpoint.newest([tmp_path / "run"])
     assert checkpoint.read_meta(found)["global_step"] >= 5

@@ -36,7 +36,7 @@ class Checks:
 
     @functools.cached_property
     def _found(self) -> list[dict[str, str]]:
-        return ranks.run(self._run, self._world, timeout_s=120)
+        return ranks.run(self._run, self._world, timeout_s=240)
 
     def _run(self) -> dict[str, str]:
         hvd.init()

@@ -300,7 +300,7 @@ def names_that_differ_are_an_error_and_no_hang():
         hvd.MismatchError, match='rank 0 waits for allreduce "loss 0", rank 1 waits for allreduce "loss 1"'
     ):
         hvd.allreduce(mine(1), name=f"loss {hvd.rank()}")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 @check
@@ -486,7 +486,7 @@ def test_a_rank_that_is_killed_is_an_error_on_the_others_at_once(victim):
             hvd.allreduce(torch.ones(10), name="x")
         with pytest.raises(hvd.PeerLostError):
             hvd.allreduce(torch.ones(10), name="y")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         os._exit(7)
 
     with ranks.start(work, 2) as started:

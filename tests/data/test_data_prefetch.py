@@ -45,7 +45,9 @@ def test_the_state_is_that_of_the_batch_handed_out(delta: str) -> None:
     batches = Prefetcher(loader, move=lambda batch: batch, ahead=4)
     iterator = iter(batches)
     next(iterator)
-    time.sleep(0.1)
+    until = time.monotonic() + 60
+    while loader.state_dict()["batch"] <= 1 and time.monotonic() < until:
+        time.sleep(0.01)
     state = batches.state_dict()
     assert state is not None
     assert state["batch"] == 1

@@ -90,9 +90,9 @@ def test_a_variable_counts_more_than_the_metadata_server(google):
 def test_a_server_that_is_not_there_is_asked_once():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        free = taken.getsockname()[1]
-    ask = metadata.server({"GCE_METADATA_HOST": f"127.0.0.1:{free}"})
-    assert not look({}, ask).known
+        silent = taken.getsockname()[1]  # which is somebody's, so nobody else listens there
+        ask = metadata.server({"GCE_METADATA_HOST": f"127.0.0.1:{silent}"})
+        assert not look({}, ask).known
 
 
 def test_a_machine_without_a_tpu_asks_nobody(google):

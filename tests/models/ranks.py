@@ -48,14 +48,14 @@ class Ranks:
         """Send a signal to one of them."""
         os.kill(self.processes[rank].pid or 0, number)
 
-    def exit_codes(self, timeout_s: float = 60.0) -> list[int | None]:
+    def exit_codes(self, timeout_s: float = 120.0) -> list[int | None]:
         """How they ended; None for one that still runs when the time is over."""
         end = time.monotonic() + timeout_s
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
         return [process.exitcode for process in self.processes]
 
-    def results(self, timeout_s: float = 60.0) -> list[Any]:
+    def results(self, timeout_s: float = 120.0) -> list[Any]:
         """What they returned."""
         end = time.monotonic() + timeout_s
         found = []
@@ -72,7 +72,7 @@ def start(function: Callable[..., Any], world: int, *args: Any, **environ: str) 
     return Ranks(function, world, *args, **environ)
 
 
-def run(function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 60.0, **environ: str) -> list[Any]:
+def run(function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0, **environ: str) -> list[Any]:
     """What `function(*args)` returns on each rank."""
     with start(function, world, *args, **environ) as ranks:
         return ranks.results(timeout_s)

@@ -198,7 +198,7 @@ def lonely_backward(root) -> bool:
     if trainer.global_rank == 0:
         thread = threading.Thread(target=lambda: model.training_step(next(iter(loader())), 0).backward(), daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(60)
         return not thread.is_alive()
     return True
 

@@ -21,7 +21,7 @@ def threads():
 
 
 def test_tasks_run_at_the_same_time_each_in_its_own_thread(threads):
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2, timeout=60)
 
     def task() -> int:
         both.wait()

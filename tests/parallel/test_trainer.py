@@ -193,12 +193,12 @@ def test_torchrun_starts_it_and_a_signal_to_one_worker_saves_and_ends_all(tmp_pa
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, root]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not (root / "pid").exists() or not (root / "pid").read_text():
             assert time.monotonic() < end and process.poll() is None  # noqa: PT018
             time.sleep(0.1)
         os.kill(int((root / "pid").read_text()), 15)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert said.count("SIGTERM after step") == 1

@@ -34,7 +34,7 @@ def test_it_is_there_once_the_last_part_is_written(order, tmp_path):
         for place in order:
             assert not path.exists()
             joint.write_part(path, "token", NAMES[place], freeze({"w": torch.full((place + 1,), place)}))
-        writing.result(10)
+        writing.result(60)
     assert sorted(file.name for file in path.iterdir()) == ["meta.json", *NAMES, "state.safetensors"]
     assert checkpoint.is_complete(path)
     files = json.loads((path / "meta.json").read_text())["files"]
@@ -54,7 +54,7 @@ def test_a_part_that_never_comes_is_not_waited_for_in_haste_and_the_older_checkp
         assert not writing.done()
         haste.set()
         with pytest.raises(CheckpointError, match=r"a\.ckpt could not be written: shard-00001\.safetensors never came"):
-            writing.result(joint.LOST_S + 10)
+            writing.result(joint.LOST_S + 60)
     assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
     assert checkpoint.read_meta(path)["number"] == 0
 
@@ -67,7 +67,7 @@ def test_a_part_that_comes_late_is_waited_for_though_in_haste(tmp_path):
         writing = thread.submit(complete, path, "token", 1, haste)
         time.sleep(0.2)
         joint.write_part(path, "token", NAMES[0], state(1))
-        writing.result(10)
+        writing.result(60)
     assert checkpoint.is_complete(path)
 
 

@@ -68,7 +68,7 @@ class Server:
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # it starts twice as fast
         with (self.directory / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError), urlopen(f"{self.uri}/health", timeout=1) as answer:
                 if answer.status == 200:

@@ -30,7 +30,7 @@ class Doubler(fp.Module):
         return 2 * x
 
 
-def wait_until(condition, timeout_s=60):
+def wait_until(condition, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
