@@ -137,7 +137,7 @@ def test_a_trained_model_is_validated_tested_and_predicts_a_table(footplate, net
 
 def test_results_are_shown_without_a_progress_bar_too(process, net):
     running = process("validate", *net, "--trainer.enable_progress_bar=false")
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
     assert re.search(r"^validate: val_loss \d\.\d+", err, re.M), err
 

@@ -314,7 +314,7 @@ time.sleep(60)
     running = process("run", "--np", "2", path)
     assert {running.stdout.readline(), running.stdout.readline()} == {"[rank 0] there\n", "[rank 1] there\n"}
     running.send_signal(number)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=120)
     assert sorted(out.splitlines()) == ["[rank 0] saved by 0", "[rank 1] saved by 1"]
     assert running.returncode == code
     assert "Traceback" not in err
@@ -443,11 +443,11 @@ def test_a_script_that_fails_ends_all_machines_with_its_exit_code(machine, scrip
 def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):
     path = script(MACHINES)
     first, other = machine(0, path), machine(1, path, token="another")
-    _, err = other.communicate(timeout=60)
+    _, err = other.communicate(timeout=120)
     assert other.returncode == 2
     assert "refused this machine" in err
     first.send_signal(signal.SIGINT)
-    _, err = first.communicate(timeout=60)
+    _, err = first.communicate(timeout=120)
     assert first.returncode == 130
     assert "it doesn't know FOOTPLATE_TOKEN" in err
 
@@ -456,7 +456,7 @@ def test_a_port_that_is_taken_is_said_so(process, script):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ("--master-addr", "127.0.0.1", "--master-port", taken.getsockname()[1])
         found = process("run", "--nnodes", "2", "--np", "2", *address, script(MACHINES), FOOTPLATE_TOKEN="secret")
-        _, err = found.communicate(timeout=60)
+        _, err = found.communicate(timeout=120)
     assert found.returncode == 2
     assert "nobody can listen there" in err
     assert "a port that is free" in err

@@ -15,14 +15,14 @@ def test_an_interrupted_run_says_how_it_is_continued_and_the_command_works(proce
     for _ in range(3):
         assert running.stdout.readline() == "training\n"
     running.send_signal(number)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == code
     assert "Traceback" not in err
     command = f"footplate fit --config {tmp_path / 'run' / 'config.yaml'} --ckpt_path last"
     assert f"Continue with: {command}\n" in err
 
     continued = process(*command.split()[1:], "--trainer.max_epochs=2")
-    _, err = continued.communicate(timeout=60)
+    _, err = continued.communicate(timeout=120)
     assert continued.returncode == 0, err
     assert f"Continuing from {tmp_path / 'run'}" in err
 
@@ -32,6 +32,6 @@ def test_an_interrupt_before_the_run_began_shows_no_traceback(process, project):
     running: subprocess.Popen[str] = process("fit", "--model=waiting.Net")
     assert running.stdout.readline() == "imported\n"
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 130
     assert err == "footplate fit: interrupted.\n"

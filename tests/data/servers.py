@@ -96,7 +96,7 @@ class Proxy:
             request.wfile.write(data[: len(data) // 2])
             request.close_connection = True
             return
-        request.wfile.write(data)
-        if found and request.command == "GET":
+        if found and request.command == "GET":  # before who asked has it, and may look
             with self._lock:
                 self.reads.append((request.path.partition("?")[0], int(found[1]), int(found[2])))
+        request.wfile.write(data)

@@ -24,8 +24,8 @@ from torch import distributed as dist
 from footplate.errors import LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
+from footplate.launch.cluster import channel, door, greeting
 from footplate.launch.cluster import crew as cluster
-from footplate.launch.cluster import door, greeting
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import Channel, Gone
 from footplate.launch.waiting import heed
@@ -265,11 +265,18 @@ def _status(pid: int) -> list[str]:
         return []
 
 
-def test_signs_of_life_are_not_held_up_by_a_large_result():
-    def work():
-        return bytes(500 * MB) if rank() == 0 else time.sleep(3)
+def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
+    take = channel._write
 
-    run(Places(["a", "a"]), work, heartbeat_timeout_s=1.9, restarts=Restarts(max_restarts=0))
+    def take_slowly(fd: int, data: bytes) -> None:
+        time.sleep(0.025)
+        take(fd, data)
+
+    monkeypatch.setattr(channel, "_write", take_slowly)
+    began = time.monotonic()
+    result = run(Places(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
+    assert len(result) == 100 * MB
+    assert time.monotonic() - began > 2 * 5
 
 
 def while_running(

@@ -97,7 +97,7 @@ def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(clust
         RayPlacement(num_gpus=1).start(3, None)
     assert "3 worker(s) of CPU 1, GPU 1, placed PACK: the Ray cluster can hold 0, 3 too few" in str(refused.value)
     assert str(refused.value).count("(CPU 2, GPU 0)") == 2
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):

@@ -85,7 +85,7 @@ def test_an_address_where_nobody_answers_is_said_so_in_time(program):
         code, said = program(CONNECT.format(address=f"127.0.0.1:{port}")).end(within_s=120)
     assert code == 1
     assert f'No Ray cluster can be used at "127.0.0.1:{port}": what listens there has said nothing for 5 s' in said
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_an_address_of_something_else_is_said_so(program):
@@ -116,7 +116,7 @@ def test_a_ray_that_has_died_is_said_so_in_time(program, monkeypatch):
     assert "has said nothing for 5 s" in refusals[0]
     assert all("Connection refused" in line for line in refusals[1:])
     assert all('No Ray cluster can be used at "' in line for line in refusals[2:])
-    assert float(slowest) < 20
+    assert float(slowest) < 40
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

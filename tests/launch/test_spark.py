@@ -117,7 +117,7 @@ def placement(session: Any) -> Iterator[SparkPlacement]:
     made.close()
 
 
-def until(condition: Callable[[], Any], within_s: float = 30) -> Any:
+def until(condition: Callable[[], Any], within_s: float = 60) -> Any:
     """The first value of `condition` that counts as true."""
     end = time.monotonic() + within_s
     while not (value := condition()):
@@ -137,9 +137,10 @@ def test_agents_that_end_by_themselves_leave_nothing_to_cancel(placement, home):
     placement.start(2, home.call())
     home.hear(2)
     home.hang_up()
-    before = time.monotonic()
+    stage = placement._stage
+    until(lambda: not stage._thread.is_alive() and not stage._active_tasks())
     placement.close()
-    assert time.monotonic() - before < 1
+    assert not stage._cancelled
 
 
 def test_agents_that_do_not_end_are_gone_after_close(placement, home):
@@ -180,14 +181,23 @@ def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
     assert [one["index"] for one in home.hear(2)] == [0, 1]
 
 
-def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(placement, home, session, caplog, monkeypatch):
+def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
+    placement, home, session, caplog, monkeypatch, tmp_path
+):
     monkeypatch.setattr(spark, "QUIET_S", 0.5)
-    other = session.sparkContext.parallelize([4.0], 1)
-    busy = threading.Thread(target=lambda: other.foreach(time.sleep))
+    enough = tmp_path / "enough"
+
+    def work(_: int) -> None:
+        while not enough.exists():
+            time.sleep(0.05)
+
+    other = session.sparkContext.parallelize([1], 1)
+    busy = threading.Thread(target=lambda: other.foreach(work))
     busy.start()
     until(lambda: session.sparkContext.statusTracker().getActiveStageIds())
     placement.start(2, home.call())
-    until(lambda: placement.lost() or "busy with other jobs of this session" in caplog.text, 4)
+    until(lambda: placement.lost() or "busy with other jobs of this session" in caplog.text)
+    enough.touch()
     assert [one["index"] for one in home.hear(2)] == [0, 1]
     busy.join()
     assert placement.lost() == []
