@@ -85,7 +85,7 @@ class Run:
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def wait_for_step(self, step: int, rank: int = 0, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_for_step(self, step: int, rank: int = 0, timeout_s: float = 120) -> dict[str, Any]:
         """The latest record of a rank, once it has come so far."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -97,7 +97,7 @@ class Run:
             time.sleep(0.005)
         raise AssertionError(f"rank {rank} never came to step {step}")
 
-    def end(self, code: int = 0, timeout_s: float = 90) -> tuple[dict[str, Any], str]:
+    def end(self, code: int = 0, timeout_s: float = 200) -> tuple[dict[str, Any], str]:
         """What came home, and what was said; asserts the exit code and that no process is left."""
         out, err = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == code, err

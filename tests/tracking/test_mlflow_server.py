@@ -54,7 +54,7 @@ def expected(steps):
 
 def spooled_steps(run_dir):
     (spool,) = pending(run_dir)
-    records = [json.loads(line) for line in spool.read_text().splitlines()]
+    records = [json.loads(line) for line in spool.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [record["step"] for record in records if record["kind"] == "metrics"]
 
 
@@ -71,7 +71,7 @@ def test_a_server_killed_in_the_middle_gets_all_of_it_in_order_when_it_is_back(r
     wait_until(lambda: Progress.load(run_dir).error)
     log_steps(logger, range(100, 150))
     logger.flush()
-    assert spooled_steps(run_dir) == list(range(150))
+    wait_until(lambda: spooled_steps(run_dir) == list(range(150)))
     server.start()
     log_steps(logger, range(150, 200))
     wait_until(lambda: Progress.load(run_dir).error is None)
@@ -95,9 +95,9 @@ def test_a_server_that_hangs_stops_nothing(run_dir, server):
     try:
         log_steps(logger, range(5000))
         logger.flush()
+        wait_until(lambda: spooled_steps(run_dir) == list(range(5000)))
         state = logger.state_dict()
         assert (state["run_id"], state["step"]) == (run_id, 4999)
-        assert spooled_steps(run_dir) == list(range(5000))
     finally:
         server.signal(signal.SIGCONT)
     logger.finalize("success")
