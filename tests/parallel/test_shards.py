@@ -216,7 +216,7 @@ def test_killed_while_the_ranks_write_what_is_left_is_whole(who, tmp_path):
             codes = cut.exit_codes()
             assert codes[who] == -signal.SIGKILL
             assert codes[1 - who] == 1
-            assert time.monotonic() - began < 45
+            assert time.monotonic() - began < 100
         left = [path for path in (root / CHECKPOINTS).glob("*.ckpt") if not path.is_symlink()]
         assert left, "the first save was complete before the second began"
         for path in left:
