@@ -121,7 +121,8 @@ def test_elsewhere_no_server_is_asked(monkeypatch):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     before = {*threading.enumerate()}
     with notice.watching(pytest.fail):
-        assert {*threading.enumerate()} <= before or notice.ComputeEngine().here()
+        begun = [one for one in threading.enumerate() if one not in before and one.name == "footplate-notices"]
+        assert not begun or notice.ComputeEngine().here()
 
 
 TRAINS = """

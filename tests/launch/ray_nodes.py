@@ -35,7 +35,7 @@ def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **SMALL})
     try:
         nodes.second = nodes.add_node(num_cpus=num_cpus, **second, **SMALL)
-        nodes.wait_for_nodes()
+        nodes.wait_for_nodes(120)
         RayPlacement(address=nodes.address)
         yield nodes
     finally:

@@ -158,7 +158,7 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         return train(directory, pause_s)
 
     rooms = [cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL) for _ in range(3)]  # one to spare
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(120)
 
     def remove_its_node():
         while len(steps(tmp_path / "cut", 1)) < 8:
@@ -186,7 +186,7 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
 def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, tmp_path):
     gone = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
     also = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(120)
 
     def work():
         if worker.attempt() == 0:

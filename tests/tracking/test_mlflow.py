@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 
-import psutil
 import pytest
 import torch
 
@@ -190,7 +189,7 @@ def test_a_courier_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, 
     logger = MLflow()
     logger.setup(run_dir, {})
     run_id = logger.run_id
-    courier = psutil.Process().children()[-1]
+    courier = logger._attempt._courier._process
     courier.kill()
     courier.wait()
     logger.log_metrics({"loss": 1.0}, 0, 0)
