@@ -146,9 +146,18 @@ def let_torchvision_be_imported() -> None:
 
     So it is beside a torch for the CPU; Lightning imports torchvision wherever it is installed.
     """
+    import importlib.util
+    from pathlib import Path
+
     import torch
 
-    if not hasattr(torch.ops.torchvision, "nms"):
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    try:
+        for file in Path(spec.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(str(file))
+    except OSError:
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

@@ -4,9 +4,25 @@ Lightning and timm import torchvision wherever it is installed. Beside a torch f
 can't be loaded, and its import then stops at operators that nobody has declared: declaring them is all that it needs.
 """
 
+import importlib.util
+from pathlib import Path
+
 import torch
 
-if not hasattr(torch.ops.torchvision, "nms"):
+
+def _torchvision_is_whole() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return True
+    try:
+        for file in Path(spec.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(str(file))
+    except OSError:
+        return False
+    return True
+
+
+if not _torchvision_is_whole() and not hasattr(torch.ops.torchvision, "nms"):
     _torchvision = torch.library.Library("torchvision", "DEF")  # kept: the declaration ends with the object
     for _name in ("nms", "qnms"):
         _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
