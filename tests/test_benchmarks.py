@@ -163,7 +163,7 @@ def test_a_step_is_dearer_in_lightning_than_in_footplate():
     found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)
     assert 10 < raw < 100_000  # microseconds
-    assert raw * 0.8 < ours < theirs
+    assert raw * 0.5 < ours < theirs
 
 
 def test_rounds_turn_the_order_of_the_entrants_round():

@@ -172,8 +172,8 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     remover = threading.Thread(target=remove_its_node)
     remover.start()
     backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
-    quick = Restarts(peers_grace_s=1)
-    assert launch(train_and_tell_where, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=quick) == STEPS
+    patient = Restarts(peers_grace_s=60)  # the other rank fails of it first; Ray finds the node dead by its heartbeats
+    assert launch(train_and_tell_where, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=patient) == STEPS
     remover.join()
     for node in rooms:
         cluster.remove_node(node)
@@ -212,4 +212,5 @@ def test_a_program_in_the_cluster_finds_it_by_its_environment(program, cluster, 
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     code, said = program(PROGRAM).end(within_s=120)
     assert code == 0, said
-    assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
+    own = [line for line in said.splitlines() if line.startswith(("[rank", "result"))]  # Ray says things of its own
+    assert sorted(own) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
