@@ -37,12 +37,15 @@ class Signals:
         self._hearing = contextlib.ExitStack()
 
     def __enter__(self) -> Signals:
-        self.received, self.reason = None, ""
         self._hearing.enter_context(heard(self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hearing.close()
+
+    def forget(self) -> None:
+        """Begin anew: what ended one run is not to end the next."""
+        self.received, self.reason = None, ""
 
     def terminate(self, reason: str) -> None:
         """Count as SIGTERM something that is not a signal; callable from any thread."""

@@ -530,6 +530,7 @@ class Trainer(View):
         """Whatever happens inside: exceptions told to hooks, loggers closed, threads joined, errors made plain."""
         self.stage, self.module, self.datamodule = stage, model, datamodule
         attach(self, stage, model, datamodule)
+        self.signals.forget()
         self._join()
         self.callbacks = self._all_callbacks()
         for callback in self.callbacks:

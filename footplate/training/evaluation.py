@@ -67,6 +67,8 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             if lockstep and not even(loader):
                 batches = together(batches, trainer.group, stage)
             agreement.begin()
+            if agreement.interrupted:
+                trainer.end_on_signal()
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
                 if transfer is not None:
@@ -75,19 +77,18 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                     if lockstep:
                         with counting_nothing(module, log):
                             step.evaluate(name, batch, batch_idx, several)
-                    agreement.step()
-                    continue
-                log.batch = batch
-                for hook in batch_start:
-                    hook(batch, batch_idx, *positions)
-                output = step.evaluate(name, batch, batch_idx, several)
-                for hook in batch_end:
-                    hook(output, batch, batch_idx, *positions)
-                if sink is not None:
-                    sink(output, batch_idx, index)
+                else:
+                    log.batch = batch
+                    for hook in batch_start:
+                        hook(batch, batch_idx, *positions)
+                    output = step.evaluate(name, batch, batch_idx, several)
+                    for hook in batch_end:
+                        hook(output, batch, batch_idx, *positions)
+                    if sink is not None:
+                        sink(output, batch_idx, index)
                 if alike and trainer.group.several:
                     agreement.step()
-                if agreement.interrupted:
+                if agreement.interrupted and (alike or not trainer.group.several):
                     trainer.end_on_signal()
             close(batches)
         agreement.settle()

@@ -151,6 +151,35 @@ def test_an_interrupt_to_one_rank_ends_all_after_the_same_step(tmp_path):
     assert first == second < 100
 
 
+def test_a_signal_in_a_batch_of_which_one_rank_has_no_rows_ends_all_and_saves(tmp_path):
+    class SignalsInTheLastBatch(Plain):
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            if batch_idx == 2 and not self.trainer.sanity_checking:
+                os.kill(os.getpid(), 15)
+
+    def run():
+        make(tmp_path, max_epochs=4).fit(seeded(SignalsInTheLastBatch), loader(), loader(33, 8, shuffle=False))
+
+    with ranks.start(run, 2) as started:
+        assert started.exit_codes(60) == [143, 143]
+    assert checkpoint.newest([tmp_path / "checkpoints"]) is not None
+
+
+def test_what_has_interrupted_one_run_does_not_end_the_next(tmp_path):
+    class Interrupts(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            os.kill(os.getpid(), 2)
+
+    def run():
+        model, trainer = seeded(), make(tmp_path, callbacks=Interrupts())
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(model, loader())
+        return len(trainer.validate(model, DataLoader(Stream([40, 57], known=False), 8), verbose=False))
+
+    assert ranks.run(run, 2) == [1, 1]
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_rank_is_killed_the_others_raise_at_once(victim, tmp_path):
     class Dies(fp.Callback):
