@@ -222,7 +222,11 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
         pin_for(loader, trainer.device)
     training = trainer.dataloaders.get("train")
     loaders = [share_out(beside(loader, training), trainer.seed, trainer.world) for loader in as_list(found)]
-    limits = [limit_batches(f"limit_{name}_batches", limit, count_batches(loader)) for loader in loaders]
+    totals = [count_batches(loader) for loader in loaders]
+    if trainer.parallel.lockstep and trainer.group.several:
+        pairs = zip(loaders, totals, strict=True)
+        totals = [one if even(loader) else shortest(one, trainer.group, stage) for loader, one in pairs]
+    limits = [limit_batches(f"limit_{name}_batches", limit, total) for total in totals]
     for index, batches in enumerate(limits):
         if batches == 0 and limit == 0:
             raise ConfigError(f"limit_{name}_batches={limit} leaves nothing for trainer.{stage}().")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 from models import ranks
@@ -99,3 +101,24 @@ def test_a_checkpoint_of_a_sharded_model_is_one_of_the_whole_model(tmp_path):
     rest = ranks.run(lambda: train(tmp_path / "cut", 8, 4, ckpt_path="last"), 2)
     for name, value in whole[0]["weights"].items():
         assert torch.equal(value, rest[0]["weights"][name]), name
+
+
+def test_validation_loaders_of_different_lengths_end_together(tmp_path):
+    class Own:
+        """Rank 1 has two batches more."""
+
+        def __len__(self):
+            return 3 + 2 * int(os.environ["RANK"])
+
+        def __iter__(self):
+            return iter([dataset(8).tensors] * len(self))
+
+    def run():
+        trainer = fp.Trainer(
+            accelerator="cpu", strategy="fsdp", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            max_epochs=2, seed=1, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(Deep(), DataLoader(dataset(50), 8), Own())
+        return trainer.global_step, trainer.num_val_batches
+
+    assert ranks.run(run, 2) == [(8, [3]), (8, [3])]
