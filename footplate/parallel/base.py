@@ -69,6 +69,10 @@ class Strategy:
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Average gradients over the ranks that no backward pass has averaged."""
 
+    def mean(self, number: Tensor) -> Tensor:
+        """The mean of a number over the ranks."""
+        return number
+
     def release(self) -> None:
         """After training: a backward pass of the user's own is this rank's alone again."""
 

@@ -60,6 +60,13 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
         _unpack(flat.div_(world), found)
 
 
+def mean_over_ranks(number: Tensor) -> Tensor:
+    """The mean of a tensor over the ranks; the same bits on all of them."""
+    total = number.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
 def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """A bucket's tensors on another device, by one transfer; themselves where that is where they are."""
     if not tensors or tensors[0].device == device:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from footplate.parallel.base import Strategy
-from footplate.parallel.buckets import average_gradients, send_from_first
+from footplate.parallel.buckets import average_gradients, mean_over_ranks, send_from_first
 
 
 class DDP(Strategy):
@@ -68,6 +68,9 @@ class DDP(Strategy):
 
     def sync_buffers(self, module: nn.Module) -> None:
         send_from_first(module.buffers())
+
+    def mean(self, number: Tensor) -> Tensor:
+        return mean_over_ranks(number)
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         average_gradients([parameter for parameter in parameters if parameter.requires_grad])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from footplate.hooks import overrides
 from footplate.parallel.base import Strategy
-from footplate.parallel.buckets import send_from_first
+from footplate.parallel.buckets import mean_over_ranks, send_from_first
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -64,6 +64,9 @@ class FSDP(Strategy):
 
     def sync_buffers(self, module: nn.Module) -> None:
         send_from_first(module.buffers())
+
+    def mean(self, number: Tensor) -> Tensor:
+        return mean_over_ranks(number)
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict

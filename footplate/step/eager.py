@@ -220,7 +220,7 @@ class EagerStep(Step):
             output = self._forward(batch, batch_idx)
             returned.append(output)
             self._backpropagate(output, optimizer, batch_idx, epoch)
-            return self._loss_of(output)
+            return self._judged(optimizer, self._loss_of(output))
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
             def evaluate() -> Any:
@@ -357,9 +357,18 @@ class EagerStep(Step):
         def averaged() -> Any:
             loss = closure()
             self._average(optimizer)
-            return loss
+            return self._judged(optimizer, loss)
 
         return averaged
+
+    def _judged(self, optimizer: Optimizer, loss: Any) -> Any:
+        """What a closure returns. An optimizer that decides by it whether to go on (LBFGS) gets the loss over all ranks."""
+        if not self._several or not wants_closure(optimizer):
+            return loss
+        own = (
+            torch.zeros((), device=self.spec.device) if loss is None else torch.as_tensor(loss, device=self.spec.device)
+        )
+        return self._strategy.mean(own.detach().double() * self._batch_weight)
 
     def _forward_context(self) -> contextlib.AbstractContextManager[None]:
         return self.spec.precision.forward_context(self.spec.device)

@@ -126,6 +126,48 @@ def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(name, tmp
         assert first["metrics"][metric] == pytest.approx(alone["metrics"][metric], rel=1e-4)
 
 
+class Searches(Plain):
+    """By an optimizer that looks at the loss to decide how often it evaluates it."""
+
+    search: str | None = "strong_wolfe"
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(
+            self.parameters(), lr=0.5, max_iter=20, tolerance_change=1e-3, line_search_fn=self.search
+        )
+
+
+class Settles(Searches):
+    search = None
+
+
+class SearchesByHand(Searches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss)
+            return loss
+
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("module", [Searches, Settles, SearchesByHand])
+def test_an_optimizer_that_decides_by_the_loss_decides_the_same_on_all_ranks(module, tmp_path):
+    def run() -> dict[str, torch.Tensor]:
+        model = seeded(module)
+        make(tmp_path, max_epochs=2, enable_checkpointing=False).fit(model, loader(49, 4))
+        return weights(model)
+
+    equal(*ranks.run(run, 2))
+
+
 def test_three_ranks_do_too(tmp_path):
     alone = train(tmp_path / "alone", 12, Plain, 50)
     found = ranks.run(lambda: train(tmp_path / "three", 4, Plain, 50), 3)
