@@ -18,6 +18,7 @@ is frozen is noticed when `TIMEOUT` has passed, or earlier by whoever has starte
 from __future__ import annotations
 
 import atexit
+import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, FootplateError
 from footplate.parallel.world import SINGLE, World
 
 TIMEOUT = timedelta(minutes=30)
@@ -85,9 +86,26 @@ class Group:
                 answer = question()
             except Exception as raised:
                 error = raised
-        answer, error = self.from_first((answer, error))
+        answer, told = self.from_first((answer, None if error is None else _portable(error)))
+        if told is not None:
+            raise told if error is None else error
+        return answer
+
+    def ask_each(self, question: Callable[[], Any]) -> Any:
+        """What `question()` gives on this rank; where it raises on some ranks only, the others raise too, and say which."""
+        if not self.several:
+            return question()
+        answer, error = None, None
+        try:
+            answer = question()
+        except Exception as raised:
+            error = raised
+        told = self.gather(None if error is None else _portable(error))
         if error is not None:
             raise error
+        for rank, other in enumerate(told):
+            if other is not None:
+                raise type(other)(f"Rank {rank}: {other}") if isinstance(other, FootplateError) else other
         return answer
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
@@ -121,6 +139,15 @@ class Group:
 
 
 ALONE = Group(SINGLE)
+
+
+def _portable(error: Exception) -> Exception:
+    """An exception as it can be sent to another process: itself, or its text where it can't be made again there."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of somebody else's raises when it is pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def join(world: World, backend: str, device: torch.device) -> Group:
