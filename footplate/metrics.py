@@ -189,7 +189,10 @@ class MetricLog:
         entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
         values = to_floats(latest)
-        if self._group.several and any(entry.sync_dist for entry in entries):
+        over_ranks = any(entry.sync_dist for entry in entries)
+        if sync:  # a rank that has logged none of them yet gathers with the others
+            over_ranks = bool(self._group.maximum([int(over_ranks)])[0])
+        if self._group.several and over_ranks:
             values = self._over_ranks(entries, values, sync)
         result = Values()
         for entry, value in zip(entries, values, strict=True):

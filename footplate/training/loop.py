@@ -72,6 +72,7 @@ class TrainingLoop:
         self._val_every = trainer.val_check_batches
         self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
         self._batch_start = trainer.hooks.get("on_train_batch_start")
+        self._may_skip = not trainer.group.everybody(not self._batch_start)
         self._batch_end = trainer.hooks.get("on_train_batch_end")
         self._late_batch_end = trainer.hooks.late("on_train_batch_end")
 
@@ -104,7 +105,7 @@ class TrainingLoop:
             metrics.batch = chunk[0]
             if self._weight is not None:
                 metrics.counts = self._weight(first) != 0.0
-            if self._batch_start and self._skips_epoch(chunk, first):
+            if self._may_skip and self._skips_epoch(chunk, first):
                 complete = True
                 break
             steps_before = progress.global_step
@@ -146,7 +147,9 @@ class TrainingLoop:
             reports.step(trainer.metrics)
             reports.send(step, progress.epoch)
         if not self._checked:
-            self._check_monitors()
+            self._checked = True
+            names = {name for found in trainer.group.gather(list(trainer.metrics.names())) for name in found}
+            trainer.group.ask_first(lambda: self._check_monitors(names))
         if not ends_chunk:
             return
         for hook in self._late_batch_end:
@@ -280,9 +283,9 @@ class TrainingLoop:
             self._skipped = skipped
 
     def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:
-        """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
+        """Call `on_train_batch_start`; whether one of them, on whichever rank, wants no more of this epoch."""
         answers = [hook(batch, first + i) for i, batch in enumerate(chunk) for hook in self._batch_start]
-        return -1 in answers
+        return not self.trainer.group.everybody(-1 not in answers)
 
     def _validation_due(self, batch_idx: int) -> bool:
         if not self.val_loaders:
@@ -327,10 +330,11 @@ class TrainingLoop:
                 metric = torch.tensor(value)
             trainer.module.lr_scheduler_step(config.scheduler, metric)
 
-    def _check_monitors(self) -> None:
-        """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch."""
+    def _check_monitors(self, logged: set[str]) -> None:
+        """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch. Rank 0's
+        value counts, so rank 0 judges; at an epoch's end it knows what any rank has logged.
+        """
         trainer = self.trainer
-        self._checked = True
         if trainer.fast_dev_run or (self.val_loaders and not self._known):
             return  # validation has not been tried, so what it logs isn't known
         if any(overrides(trainer.module, name) for name in LOGGING_HOOKS):
@@ -338,7 +342,7 @@ class TrainingLoop:
         if any(not type(one).__module__.startswith("footplate.") for one in trainer.callbacks):
             return  # a callback of somebody else's may log anything later
         known = {*self._known, *trainer.reports.callback}
-        for name in trainer.metrics.names():
+        for name in logged:
             known |= {name, f"{name}_step", f"{name}_epoch"}
         watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
         watchers += [

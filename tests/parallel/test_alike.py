@@ -1,0 +1,72 @@
+"""What one rank has otherwise than the rest: said on all of them, or decided together, never waited for in vain."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from models import ranks
+
+import footplate as fp
+
+from .common import Plain, equal, loader, make, seeded, weights
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def test_a_metric_that_rank_0_alone_logs_can_be_monitored(tmp_path):
+    class Mine(Plain):
+        def training_step(self, batch, batch_idx):
+            if self.global_rank == 0:
+                self.log("mine", 1.0, rank_zero_only=True)
+            return super().training_step(batch, batch_idx)
+
+    def run():
+        savers = [fp.EarlyStopping("mine", patience=2), fp.ModelCheckpoint(monitor="mine")]
+        trainer = make(tmp_path, max_epochs=9, callbacks=savers)
+        trainer.fit(seeded(Mine), loader())
+        return trainer.current_epoch
+
+    assert ranks.run(run, 2) == [3, 3]
+
+
+def test_a_metric_that_no_rank_logs_is_named_on_all(tmp_path):
+    def run():
+        with pytest.raises(fp.ConfigError, match='"los", which nothing logs') as caught:
+            make(tmp_path, callbacks=fp.EarlyStopping("los")).fit(seeded(), loader())
+        return str(caught.value)
+
+    assert len(set(ranks.run(run, 2))) == 1
+
+
+def test_a_value_to_be_reduced_that_one_rank_alone_logs_is_reduced_over_those_that_have_it(tmp_path):
+    class Some(Plain):
+        def training_step(self, batch, batch_idx):
+            if self.global_rank == 1 and batch_idx == 1:
+                self.log("seldom", 3.0, on_step=True, on_epoch=True, sync_dist=True)
+            return super().training_step(batch, batch_idx)
+
+    def run():
+        trainer = make(tmp_path, log_every_n_steps=1)
+        trainer.fit(seeded(Some), loader())
+        return trainer.global_step, float(trainer.callback_metrics["seldom"])
+
+    assert ranks.run(run, 2) == [(8, 3.0), (8, 3.0)]
+
+
+def test_when_one_rank_skips_the_rest_of_an_epoch_all_do(tmp_path):
+    class Skips(fp.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            return -1 if trainer.current_epoch == 0 and batch_idx == 2 else None
+
+    def run():
+        trainer = make(tmp_path, callbacks=[Skips()] if rank() == 1 else [])
+        model = seeded()
+        trainer.fit(model, loader())
+        return trainer.global_step, weights(model)
+
+    first, second = ranks.run(run, 2)
+    assert first[0] == second[0] == 6
+    equal(first[1], second[1])
