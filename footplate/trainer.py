@@ -52,6 +52,7 @@ from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
+from footplate.training.alike import check_data, check_model, check_settings, read_alike
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import only_writer
@@ -452,7 +453,7 @@ class Trainer(View):
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it."""
-        self.write_checkpoint(to_place(filepath), weights_only)
+        self.write_checkpoint(self.group.from_first(self.for_all(to_place(filepath))), weights_only)
         self.wait_for_save()
         self.group.barrier()
 
@@ -460,8 +461,8 @@ class Trainer(View):
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
         self._set_up("fit")
-        found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
-        loaded = None if found is None else read_checkpoint(self, found)
+        found = self._find_checkpoint(ckpt_path)
+        loaded = None if found is None else read_alike(self, found, lambda path: read_checkpoint(self, path))
         place = None  # of the loader
         if loaded is not None:
             self.seed = loaded.get("seed", self.seed)
@@ -533,6 +534,7 @@ class Trainer(View):
         self.signals.forget()
         self._join()
         self.callbacks = self._all_callbacks()
+        check_settings(self)
         for callback in self.callbacks:
             callback.log, callback.log_dict = model.log, model.log_dict
         self.hooks = Hooks(
@@ -597,14 +599,15 @@ class Trainer(View):
             self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
         )
         self.has_validation = bool(val_loaders)
+        validated = list(zip(val_loaders, self.num_val_batches, strict=True)) if val_loaders else []
+        check_data(self, {"training": [(loader, self.num_training_batches)], "validation": validated})
         return loader, val_loaders
 
     def _prepare_evaluation(
         self, stage: Stage, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool
     ) -> tuple[list[Any], list[float]]:
         self._set_up(stage)
-        ckpt_path = self._or_best(ckpt_path, is_new)
-        found = self.group.ask_first(lambda: find_checkpoint(self, ckpt_path))
+        found = self._find_checkpoint(self._or_best(ckpt_path, is_new))
         loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
         if not loaders:
             raise ConfigError(
@@ -612,9 +615,10 @@ class Trainer(View):
                 f"or define {LOADERS[stage]}_dataloader()."
             )
         setattr(self, f"num_{LOADERS[stage]}_batches", limits)
+        check_data(self, {stage: list(zip(loaders, limits, strict=True))})
         self._prepare_module()
         if found is not None:
-            state = self.parallel.parts(checkpoint.load(found), self.module)
+            state = self.parallel.parts(read_alike(self, found, checkpoint.load), self.module)
             RunState(self.module, self.seed).load_module(state, str(found))
         self.optimizers = []
         self._prepare_step()
@@ -624,10 +628,20 @@ class Trainer(View):
         """`ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
         if ckpt_path is None and not is_new:
             with contextlib.suppress(CheckpointError):
-                return self.group.ask_first(lambda: find_checkpoint(self, "best"))
+                return self._find_checkpoint("best")
         return ckpt_path
 
+    def _find_checkpoint(self, ckpt_path: str | Place | None) -> Place | None:
+        """The checkpoint that rank 0 finds, on every rank."""
+
+        def find() -> Place | None:
+            found = find_checkpoint(self, ckpt_path)
+            return None if found is None else self.for_all(found)
+
+        return self.group.ask_first(find)
+
     def _prepare_module(self) -> None:
+        check_model(self)
         self.precision.convert_module(self.module)
         self.module.to(self.device)
         if self.sync_batchnorm:
@@ -666,7 +680,7 @@ class Trainer(View):
                     torch.cuda.set_device(self.device)
                 self.group = join(self.world, self.accelerator.process_group_backend, self.device)
                 self.seed = self.group.from_first(self.seed)
-                self.run_dir = Path(self.group.from_first(self.run_dir))
+                self.run_dir = Path(self.group.from_first(self.for_all(self.run_dir)))
             self.agreement = self._make_agreement()
             self.agreement.settle()  # so that there is one clock before any callback asks for it
 
@@ -678,7 +692,10 @@ class Trainer(View):
 
     def _steps_per_call(self) -> int:
         """`iterations_per_loop`, or one where something must happen between any two steps."""
-        reason = between_any_two(self) if self.iterations_per_loop > 1 and self.stage == "fit" else None
+        if self.iterations_per_loop == 1 or self.stage != "fit":
+            return self.iterations_per_loop
+        reasons = self.group.gather(between_any_two(self))  # a callback that one rank alone has counts for all
+        reason = next((one for one in reasons if one is not None), None)
         if reason is None:
             return self.iterations_per_loop
         log.warning("iterations_per_loop=%d: one step at a time, since %s.", self.iterations_per_loop, reason)
@@ -851,6 +868,10 @@ class Trainer(View):
     def starts_ranks(self) -> bool:
         """Whether a call is made in processes that this one starts and looks after."""
         return self.ranks_asked > 1 and not self.world.launched and not self.parallel.copies
+
+    def for_all(self, place: Place) -> Place:
+        """A place as it can be told to the other ranks, which may have another working directory."""
+        return place.absolute() if self.group.several and isinstance(place, Path) else place
 
     def log_now(self, values: dict[str, float]) -> None:
         """Send host floats to the loggers with the next report: for callbacks that measure something themselves."""

@@ -136,7 +136,7 @@ class ModelCheckpoint(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["dirpath"] != str(self.dirpath):
+        if self.dirpath is None or not _same(to_place(state_dict["dirpath"]), self.dirpath):
             return  # another directory: begin a new collection
         scores = state_dict["best_k_models"]
         self.best_k_models = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
@@ -155,19 +155,21 @@ class ModelCheckpoint(Callback):
         self._saved_batches = state_dict["saved_batches"]
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
-        if self.dirpath is None:
-            self.dirpath = trainer.checkpoint_dir
+        dirpath = trainer.checkpoint_dir if self.dirpath is None else self.dirpath
+        self.dirpath = dirpath = trainer.group.from_first(trainer.for_all(dirpath))
         if stage != "fit":
             return
         self._forget()
         if trainer.world.rank == 0:
-            checkpoint.prepare(self.dirpath)
-            if is_remote(self.dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
-                log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", self.dirpath)
-        self._there = set(map(str, checkpoint.find(self.dirpath)))  # once: a save must not wait for an answer
+            checkpoint.prepare(dirpath)
+            if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
+                log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
+        self._there = set(map(str, checkpoint.find(dirpath)))  # once: a save must not wait for an answer
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
+        best = self.best_k_models, self.best_model_path, self.best_model_score
+        self.best_k_models, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
         if self.save_on_train_epoch_end is None:
             self.save_on_train_epoch_end = not trainer.has_validation
 
@@ -325,6 +327,13 @@ def format_name(template: str, values: Mapping[str, float], insert_names: bool =
     if Path(filled).is_absolute() or ".." in Path(filled).parts:
         raise ConfigError(f'ModelCheckpoint(filename="{template}"): a name must stay inside dirpath.')
     return filled
+
+
+def _same(one: Place, other: Place) -> bool:
+    """Whether two places are the same, seen from the working directory."""
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.absolute() == other.absolute()
+    return one == other
 
 
 def _wants_checkpoints(logger: Any) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,21 @@ def examine(path: str | Place) -> tuple[dict[str, Any], str]:
             return meta, f"{path} is damaged: {name} has {found} bytes instead of {nbytes}."
     note_time(created)
     return meta, ""
+
+
+def identity(path: str | Place) -> str:
+    """A few words that are others where another checkpoint lies.
+
+    Raises:
+        CheckpointError: it is incomplete.
+    """
+    place = to_place(path)
+    store = store_of(place)
+    if store.kind(place) == "file":
+        return f"one of {store.size(store.resolve(place), '')} bytes"
+    meta = read_meta(place)
+    sums = " ".join(f"{name} {meta['files'][name].get('crc32')}" for name in sorted(meta["files"]))
+    return f"one of step {meta.get('global_step')} ({zlib.crc32(sums.encode()):08x})"
 
 
 def is_complete(path: str | Place) -> bool:

@@ -20,11 +20,21 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from footplate import rng
 from footplate.data.sharing import Share, share_batches, share_rows
@@ -123,6 +133,18 @@ def even(loader: Any) -> bool:
     """Whether every rank is certain to have as many batches as the others."""
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
     return isinstance(loader, SeededDataLoader) or hasattr(loader, "rank_rows")
+
+
+def content(loader: Any) -> str:
+    """What a loader that is shared out holds, in words that are the same on every rank; nothing of any other."""
+    loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    return getattr(loader, "content", "") if even(loader) else ""
+
+
+def draw(loader: Any) -> str | None:
+    """See `SeededDataLoader.draw`; None of any other."""
+    loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    return loader.draw() if isinstance(loader, SeededDataLoader) else None
 
 
 def weigher(loader: Any, world: World) -> Callable[[int], float] | None:
@@ -309,6 +331,7 @@ class SeededDataLoader(Positioned):
         self._global: int | None = None
         self._misfit: str | None = None
         self._weights: list[float] = []
+        self._drawn: list[Any] | None = None
         self._tickets = _Tickets(self._batched)
         sampling: dict[str, Any] = (
             {"batch_sampler": self._tickets} if self._batched else {"sampler": self._tickets, "batch_size": None}
@@ -339,6 +362,16 @@ class SeededDataLoader(Positioned):
         it was.
         """
         return self._global or self._unit * self._world.size
+
+    @property
+    def content(self) -> str:
+        """What must be the same on every rank."""
+        try:
+            units = len(self._source)
+        except TypeError:
+            return f"a {type(self._source).__name__}"
+        kind, chosen = "rows" if self._by_rows else "items", _chosen(self.given.dataset)
+        return f"{units} {kind}{chosen}, {self.global_batch_size} over all ranks at a time"
 
     def __len__(self) -> int:
         units, size = len(self._source), self.global_batch_size
@@ -400,11 +433,23 @@ class SeededDataLoader(Positioned):
 
     def _shares(self) -> list[Share]:
         """The shares of this rank in the epoch."""
-        order, rank, ranks = self._draw_order(), self._world.rank, self._world.size
+        order = self._draw_order() if self._drawn is None else self._drawn
+        rank, ranks, self._drawn = self._world.rank, self._world.size, None
         if self._by_rows:
             return share_rows(order, self.global_batch_size, self._drop_last, rank, ranks)
         batches = order if self._batched else [[item] for item in order]
         return share_batches(batches, self.global_batch_size, rank, ranks)
+
+    def draw(self) -> str | None:
+        """Draw the order of the pass that comes next, where a sampler of the user's might give each rank another one; gives
+        a word that is the same only for the same order. None where it can only be the same.
+        """
+        if self._world.size == 1 or type(self._source) in (range, SequentialSampler, RandomSampler):
+            return None
+        self._drawn = self._draw_order()
+        return (
+            f"{len(self._drawn)} {'rows' if self._by_rows else 'items'} [{zlib.crc32(repr(self._drawn).encode()):08x}]"
+        )
 
     def _draw_order(self) -> list[Any]:
         """What the user's sampler gives for this epoch, leaving the global generators as they were."""
@@ -419,6 +464,15 @@ class SeededDataLoader(Positioned):
             return list(self._source)
         finally:
             rng.restore(before)
+
+
+def _chosen(dataset: Any) -> str:
+    """Of a part of a set (`random_split`): which rows of it, in a word that is the same only for the same rows."""
+    chosen = []
+    while isinstance(dataset, Subset):
+        chosen.append(zlib.crc32(repr(list(dataset.indices)).encode()))
+        dataset = dataset.dataset
+    return f" chosen of more [{' '.join(f'{one:08x}' for one in chosen)}]" if chosen else ""
 
 
 def _tell_epoch(epoch: int, *parts: Any) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -149,6 +150,18 @@ class Loader:
     def epoch(self) -> int:
         """The epoch that is handed out, or will be next."""
         return self._epoch
+
+    @property
+    def content(self) -> str:
+        """What must be the same on every rank. Of files that are told by their times, each machine may have copies."""
+        table = self.table
+        version = "" if table.kind in ("tfrecord", "imagefolder") else f" (version {table.version})"
+        order = "shuffled" if self.shuffle else "in order"
+        meant = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
+        return (
+            f"{table.num_rows} rows of {table.kind}{version}, {order} by seed {self.seed}, {self.global_batch_size} over "
+            f"all ranks at a time [{zlib.crc32(repr(meant).encode()):08x}]"
+        )
 
     def __len__(self) -> int:
         """Batches of an epoch: the same on every rank, wherever in the epoch the loader is."""

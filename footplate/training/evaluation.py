@@ -26,6 +26,7 @@ from footplate.data.adapt import even, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import close, together
+from footplate.training.alike import check_order
 from footplate.training.feed import batches_of, read_ahead
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             log.dataloader_idx = several
             ahead = read_ahead(trainer, loader, name)
             transfer = trainer.transfer(moved=ahead is not None)
+            check_order(trainer, loader)
             batches = batches_of(loader, ahead, limit)
             weight, alike = weigher(loader, trainer.world), lockstep or even(loader)
             if lockstep and not even(loader):

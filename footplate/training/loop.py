@@ -31,6 +31,7 @@ from footplate.hooks import overrides
 from footplate.launch import worker
 from footplate.parallel.uneven import close, together
 from footplate.training.ahead import next_chunk
+from footplate.training.alike import check_order
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
 
@@ -86,6 +87,8 @@ class TrainingLoop:
 
         complete = False
         ended = progress.batch_idx >= total or self.stops_here()
+        if not ended:
+            check_order(trainer, loader)
         batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
         if trainer.data_wait_s is not None:
             batches = timed(batches, trainer)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
+from typing import Any
 
 import pytest
+import torch
 from models import ranks
+from models.small import dataset
+from torch import nn
+from torch.utils.data import DataLoader, random_split
 
 import footplate as fp
 
@@ -14,6 +20,57 @@ from .common import Plain, equal, loader, make, seeded, weights
 
 def rank() -> int:
     return int(os.environ["RANK"])
+
+
+class Wide(Plain):
+    """Of another size on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.append(nn.Linear(3, 3 + rank()))
+
+
+class OwnOrder:
+    """A batch sampler that nobody seeds."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        rows = random.Random(os.urandom(8)).sample(range(48), 48)
+        return (rows[start : start + 8] for start in range(0, 48, 8))
+
+
+def own_part() -> DataLoader[Any]:
+    torch.manual_seed(rank())
+    return DataLoader(random_split(dataset(50), [40, 10])[0], 4)
+
+
+DIFFERENT = {
+    "callbacks": (lambda: {"callbacks": [fp.EarlyStopping("train_loss")] if rank() == 0 else []}, "save or stop"),
+    "epochs": (lambda: {"max_epochs": 2 + rank()}, "max_epochs: rank 0 .* has 2, rank 1 .* has 3"),
+    "model": (lambda: {"model": seeded(Wide)}, "the model"),
+    "rows": (lambda: {"data": loader(50 + 40 * rank())}, "50 rows.*90 rows"),
+    "validation": (lambda: {"val": loader(50) if rank() == 0 else None}, "validation"),
+    "part": (own_part, "training data.*chosen"),
+    "order": (lambda: DataLoader(dataset(48), batch_sampler=OwnOrder()), "order of rows"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_between_ranks_and_would_let_them_part_is_said_on_all(name, tmp_path):
+    make_it, what = DIFFERENT[name]
+
+    def run():
+        given = make_it()
+        given = given if isinstance(given, dict) else {"data": given}
+        model, data, val = given.pop("model", seeded()), given.pop("data", loader()), given.pop("val", None)
+        with pytest.raises(fp.FootplateError, match=what) as caught:
+            make(tmp_path, **given).fit(model, data, val)
+        return str(caught.value)
+
+    first, second = ranks.run(run, 2)
+    assert first == second
 
 
 def test_a_metric_that_rank_0_alone_logs_can_be_monitored(tmp_path):

@@ -1,0 +1,57 @@
+"""What all ranks must have alike, because each of them decides by it: compared before anything depends on it.
+
+A rank that has other callbacks, more batches or another checkpoint than the others goes its own way at some step: it waits
+in an exchange that they never enter, and they in one of theirs, for half an hour. So the ranks tell each other beforehand
+what they have, and where that differs, all of them raise and say what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from footplate.errors import ConfigError
+from footplate.parallel.group import Group
+
+
+def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[Exception] = ConfigError) -> None:
+    """Compare what the ranks have; all ranks call it.
+
+    Args:
+        group: the ranks.
+        meant: plain values by name, as they are to stand in a sentence.
+        mend: what to do where one differs.
+        error: raised then.
+
+    Raises:
+        Exception: `error`, on every rank.
+    """
+    if not group.several:
+        return
+    everyone = group.gather((socket.gethostname(), dict(meant)))
+    first_host, first = everyone[0]
+    for rank, (host, other) in enumerate(everyone):
+        for name in dict.fromkeys((*first, *other)):
+            if first.get(name) != other.get(name):
+                raise error(
+                    f"The ranks differ in {name}: rank 0 ({first_host}) has {first.get(name)}, rank {rank} ({host}) has "
+                    f"{other.get(name)}. {mend}"
+                )
+
+
+def parameters_of(module: nn.Module) -> str:
+    """A module's parameters and buffers in a few words that are others where names, shapes or types are."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    shapes = [None if torch.nn.parameter.is_lazy(one) else tuple(one.shape) for _, one in named]
+    described = [(name, shape, str(one.dtype)) for (name, one), shape in zip(named, shapes, strict=True)]
+    return f"{len(named)} tensors ({digest(described)})"
+
+
+def digest(value: Any) -> str:
+    """A few characters that are others where a plain value is."""
+    return hashlib.sha1(repr(value).encode()).hexdigest()[:8]

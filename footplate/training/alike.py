@@ -1,0 +1,105 @@
+"""What of a trainer and its data all ranks must have alike, as `parallel/alike.py` compares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from footplate import checkpoint
+from footplate.callbacks import EarlyStopping, ModelCheckpoint
+from footplate.checkpoint.storage import Place
+from footplate.data.adapt import content, draw
+from footplate.errors import CheckpointError, DataError
+from footplate.parallel.alike import check_alike, parameters_of
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+SETTINGS = (
+    "stage", "max_epochs", "min_epochs", "max_steps", "min_steps", "fast_dev_run", "val_check_interval",
+    "check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "accumulate_grad_batches",
+)  # fmt: skip
+
+
+def check_settings(trainer: Trainer) -> None:
+    """Compare what decides when the ranks meet.
+
+    Raises:
+        ConfigError: something differs.
+    """
+    meant = {name: getattr(trainer, name) for name in SETTINGS}
+    meant |= {"accelerator": trainer.accelerator.name, "precision": trainer.precision.name}
+    meant |= {"strategy": trainer.parallel.name, "callbacks that save or stop": _deciding(trainer.callbacks)}
+    mend = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."
+    check_alike(trainer.group, meant, mend)
+
+
+def check_model(trainer: Trainer) -> None:
+    """Compare the names, shapes and types of what is trained.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if trainer.group.several:
+        mend = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
+        check_alike(trainer.group, {"the model": parameters_of(trainer.module)}, mend)
+
+
+def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) -> None:
+    """Compare what loaders hold that are shared out; of any other, each rank has its own.
+
+    Args:
+        trainer: whose ranks.
+        loaders: by what they are for: each with how many of its batches are run.
+
+    Raises:
+        DataError: it differs.
+    """
+    if not trainer.group.several:
+        return
+    meant = {f"the {what} data": ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
+    mend = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
+    check_alike(trainer.group, meant, mend, DataError)
+
+
+def check_order(trainer: Trainer, loader: Any) -> None:
+    """Before a pass over a loader: compare the order that its sampler gives, of which each rank takes its share.
+
+    Raises:
+        DataError: it differs.
+    """
+    drawn = draw(loader) if trainer.group.several else None
+    if drawn is not None:
+        mend = (
+            "A sampler must give every rank the same order of all rows, of which each then gets its share. Let it draw "
+            "from torch's, NumPy's or Python's global generator, or seed its own; don't let it go through a set, nor "
+            "share out by RANK."
+        )
+        check_alike(trainer.group, {"the order of rows": drawn}, mend, DataError)
+
+
+def read_alike(trainer: Trainer, path: Place, read: Callable[[Place], Any]) -> Any:
+    """What every rank reads of a checkpoint, which must be the same one.
+
+    Raises:
+        CheckpointError: a rank can't read it, or finds another one in its place.
+    """
+    state, found = trainer.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
+    mend = "Each rank reads it: let it lie on a disk that all machines share, in an object store, or the same on each."
+    check_alike(trainer.group, {f"the checkpoint {path}": found}, mend, CheckpointError)
+    return state
+
+
+def _deciding(callbacks: list[Any]) -> str:
+    found = []
+    for one in callbacks:
+        if isinstance(one, ModelCheckpoint):
+            found.append(f"{one.state_key}{one.save_top_k, one.save_last, one.save_on_train_epoch_end}")
+        elif isinstance(one, EarlyStopping):
+            found.append(f"{one.state_key}{one.patience, one.strict, one.check_on_train_epoch_end}")
+    return ", ".join(found) or "none"
+
+
+def _described(loader: Any, batches: float) -> str:
+    held = content(loader)
+    return f"{batches:g} batches of {held}" if held else "a loader of its own"
