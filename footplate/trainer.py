@@ -14,7 +14,6 @@ import functools
 import logging
 import math
 import os
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -29,6 +28,7 @@ from footplate.callbacks.everywhere import present
 from footplate.callbacks.timer import Duration
 from footplate.checkpoint.shards import cut_out
 from footplate.checkpoint.storage import Place, to_place
+from footplate.checkpoint.storage.joint import abandon, begin
 from footplate.checkpoint.writer import CheckpointWriter, Joint
 from footplate.data.adapt import weigher
 from footplate.errors import CheckpointError, ConfigError
@@ -39,6 +39,7 @@ from footplate.hooks import Hooks, overrides, turn
 from footplate.launch.worker import slot
 from footplate.metrics import MetricLog
 from footplate.parallel.agreement import Agreement
+from footplate.parallel.alike import blind
 from footplate.parallel.group import ALONE, join
 from footplate.parallel.resharing import OWN, part_of
 from footplate.parallel.strategies import check_strategy, make_strategy
@@ -437,7 +438,9 @@ class Trainer(View):
         with self._running("predict", self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
             found: list[list[Any]] = [[] for _ in loaders]
-            writer = None if output is None else PredictionWriter(Path(output), self.group)
+            writer = None
+            if output is not None:
+                writer = PredictionWriter(self.group.from_first(self.for_all(Path(output))), self.group)
 
             def sink(prediction: Any, batch_idx: int, index: int) -> None:
                 if keep:
@@ -786,8 +789,16 @@ class Trainer(View):
             self.wait_for_save()
         if shared is not None:
             state, parts = cut_out(state)
-            token = self.group.from_first(uuid.uuid4().hex)
+            token = self.group.ask_first(lambda: begin(shared))
             joint = Joint(shared, token, self.world.rank, self.world.size, parts)
+            without = blind(self.group, joint.directory)
+            if without:
+                self.group.ask_first(lambda: abandon(shared, token))
+                raise CheckpointError(
+                    f"The checkpoint {shared} could not be written: {without} can't see its directory, which all ranks of "
+                    "a sharded model write into. Set default_root_dir to a disk that all machines share, or "
+                    'ModelCheckpoint(dirpath="s3://…").'
+                )
             self._writer.save_part(joint)
         if self.world.rank != 0:
             return

@@ -13,7 +13,7 @@ from footplate.checkpoint import shards
 from footplate.checkpoint.shards import Shards
 from footplate.checkpoint.statefile import Snapshot
 from footplate.checkpoint.storage import Place, store_of, to_place
-from footplate.checkpoint.storage.joint import complete, write_part
+from footplate.checkpoint.storage.joint import complete, directory_of, write_part
 from footplate.errors import CheckpointError
 
 
@@ -37,6 +37,11 @@ class Joint:
     rank: int
     ranks: int
     shards: Shards
+
+    @property
+    def directory(self) -> Path:
+        """Which all of them write into."""
+        return directory_of(self.path, self.token)
 
 
 class CheckpointWriter:

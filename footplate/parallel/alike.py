@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from torch import nn
 
 from footplate.errors import ConfigError
 from footplate.parallel.group import Group
+
+SEEN_WITHIN_S = 5.0  # a file system that several machines share may take a moment to show what one of them has made
 
 
 def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[Exception] = ConfigError) -> None:
@@ -42,6 +46,15 @@ def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[E
                     f"The ranks differ in {name}: rank 0 ({first_host}) has {first.get(name)}, rank {rank} ({host}) has "
                     f"{other.get(name)}. {mend}"
                 )
+
+
+def blind(group: Group, directory: Path) -> str:
+    """Which ranks don't see a directory that rank 0 has made, for a message; nothing if all do. All ranks call it."""
+    until = time.monotonic() + SEEN_WITHIN_S
+    while not (seen := directory.is_dir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    everyone = group.gather((socket.gethostname(), seen))
+    return ", ".join(f"rank {rank} ({host})" for rank, (host, sees) in enumerate(everyone) if not sees)
 
 
 def parameters_of(module: nn.Module) -> str:

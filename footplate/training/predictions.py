@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from footplate.errors import ConfigError, DataError
+from footplate.parallel.alike import blind
 from footplate.parallel.group import ALONE, Group
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class PredictionWriter:
 
     def __enter__(self) -> Self:
         self._group.ask_first(lambda: self._temporary.mkdir(parents=True))
+        without = blind(self._group, self._temporary)
+        if without:
+            self._group.ask_first(lambda: shutil.rmtree(self._temporary, ignore_errors=True))
+            raise ConfigError(
+                f"output={str(self.path)!r}: {without} can't see this directory, which all ranks write into. Choose one on "
+                "a disk that all machines share."
+            )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -22,6 +22,7 @@ from models import ranks
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.parallel import alike
 
 from .common import Plain, equal, loader, make, seeded, weights
 
@@ -40,6 +41,7 @@ def on_hosts(root: Path, function: Callable[[], Any]) -> list[Any]:
         os.environ["HOME"] = str(home)
         socket.gethostname = lambda: home.name
         monotonic, wall = time.monotonic, time.time
+        alike.SEEN_WITHIN_S = 0.3
         time.monotonic, time.time = lambda: monotonic() + 1000.0 * rank, lambda: wall() - 100.0 * rank
         return function()
 
@@ -138,6 +140,34 @@ def test_another_checkpoint_of_the_same_name_on_one_host_is_an_error_on_all(stag
     assert first == second
     assert first[0] == "CheckpointError"
     assert re.search(r"rank 0 \(host0\) has one of step 7.*rank 1 \(host1\) has one of step 14", first[1])
+
+
+@own_disks
+def test_parts_of_a_sharded_model_that_would_go_to_several_disks_are_an_error_on_all_and_leave_nothing(tmp_path):
+    def run():
+        return said(lambda: make(HERE / "run", strategy="fsdp").fit(seeded(), loader()))
+
+    first, second = on_hosts(tmp_path, run)
+    assert first == second
+    assert first[0] == "CheckpointError"
+    assert "rank 1 (host1) can't see" in first[1]
+    left = [path for path in tmp_path.rglob("*") if ".tmp-" in path.name or path.suffix == ".ckpt"]
+    assert not left
+
+
+@own_disks
+def test_predictions_go_to_one_directory_that_all_hosts_see_or_nowhere(tmp_path):
+    def run(output):
+        table = make("run").predict(seeded(), loader(30, 4, shuffle=False), output=output)
+        return table.uri, table.num_rows
+
+    first, second = on_hosts(tmp_path, lambda: run("out"))
+    assert first == second == (str(tmp_path / "host0" / "out"), 30)
+    first, second = on_hosts(tmp_path, lambda: said(lambda: run(HERE / "apart")))
+    assert first == second
+    assert first[0] == "ConfigError"
+    assert "rank 1 (host1) can't see" in first[1]
+    assert not list(tmp_path.rglob("*apart*"))
 
 
 def test_a_table_that_got_a_new_version_between_two_hosts_opening_it_is_an_error_on_all(tmp_path):

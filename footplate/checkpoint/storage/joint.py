@@ -1,5 +1,6 @@
 """A checkpoint that several ranks write into one directory, each a file of its own: complete or not there.
 
+    rank 0        .tmp-ckpt-TOKEN/                           made first, and looked for by the others
     every rank    .tmp-ckpt-TOKEN/shard-00001.safetensors    its shards, synced
                   .tmp-ckpt-TOKEN/shard-00001.json           its word that they are: their size and checksum
     rank 0        .tmp-ckpt-TOKEN/state.safetensors          all that isn't sharded, synced
@@ -24,6 +25,7 @@ import os
 import shutil
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,25 @@ from footplate.errors import CheckpointError
 
 POLL_S = 0.02
 LOST_S = 2.0  # how long rank 0 still waits for the others once it is told to make haste
+
+
+def begin(path: Path) -> str:
+    """Make the directory of a save that all ranks make together, on rank 0; gives its token.
+
+    Raises:
+        CheckpointError: it can't be made.
+    """
+    token = uuid.uuid4().hex
+    try:
+        directory_of(path, token).mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return token
+
+
+def abandon(path: Path, token: str) -> None:
+    """Remove it again."""
+    shutil.rmtree(directory_of(path, token), ignore_errors=True)
 
 
 def write_part(path: Path, token: str, name: str, part: Frozen) -> None:
@@ -48,9 +69,8 @@ def write_part(path: Path, token: str, name: str, part: Frozen) -> None:
     Raises:
         CheckpointError: it can't be written.
     """
-    directory = _directory(path, token)
+    directory = directory_of(path, token)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         written = _write(directory / name, part)
         draft = directory / f"{name}.tmp"
         draft.write_text(json.dumps([written.nbytes, written.crc32]))
@@ -75,9 +95,8 @@ def complete(
     Raises:
         CheckpointError: it can't be written, or a part didn't come.
     """
-    directory = _directory(path, token)
+    directory = directory_of(path, token)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         written = _write(directory / STATE, state)
         parts = _words(path, directory, names, haste)
         with (directory / META).open("xb") as file:
@@ -122,7 +141,8 @@ def _write(file: Path, content: Frozen) -> Written:
     return written
 
 
-def _directory(path: Path, token: str) -> Path:
+def directory_of(path: Path, token: str) -> Path:
+    """Where the ranks write until the checkpoint is complete."""
     return path.with_name(f"{TEMPORARY}{token}")
 
 
