@@ -773,6 +773,8 @@ class Trainer(View):
         Raises:
             CheckpointError: the save before this one failed.
         """
+        if self.group.several:
+            self.wait_for_save()
         state = self._state.state_dict(weights_only)
         shared = path if self.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
         if shared is None:
@@ -785,8 +787,6 @@ class Trainer(View):
         elif overrides(self.module, "on_save_checkpoint"):
             self.module.on_save_checkpoint(state)
         joint = None
-        if self.parallel.sharded:
-            self.wait_for_save()
         if shared is not None:
             state, parts = cut_out(state)
             token = self.group.ask_first(lambda: begin(shared))
@@ -817,14 +817,14 @@ class Trainer(View):
         one that has died, or whose disk is full.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: it could not be written, on whichever rank.
         """
         if self.parallel.sharded:
             faults = [fault for fault in self.group.gather(self._writer.part_fault()) if fault]
             if faults:
                 self._writer.make_haste()
                 raise CheckpointError(faults[0])
-        self._writer.wait()
+        self.group.ask_each(self._writer.wait)
 
     def _flush_loggers(self) -> None:
         for logger in self.loggers:

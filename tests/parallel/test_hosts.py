@@ -22,6 +22,8 @@ from models import ranks
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.checkpoint.storage.local import LocalStore
+from footplate.errors import CheckpointError
 from footplate.parallel import alike
 
 from .common import Plain, equal, loader, make, seeded, weights
@@ -193,3 +195,17 @@ def test_a_table_that_got_a_new_version_between_two_hosts_opening_it_is_an_error
     assert first == second
     assert first[0] == "DataError"
     assert re.search(r"delta \(version 0\).*delta \(version 1\).*version=", first[1])
+
+
+@pytest.mark.parametrize("epochs", [1, 9])
+def test_a_checkpoint_that_rank_0_can_not_write_is_an_error_on_all(epochs, tmp_path):
+    def run():
+        def fails(*_: Any) -> None:
+            raise CheckpointError("The disk is full.")
+
+        LocalStore.write = fails
+        return said(lambda: make("run", max_epochs=epochs).fit(seeded(), loader()))
+
+    first, second = on_hosts(tmp_path, run)
+    assert first == ("CheckpointError", "The disk is full.")
+    assert second == ("CheckpointError", "Rank 0: The disk is full.")
