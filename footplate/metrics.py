@@ -29,8 +29,9 @@ from footplate.errors import ConfigError
 from footplate.later import Later
 from footplate.parallel.group import ALONE, Group
 from footplate.parallel.logged import Logged
-from footplate.parallel.totals import Part, extreme, merge, reduced
+from footplate.parallel.totals import Part, extreme, gathered, merge, reduced
 
+CPU = torch.device("cpu")
 REDUCTIONS = ("mean", "sum", "min", "max")
 READ_AFTER = 1024  # values that may wait on the device before they are read, whatever the log interval
 
@@ -283,8 +284,9 @@ class MetricLog:
             entry.sync_dist,
         )
         return Summary(
-            entry.name, options, entry.part(), entry.metric is not None, self._metric_path(entry), entry.updates
-        )
+            entry.name, options, entry.part(), entry.metric is not None, self._metric_path(entry), entry.updates,
+            _items(entry.metric),
+        )  # fmt: skip
 
     def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
         """The value of a torchmetrics object, which gathers its own states: so all ranks ask it, or none."""
@@ -294,11 +296,19 @@ class MetricLog:
         if metric is None:
             return None
         alone = len(found) < self._group.world.size and not found[0].path
-        synced, metric._to_sync = metric._to_sync, metric._to_sync and not alone
+        own, synced = {name: getattr(metric, name) for name in metric._defaults}, metric._to_sync
+        if not alone and _differs(metric, [summary.items for summary in found], self._group.world.size):
+            states = self._group.gather({name: _to_device(value, CPU) for name, value in own.items()})
+            for name, value in gathered(states, metric._reductions).items():
+                setattr(metric, name, _to_device(value, metric.device))
+            alone = True
+        metric._to_sync = synced and not alone
         try:
             return float(metric.compute())
         finally:
             metric._to_sync = synced
+            for name, value in own.items():
+                setattr(metric, name, value)
 
     def _over_ranks(self, entries: list[Entry], values: list[float], sync: bool) -> list[float]:
         """The values of a step, those with `sync_dist` reduced over the ranks that have them: now, or as they last were."""
@@ -358,6 +368,7 @@ class Summary:
     is_metric: bool
     path: str  # of the torchmetrics object, in the module
     updates: int
+    items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
 
     def entry(self) -> Entry:
         """An entry for a name that only other ranks have logged."""
@@ -478,6 +489,27 @@ def _leaves(batch: Any) -> Iterator[int]:
     elif hasattr(batch, "__dict__"):
         for item in vars(batch).values():
             yield from _leaves(item)
+
+
+def _items(metric: Any) -> dict[str, int]:
+    states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
+    return {name: len(value) for name, value in states.items() if isinstance(value, list)}
+
+
+def _differs(metric: Any, items: list[dict[str, int]], ranks: int) -> bool:
+    """Whether the ranks' lists are such that torchmetrics, which gathers them tensor by tensor, would wait for one that a
+    rank hasn't got. Those that gather in a way of their own are left to it.
+    """
+    nested = any(part is not metric and hasattr(part, "_defaults") for part in metric.modules())
+    if nested or type(metric)._sync_dist.__qualname__ != "Metric._sync_dist":
+        return False
+    items = [*items, *[{}] * (ranks - len(items))]
+    for name in dict.fromkeys(name for one in items for name in one):
+        counts = {one.get(name, 0) for one in items}
+        joined = "cat" in getattr(metric._reductions[name], "__name__", "")  # to one tensor before it is gathered
+        if len(counts) > 1 and (not joined or 0 in counts):
+            return True
+    return False
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -83,6 +83,19 @@ def merge_states(states: Sequence[dict[str, Any]], reductions: Callable[[str], d
     return merged
 
 
+def gathered(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
+    """The states of a torchmetrics object on all ranks, by name, as it has them itself once it has gathered them."""
+    found: dict[str, Any] = {}
+    for name, reduction in reductions.items():
+        values = [state[name] for state in states]
+        if any(isinstance(value, list) for value in values):
+            whole: Any = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        else:
+            whole = torch.stack(values)
+        found[name] = whole if reduction is None or len(whole) == 0 else reduction(whole)
+    return found
+
+
 def _merge_metric(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {"_update_count": sum(state["_update_count"] for state in states)}
     for key, value in states[0].items():

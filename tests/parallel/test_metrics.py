@@ -99,6 +99,35 @@ def test_every_kind_of_metric_is_that_of_one_process_and_the_same_on_all_ranks(r
     assert first["of rank 1"] == second["of rank 1"] == 7.0
 
 
+class Lists(Plain):
+    """Has torchmetrics objects that keep what they are given: joined to one tensor, or in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auroc = torchmetrics.classification.MulticlassAUROC(3)
+        self.retrieval = torchmetrics.retrieval.RetrievalMRR()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        chances = self.net(batch[0]).softmax(1)
+        self.auroc.update(chances, batch[1])
+        self.retrieval.update(chances[:, 0], batch[1] == 0, indexes=batch[1] * 0)
+        self.log("auroc", self.auroc)
+        self.log("retrieval", self.retrieval)
+
+
+@pytest.mark.parametrize("rows", [1, 33, 40])
+def test_a_metric_that_keeps_what_it_is_given_is_gathered_from_ranks_with_any_number_of_batches(rows, tmp_path):
+    def run(batch_size: int) -> dict[str, float]:
+        data = DataLoader(dataset(rows), batch_size)
+        (found,) = make(tmp_path).validate(seeded(Lists), data, verbose=False)
+        return found
+
+    alone = run(16)
+    first, second = ranks.run(lambda: run(8), 2)
+    assert first == second
+    assert first == pytest.approx(alone, rel=1e-5)
+
+
 def test_the_states_of_two_ranks_merge_to_one_with_the_same_totals():
     def state(values: list[float], classes: list[int]) -> tuple[Any, torch.nn.Module]:
         module = torch.nn.Module()
