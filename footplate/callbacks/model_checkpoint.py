@@ -160,10 +160,11 @@ class ModelCheckpoint(Callback):
         if stage != "fit":
             return
         self._forget()
-        if trainer.world.rank == 0:
-            checkpoint.prepare(dirpath)
-            if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
-                log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
+        if trainer.world.rank != 0:
+            return  # rank 0 names what all save; and what it sweeps away here would go while another lists it
+        checkpoint.prepare(dirpath)
+        if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
+            log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
         self._there = set(map(str, checkpoint.find(dirpath)))  # once: a save must not wait for an answer
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:

@@ -113,6 +113,23 @@ def test_of_directories_that_differ_between_hosts_a_saver_takes_rank_0s_and_all_
     assert first[0] == 24
 
 
+def test_rank_0_alone_lists_the_directory_that_it_sweeps(tmp_path):
+    """What a killed run has left there goes while it is listed."""
+
+    def run():
+        if os.environ["RANK"] == "1":
+            LocalStore.find = lambda *_: list(Path("gone").iterdir())
+        trainer = make(tmp_path / "run")
+        trainer.fit(seeded(), loader(), ckpt_path="last")
+        return trainer.global_step
+
+    left = tmp_path / "run" / "checkpoints" / ".tmp-ckpt-of-another" / "shard-00000.safetensors"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert on_hosts(tmp_path, run) == [8, 8]
+    assert not left.parent.exists()
+
+
 @own_disks
 def test_a_checkpoint_that_one_host_lacks_is_an_error_on_all(tmp_path):
     def run():
