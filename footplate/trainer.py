@@ -53,7 +53,7 @@ from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
-from footplate.training.alike import check_data, check_model, check_settings, read_alike
+from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import only_writer
@@ -476,6 +476,7 @@ class Trainer(View):
         loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
         self._prepare_module()
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
+        check_optimizers(self)
         self._prepare_step(weigher(loader, self.world))
         self._prepare_state(loader)
         if loaded is not None:

@@ -58,10 +58,12 @@ def blind(group: Group, directory: Path) -> str:
 
 
 def parameters_of(module: nn.Module) -> str:
-    """A module's parameters and buffers in a few words that are others where names, shapes or types are."""
+    """A module's parameters and buffers in a few words that are others where names, shapes, types or what learns are."""
     named = [*module.named_parameters(), *module.named_buffers()]
     shapes = [None if torch.nn.parameter.is_lazy(one) else tuple(one.shape) for _, one in named]
-    described = [(name, shape, str(one.dtype)) for (name, one), shape in zip(named, shapes, strict=True)]
+    described = [
+        (name, shape, str(one.dtype), one.requires_grad) for (name, one), shape in zip(named, shapes, strict=True)
+    ]
     return f"{len(named)} tensors ({digest(described)})"
 
 

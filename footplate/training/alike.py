@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from footplate import checkpoint
 from footplate.callbacks import EarlyStopping, ModelCheckpoint
 from footplate.checkpoint.storage import Place
 from footplate.data.adapt import content, draw
 from footplate.errors import CheckpointError, DataError
-from footplate.parallel.alike import check_alike, parameters_of
+from footplate.parallel.alike import check_alike, digest, parameters_of
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 SETTINGS = (
     "stage", "max_epochs", "min_epochs", "max_steps", "min_steps", "fast_dev_run", "val_check_interval",
     "check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "accumulate_grad_batches",
+    "gradient_clip_val", "gradient_clip_algorithm",
 )  # fmt: skip
 
 
@@ -35,7 +38,7 @@ def check_settings(trainer: Trainer) -> None:
 
 
 def check_model(trainer: Trainer) -> None:
-    """Compare the names, shapes and types of what is trained.
+    """Compare the names, shapes and types of what is trained, and which of it learns.
 
     Raises:
         ConfigError: they differ.
@@ -43,6 +46,23 @@ def check_model(trainer: Trainer) -> None:
     if trainer.group.several:
         mend = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
         check_alike(trainer.group, {"the model": parameters_of(trainer.module)}, mend)
+
+
+def check_optimizers(trainer: Trainer) -> None:
+    """Compare how the ranks learn: each makes the same step with its own optimizer.
+
+    Raises:
+        ConfigError: a rank has another optimizer, learning rate or scheduler.
+    """
+    if not trainer.group.several:
+        return
+    schedulers = [(type(one.scheduler).__name__, one.interval, one.frequency) for one in trainer.lr_scheduler_configs]
+    meant = {
+        "the optimizers": ", ".join(map(_learns, trainer.optimizers)) or "none",
+        "the schedulers": ", ".join(f"{name} (every {n} {interval}s)" for name, interval, n in schedulers) or "none",
+    }
+    mend = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
+    check_alike(trainer.group, meant, mend)
 
 
 def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) -> None:
@@ -98,6 +118,26 @@ def _deciding(callbacks: list[Any]) -> str:
         elif isinstance(one, EarlyStopping):
             found.append(f"{one.state_key}{one.patience, one.strict, one.check_on_train_epoch_end}")
     return ", ".join(found) or "none"
+
+
+def _learns(optimizer: Any) -> str:
+    """An optimizer's class and learning rates, and a word that is another where any other number is."""
+    numbers = [
+        sorted((name, _number(value)) for name, value in group.items() if name != "params" and _number(value))
+        for group in optimizer.param_groups
+    ]
+    rates = ", ".join(_number(group.get("lr")) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__}(lr={rates}) [{digest(numbers)}]"
+
+
+def _number(value: Any) -> str:
+    """A number, or some, as text; nothing of anything else."""
+    if isinstance(value, Tensor):
+        return repr(value.tolist()) if value.numel() == 1 else ""
+    plain = isinstance(value, (int, float)) or (
+        isinstance(value, (tuple, list)) and all(isinstance(one, (int, float)) for one in value)
+    )
+    return repr(value) if plain else ""
 
 
 def _described(loader: Any, batches: float) -> str:

@@ -30,6 +30,19 @@ class Wide(Plain):
         self.net.append(nn.Linear(3, 3 + rank()))
 
 
+class OwnRate(Plain):
+    """Learns as fast as each rank has drawn."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1 + rank())
+
+
+class OwnFreezing(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0].requires_grad_(rank() == 0)
+
+
 class OwnOrder:
     """A batch sampler that nobody seeds."""
 
@@ -50,6 +63,8 @@ DIFFERENT = {
     "callbacks": (lambda: {"callbacks": [fp.EarlyStopping("train_loss")] if rank() == 0 else []}, "save or stop"),
     "epochs": (lambda: {"max_epochs": 2 + rank()}, "max_epochs: rank 0 .* has 2, rank 1 .* has 3"),
     "model": (lambda: {"model": seeded(Wide)}, "the model"),
+    "what learns": (lambda: {"model": seeded(OwnFreezing)}, "the model"),
+    "learning rate": (lambda: {"model": seeded(OwnRate)}, r"SGD\(lr=0.1\).*SGD\(lr=1.1\)"),
     "rows": (lambda: {"data": loader(50 + 40 * rank())}, "50 rows.*90 rows"),
     "validation": (lambda: {"val": loader(50) if rank() == 0 else None}, "validation"),
     "part": (own_part, "training data.*chosen"),
