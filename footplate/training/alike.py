@@ -77,7 +77,8 @@ def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) ->
     """
     if not trainer.group.several:
         return
-    meant = {f"the {what} data": ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
+    described = {what: ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
+    meant = {f"the {what} data": said or "none" for what, said in described.items()}
     mend = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
     check_alike(trainer.group, meant, mend, DataError)
 

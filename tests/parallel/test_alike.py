@@ -66,7 +66,7 @@ DIFFERENT = {
     "what learns": (lambda: {"model": seeded(OwnFreezing)}, "the model"),
     "learning rate": (lambda: {"model": seeded(OwnRate)}, r"SGD\(lr=0.1\).*SGD\(lr=1.1\)"),
     "rows": (lambda: {"data": loader(50 + 40 * rank())}, "50 rows.*90 rows"),
-    "validation": (lambda: {"val": loader(50) if rank() == 0 else None}, "validation"),
+    "validation": (lambda: {"val": loader(50) if rank() == 0 else None}, "validation data.*has none"),
     "part": (own_part, "training data.*chosen"),
     "order": (lambda: DataLoader(dataset(48), batch_sampler=OwnOrder()), "order of rows"),
 }
