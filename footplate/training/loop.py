@@ -73,7 +73,6 @@ class TrainingLoop:
         self._val_every = trainer.val_check_batches
         self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
         self._batch_start = trainer.hooks.get("on_train_batch_start")
-        self._may_skip = not trainer.group.everybody(not self._batch_start)
         self._batch_end = trainer.hooks.get("on_train_batch_end")
         self._late_batch_end = trainer.hooks.late("on_train_batch_end")
 
@@ -108,7 +107,7 @@ class TrainingLoop:
             metrics.batch = chunk[0]
             if self._weight is not None:
                 metrics.counts = self._weight(first) != 0.0
-            if self._may_skip and self._skips_epoch(chunk, first):
+            if self._batch_start and self._skips_epoch(chunk, first):
                 complete = True
                 break
             steps_before = progress.global_step
@@ -286,9 +285,9 @@ class TrainingLoop:
             self._skipped = skipped
 
     def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:
-        """Call `on_train_batch_start`; whether one of them, on whichever rank, wants no more of this epoch."""
+        """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
         answers = [hook(batch, first + i) for i, batch in enumerate(chunk) for hook in self._batch_start]
-        return not self.trainer.group.everybody(-1 not in answers)
+        return -1 in answers
 
     def _validation_due(self, batch_idx: int) -> bool:
         if not self.val_loaders:

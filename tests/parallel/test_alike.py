@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, random_split
 
 import footplate as fp
 
-from .common import Plain, equal, loader, make, seeded, weights
+from .common import Plain, loader, make, seeded
 
 
 def rank() -> int:
@@ -126,19 +126,3 @@ def test_a_value_to_be_reduced_that_one_rank_alone_logs_is_reduced_over_those_th
         return trainer.global_step, float(trainer.callback_metrics["seldom"])
 
     assert ranks.run(run, 2) == [(8, 3.0), (8, 3.0)]
-
-
-def test_when_one_rank_skips_the_rest_of_an_epoch_all_do(tmp_path):
-    class Skips(fp.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            return -1 if trainer.current_epoch == 0 and batch_idx == 2 else None
-
-    def run():
-        trainer = make(tmp_path, callbacks=[Skips()] if rank() == 1 else [])
-        model = seeded()
-        trainer.fit(model, loader())
-        return trainer.global_step, weights(model)
-
-    first, second = ranks.run(run, 2)
-    assert first[0] == second[0] == 6
-    equal(first[1], second[1])
