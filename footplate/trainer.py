@@ -273,7 +273,7 @@ class Trainer(View):
         self.compile = check_compile(compile)
         self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
         self.run_dir = local_directory(
-            default_root_dir or job.directory() or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+            default_root_dir or job.directory() or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         )
 
         if self.fast_dev_run:

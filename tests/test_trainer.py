@@ -680,6 +680,10 @@ def test_a_directory_given_as_text_is_a_path(trainer, tmp_path):
     assert trainer(default_root_dir=str(tmp_path / "x")).run_dir == Path(tmp_path / "x")
 
 
+def test_trainers_that_are_made_within_a_second_have_directories_of_their_own(trainer):
+    assert len({trainer(default_root_dir=None).run_dir for _ in range(10)}) == 10
+
+
 def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
     """Averaging callbacks copy modules; processes are sent them."""
     made, module = trainer(max_epochs=1), Classifier()
