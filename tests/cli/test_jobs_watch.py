@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_submit_says_where_to_look_and_wait_ends_with_the_job(submit, footplate,
     found = submit("my_job", "--labels", "team=vision", "--", "--epochs", "2")
     assert found.code == 0
     assert "my_job is submitted." in found.out
-    assert "Its package has 2 files, 0.4 KiB: trainer/__init__.py, trainer/task.py." in found.err
+    assert re.search(r"Its package has 2 files, 0\.\d KiB: trainer/__init__\.py, trainer/task\.py\.", found.err)
     assert "footplate jobs stream-logs my_job" in found.out
     found = footplate("jobs", "wait", "my_job")
     assert (found.code, found.out) == (0, "my_job is SUCCEEDED\n")
