@@ -2,7 +2,9 @@
 
 When one rank dies, its peers die of it: their connections break, and they raise. So an attempt has many failures and one
 cause. The cause is the earliest, with one correction: an exception is timed by the process that raises it, a death by
-whoever notices it, which is a little later. So a death counts as `NOTICED_AFTER_S` older than it was noticed.
+whoever notices it, which is a little later. So a death counts as `NOTICED_AFTER_S` older than it was noticed, and what was
+lost with its machine as `LOST_AFTER_S` older: a cluster finds a machine dead by the heartbeats that it misses, when the
+ranks on the others have long raised.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NOTICED_AFTER_S = 0.2
+LOST_AFTER_S = 60.0
 HEAD = 500  # characters of an exception's text that a line of the log shows
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -36,6 +39,7 @@ class Failure:
         mistake: whether the exception is a `FootplateError`, which trying again doesn't mend.
         passing: whether the exception is about what may have changed by itself the next time; see `may_pass`.
         code: the exit code of a program that ends like this: 1 unless the rank had one; a signal's number + 128.
+        lost: whether it went with its machine.
     """
 
     kind: Kind
@@ -47,9 +51,17 @@ class Failure:
     mistake: bool = False
     passing: bool = False
     code: int = 1
+    lost: bool = False
 
     def __str__(self) -> str:
         return self.text if self.rank is None else f"rank {self.rank} {self.text}"
+
+    @property
+    def since(self) -> float:
+        """When it may have happened, at the earliest; `at` is when it was noticed."""
+        if self.lost:
+            return self.at - LOST_AFTER_S
+        return self.at if self.kind == "exception" else self.at - NOTICED_AFTER_S
 
 
 def cause_of(failures: Iterable[Failure]) -> Failure:
@@ -59,7 +71,7 @@ def cause_of(failures: Iterable[Failure]) -> Failure:
     >>> cause_of([broken, Failure("signal", "was killed by SIGKILL", at=10.1, rank=1)]).rank
     1
     """
-    return min(failures, key=lambda one: (not one.mistake, one.at - (one.kind != "exception") * NOTICED_AFTER_S))
+    return min(failures, key=lambda one: (not one.mistake, one.since))
 
 
 def of_exit(code: int) -> tuple[Kind, str]:

@@ -172,7 +172,7 @@ class Watch:
             return
         if event.code is None:
             place = (None, None) if event.whole else (rank.rank, rank.slot)
-            self._fail(rank, Failure("host", event.text, event.at, *place))
+            self._fail(rank, Failure("host", event.text, event.at, *place, lost=True))
         elif event.code in (143, 130):  # by os._exit, or from a library: asked to, as well
             rank.report = Report("stopped", event.at, event.code)
             self.kill_within(self._patience.grace_s)

@@ -98,6 +98,6 @@ def failure_of(end: End) -> Failure:
     """What kind of failure an end is that is none of success."""
     text = f"{end.role.replace('_', ' ')} {end.index} {end.outcome}"
     if end.code is None:
-        return Failure("host", text, end.at)
+        return Failure("host", text, end.at, lost=True)
     kind = "host" if end.code in _TOLD else "exception" if end.code == 1 else of_exit(end.code)[0]
     return Failure(kind, text, end.at, mistake=end.code == 2, code=128 - end.code if end.code < 0 else end.code)
