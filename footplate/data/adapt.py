@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ from torch.utils.data import (
 from footplate import rng
 from footplate.data.sharing import Share, share_batches, share_rows
 from footplate.errors import CheckpointError, ConfigError
+from footplate.parallel.alike import digest
 from footplate.parallel.world import SINGLE, World
 
 
@@ -447,9 +447,7 @@ class SeededDataLoader(Positioned):
         if self._world.size == 1 or type(self._source) in (range, SequentialSampler, RandomSampler):
             return None
         self._drawn = self._draw_order()
-        return (
-            f"{len(self._drawn)} {'rows' if self._by_rows else 'items'} [{zlib.crc32(repr(self._drawn).encode()):08x}]"
-        )
+        return f"{len(self._drawn)} {'rows' if self._by_rows else 'items'} [{digest(self._drawn)}]"
 
     def _draw_order(self) -> list[Any]:
         """What the user's sampler gives for this epoch, leaving the global generators as they were."""
@@ -470,9 +468,9 @@ def _chosen(dataset: Any) -> str:
     """Of a part of a set (`random_split`): which rows of it, in a word that is the same only for the same rows."""
     chosen = []
     while isinstance(dataset, Subset):
-        chosen.append(zlib.crc32(repr(list(dataset.indices)).encode()))
+        chosen.append(digest(list(dataset.indices)))
         dataset = dataset.dataset
-    return f" chosen of more [{' '.join(f'{one:08x}' for one in chosen)}]" if chosen else ""
+    return f" chosen of more [{' '.join(chosen)}]" if chosen else ""
 
 
 def _tell_epoch(epoch: int, *parts: Any) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ from footplate.data.recipe import make_recipe
 from footplate.data.table import Table
 from footplate.data.workers import Workers
 from footplate.errors import CheckpointError, ConfigError, DataError
+from footplate.parallel.alike import digest
 from footplate.parallel.world import World
 
 _ROWS_IN_MAKING = 64  # for each thread
@@ -160,7 +160,7 @@ class Loader:
         meant = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
         return (
             f"{table.num_rows} rows of {table.kind}{version}, {order} by seed {self.seed}, {self.global_batch_size} over "
-            f"all ranks at a time [{zlib.crc32(repr(meant).encode()):08x}]"
+            f"all ranks at a time [{digest(meant)}]"
         )
 
     def __len__(self) -> int:

@@ -12,13 +12,15 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from footplate.errors import ConfigError
-from footplate.parallel.group import Group
+
+if TYPE_CHECKING:
+    from footplate.parallel.group import Group
 
 SEEN_WITHIN_S = 5.0  # a file system that several machines share may take a moment to show what one of them has made
 
