@@ -12,6 +12,7 @@ return None                                                         nothing is o
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,5 +172,10 @@ class StepOptimizer:
 
 def wants_closure(optimizer: Optimizer) -> bool:
     """Whether an optimizer can't step without re-evaluating the loss (LBFGS)."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return _steps_by_closure(type(optimizer))
+
+
+@functools.cache  # it is asked at every step
+def _steps_by_closure(kind: type[Optimizer]) -> bool:
+    closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
