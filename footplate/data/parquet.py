@@ -174,6 +174,14 @@ class ParquetSource:
                 schema = schema.append(pa.field(name, _partition_type([file.partition[name] for file in self._files])))
         return schema
 
+    def typed(self, schema: pa.Schema) -> ParquetSource:
+        """The same files, as a table with a schema of its own."""
+        return ParquetSource(self.uri, self._files, self._filesystem, self.kind, self._version, schema, self._renamed)
+
+    def partition_values(self, column: str) -> set[Any]:
+        """The values of a partition column; none if it isn't one."""
+        return {file.partition[column] for file in self._files if column in file.partition}
+
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
         """All row groups of all files; `nbytes` counts `columns` only."""
         physical = None if columns is None else {self._renamed.get(name, name) for name in columns}

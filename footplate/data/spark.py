@@ -1,8 +1,8 @@
 """Spark DataFrames as a source.
 
-A DataFrame that is nothing but a Parquet table is read from its files directly. Any other is computed by Spark once,
-into Parquet files of 32 MiB row groups, and read from there; the same plan in the same Spark session is not computed
-again. The files lie in the directory that the Spark setting `footplate.cache.dir` names (or Petastorm's
+A DataFrame that is nothing but a Parquet table is read from its files directly, if these are just the files that Spark would
+read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row groups, and
+read from there; the same plan in the same Spark session is not computed again. The files lie in the directory that the Spark setting `footplate.cache.dir` names (or Petastorm's
 `petastorm.spark.converter.parentCacheDirUrl`), which all workers must see, and are removed when the driver ends. What
 has to outlive a session, for resuming say, belongs into a table.
 """
@@ -12,15 +12,33 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import shutil
 import tempfile
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+
+from footplate.data.columns import plain_type
 from footplate.data.location import find_files, locate
 from footplate.data.parquet import ParquetSource, open_parquet
 from footplate.errors import DataError
 
 CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")
 _ROW_GROUP_BYTES = 32 * 2**20
+_TYPES = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+}
+_WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 _computed: dict[str, str] = {}  # what a plan was computed into
 
@@ -42,8 +60,9 @@ def open_spark(frame: Any) -> ParquetSource:
 def computed_uri(frame: Any) -> str:
     """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan."""
     session = frame.sparkSession
-    plan = frame._jdf.queryExecution().analyzed().toString()
-    key = hashlib.sha1(f"{session.sparkContext.applicationId} {plan}".encode()).hexdigest()[:20]
+    plan = frame._jdf.queryExecution().analyzed().toString()  # of more than 25 columns or values, only the first
+    meant = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {plan}"
+    key = hashlib.sha1(meant.encode()).hexdigest()[:20]
     if key not in _computed:
         uri = f"{_cache_dir(session)}/{key}"
         try:
@@ -78,8 +97,49 @@ def _plain_table(frame: Any) -> ParquetSource | None:
     roots = relation.location().rootPaths()
     if roots.length() != 1:
         return None
-    source = _open(_tidy(roots.head().toString()))
-    return source if source.schema.names == frame.columns else None
+    place = locate(_tidy(roots.head().toUri().toString()))
+    source = open_parquet(place, find_files(place))
+    if source is None or set(source.files) != {_path(uri) for uri in frame.inputFiles()}:
+        return None
+    try:
+        schema = _typed(frame, source)
+    except DataError:  # the files differ in their columns, which Spark knows how to settle
+        return None
+    return schema and source.typed(schema)
+
+
+def _typed(frame: Any, source: ParquetSource) -> pa.Schema | None:
+    """The columns of some files in Spark's types; None where the files themselves have others."""
+    if source.schema.names != frame.columns:
+        return None
+    fields = []
+    for field, (_, kind) in zip(source.schema, frame.dtypes, strict=True):
+        own = plain_type(field.type)
+        own = _WIDE.get(own, own)
+        wanted = _TYPES.get(kind)
+        if wanted is None and own in _TYPES.values():
+            return None
+        if wanted is None or wanted == own:
+            fields.append(field)
+        elif _all_become(wanted, source.partition_values(field.name)):
+            fields.append(field.with_type(wanted))
+        else:
+            return None
+    return pa.schema(fields)
+
+
+def _all_become(kind: pa.DataType, values: set[Any]) -> bool:
+    """Whether there are values of a partition column, and all can be cast to a type."""
+    try:
+        return bool([pa.scalar(value, pa.string()).cast(kind) for value in values])
+    except pa.ArrowInvalid:
+        return False
+
+
+def _path(uri: str) -> str:
+    """The path of a file that Spark names by a URI, as pyarrow has it."""
+    parts = urlsplit(uri)
+    return unquote(parts.netloc + parts.path)
 
 
 def _open(uri: str) -> ParquetSource:
@@ -95,7 +155,9 @@ def _cache_dir(session: Any) -> str:
         found = session.conf.get(name, None)
         if found:
             return _tidy(found.rstrip("/"))
-    return tempfile.mkdtemp(prefix="footplate-spark-")
+    made = tempfile.mkdtemp(prefix="footplate-spark-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def _tidy(uri: str) -> str:

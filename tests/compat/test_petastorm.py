@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import re
 from collections.abc import Iterator
@@ -200,3 +201,47 @@ def test_a_dataframe_that_is_a_plain_table_is_read_where_it_lies(spark: Any, pho
     empty = spark.read.parquet(photos).filter("label_index < 0")
     with pytest.raises(DataError, match="no rows"):
         make_spark_converter(empty).make_torch_dataloader()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_plans_that_differ_where_spark_shortens_them_are_computed_each(spark: Any) -> None:
+    from pyspark.sql.functions import col, lit
+
+    wide = spark.range(4).select(*[col("id").alias(f"c{number}") for number in range(40)])
+    one, two = (wide.withColumn("c39", lit(value)) for value in (1, 2))
+    assert [Table(frame).head().column("c39").to_pylist() for frame in (one, two)] == [[1] * 4, [2] * 4]
+    first, last = list(range(30)), list(range(60, 70))
+    numbers = spark.range(100)
+    for chosen in (first + last, first + first[:10] + [99]):
+        assert sorted(Table(numbers.filter(col("id").isin(chosen))).head(100)["id"].to_pylist()) == sorted(set(chosen))
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_of_a_directory_only_what_spark_reads_is_read(spark: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "numbers 5%20")
+    spark.range(5).coalesce(1).write.parquet(folder)
+    (file,) = Path(folder).glob("*.parquet")
+    frame = spark.read.parquet(folder)
+    assert Table(frame).files == [str(file)]
+    spark.range(5, 9).write.mode("append").parquet(folder)
+    assert Table(frame).num_rows == frame.count() == 5
+    chosen = spark.read.option("pathGlobFilter", file.name).parquet(folder)
+    assert Table(chosen).num_rows == chosen.count() == 5
+    assert Table(spark.read.parquet(folder)).num_rows == 9
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_columns_have_sparks_types(spark: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "days")
+    days = spark.range(4).selectExpr("id", "date_add(date'2024-01-01', cast(id % 2 as int)) day", "id % 2 side")
+    days.write.partitionBy("day", "side").parquet(folder)
+    table = Table(spark.read.parquet(folder), filter=[("day", ">", datetime.date(2024, 1, 1))])
+    assert all(file.startswith(folder) for file in table.files)
+    assert [str(field.type) for field in table.schema] == ["int64", "date32[day]", "int32"]
+    assert sorted(table.head()["id"].to_pylist()) == [1, 3]
+    spark.range(3).selectExpr("cast(id as int) id").write.parquet(str(tmp_path / "narrow"))
+    wider = Table(spark.read.schema("id bigint").parquet(str(tmp_path / "narrow")))
+    assert (str(wider.schema.field("id").type), wider.num_rows) == ("int64", 3)
