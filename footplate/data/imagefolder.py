@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from footplate.data.location import FoundFile, Location
+from footplate.data.location import FoundFile, Location, is_image
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
 
-_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 _ROWS_PER_GROUP = 32
 _ROWS_PER_PIECE = 8
 
@@ -116,5 +115,5 @@ class ImageFolderSource:
 
 def open_image_folder(place: Location, files: Sequence[FoundFile]) -> ImageFolderSource | None:
     """The images among the files of a place; None when there is none."""
-    images = [file for file in files if file.path.lower().endswith(_ENDINGS)]
+    images = [file for file in files if is_image(file.path)]
     return ImageFolderSource(place.uri, images, place.filesystem) if images else None

@@ -24,6 +24,8 @@ from footplate.data.filecache import FileCache
 from footplate.data.remote import wrap
 from footplate.errors import DataError
 
+_IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+
 
 @dataclass(frozen=True)
 class Location:
@@ -120,6 +122,11 @@ def exists(place: Location, path: str) -> pafs.FileType:
         raise unreachable(place, error) from error
 
 
+def is_image(path: str) -> bool:
+    """Whether a file is an image, by its ending."""
+    return path.lower().endswith(_IMAGE_ENDINGS)
+
+
 def find_files(place: Location) -> list[FoundFile]:
     """All files of a place (a file, a directory or a glob), hidden ones left out, in the order of their paths.
 
@@ -128,21 +135,25 @@ def find_files(place: Location) -> list[FoundFile]:
     """
     path = place.path
     mark = re.search(r"[*?\[]", path)
-    if mark is None and exists(place, path) == pafs.FileType.File:
+    kind = exists(place, path)
+    if kind != pafs.FileType.NotFound:
+        mark = None  # it is a name
+    if kind == pafs.FileType.File:
         return [_found(place.filesystem.get_file_info(path), path.rpartition("/")[0])]
     base = path[: mark.start()].rpartition("/")[0] or "/" if mark else path.rstrip("/")
     try:
         infos = place.filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise unreachable(place, error) from error
-    if mark is None:
-        for info in infos:
-            if "/_delta_log" in info.path[len(base) :]:
-                table = info.path.partition("/_delta_log")[0]
-                raise DataError(f"{place.uri}: there is a Delta table in it, {table}: read that.")
-    pattern = re.compile(_glob_to_regex(path)) if mark else None
     files = [_found(info, base) for info in infos if info.type == pafs.FileType.File]
-    chosen = [file for file in files if (pattern.fullmatch(file.path) if pattern else not _is_hidden(file.relative))]
+    if mark is None or not re.search(r"/[._]", path[len(base) :]):
+        files = [file for file in files if not _is_hidden(file.relative)]
+    pattern = re.compile(_glob_to_regex(path)) if mark else None
+    chosen = [file for file in files if pattern is None or pattern.fullmatch(file.path)]
+    tables = {info.path.partition("/_delta_log")[0] for info in infos if "/_delta_log" in info.path[len(base) :]}
+    for table in sorted(tables):
+        if mark is None or any(file.path.startswith(f"{table}/") for file in chosen):
+            raise DataError(f"{place.uri}: there is a Delta table in it, {table}: read that.")
     return sorted(chosen, key=lambda file: file.path)
 
 
@@ -159,13 +170,21 @@ def _found(info: pafs.FileInfo, base: str) -> FoundFile:
 
 
 def _is_hidden(relative: str) -> bool:
-    return any(part.startswith((".", "_")) and "=" not in part for part in relative.split("/"))
+    """As Spark sees it; but images may lie in a directory `_background`, which is a class like any other."""
+    marks = (".",) if is_image(relative) else (".", "_")
+    return any(part.startswith(marks) and "=" not in part for part in relative.split("/"))
 
 
 def _glob_to_regex(pattern: str) -> str:
-    parts = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*|\*|\?|\[[^\]]*\])", pattern)
-    return "".join(parts.get(piece, piece if piece.startswith("[") else re.escape(piece)) for piece in pieces)
+    """`**/` is any number of directories, also none."""
+    parts = {"/**/": "/(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(/\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    return "".join(parts.get(piece) or (_one_of(piece) if piece[:1] == "[" else re.escape(piece)) for piece in pieces)
+
+
+def _one_of(characters: str) -> str:
+    inner = characters[1:-1].replace("\\", "\\\\")
+    return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]".replace("[^", "[\\^")
 
 
 def _s3_endpoint(environ: Mapping[str, str]) -> str | None:

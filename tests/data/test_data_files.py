@@ -49,6 +49,14 @@ def test_a_glob_of_images_without_classes_has_no_labels(flowers: Path) -> None:
     assert table.num_rows == 40
 
 
+def test_a_class_may_have_any_name_that_does_not_hide_it(flowers: Path) -> None:
+    for name in ("_background", "50% [a]", "day=3", ".thumbnails"):
+        (flowers / name).mkdir()
+        (flowers / name / "a picture.PNG").write_bytes(png(1))
+    names = Table(flowers).head(100)["label_name"].to_pylist()
+    assert sorted(set(names)) == ["50% [a]", "_background", "daisy", "day=3", "rose", "tulip"]
+
+
 def test_an_image_that_vanished_or_changed_is_noticed(flowers: Path) -> None:
     table = Table(flowers)
     version = table.version

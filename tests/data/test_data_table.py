@@ -183,8 +183,32 @@ def test_a_wrong_column_version_or_filter_names_what_there_is(delta: str) -> Non
 def test_files_of_a_delta_table_are_not_read_without_its_log(delta: str) -> None:
     with pytest.raises(DataError, match="inside of the Delta table"):
         Table(Table(delta).files[0])
-    with pytest.raises(DataError, match="there is a Delta table in it"):
-        Table(Path(delta).parent)
+    for place in (Path(delta).parent, Path(delta).parent / "**" / "*.parquet", f"{delta[:-1]}*/*.parquet"):
+        with pytest.raises(DataError, match="there is a Delta table in it"):
+            Table(place)
+
+
+def test_a_glob_finds_what_a_shell_would_find(tmp_path: Path) -> None:
+    for name in (
+        "1.parquet",
+        "2.parquet",
+        "deep/er/3.parquet",
+        "_temporary/4.parquet",
+        ".5.parquet",
+        "run [6]/6.parquet",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": [int(name[-9])]}), tmp_path / name)
+    found = {
+        "*.parquet": [1, 2],
+        "[!1].parquet": [2],
+        "[12].parquet": [1, 2],
+        "**/*.parquet": [1, 2, 3, 6],
+        "_temporary/*.parquet": [4],
+        "run [6]": [6],
+        "run [6]/6.parquet": [6],
+    }
+    assert {pattern: ids(Table(tmp_path / pattern)) for pattern in found} == found
 
 
 def test_files_that_disagree_on_their_columns_are_refused(parquet: str) -> None:
