@@ -107,6 +107,7 @@ class ImageFolderSource:
 
     def _bytes(self, file: FoundFile) -> bytes:
         try:
+            file.stamp.check(self._filesystem, file.path)
             with self._filesystem.open_input_file(file.path) as handle:
                 return handle.read()
         except OSError as error:

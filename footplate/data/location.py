@@ -62,6 +62,39 @@ class FoundFile:
     nbytes: int
     changed: int
 
+    @property
+    def stamp(self) -> Stamp:
+        """What it is known by."""
+        return Stamp(self.nbytes, self.changed)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells a local file from another one that was put into its place; remote ones are watched by their file system.
+
+    Attributes:
+        nbytes: its size.
+        changed: when it was changed last, nanoseconds since 1970.
+    """
+
+    nbytes: int = -1
+    changed: int = -1
+
+    @classmethod
+    def of(cls, filesystem: pafs.FileSystem, path: str) -> Stamp:
+        """The stamp that a file has now."""
+        info = filesystem.get_file_info(path)
+        return cls(info.size or 0, info.mtime_ns or 0)
+
+    def check(self, filesystem: pafs.FileSystem, path: str) -> None:
+        """Make sure that a file still is the one that it was.
+
+        Raises:
+            FileNotFoundError: it is gone, or another one has taken its place.
+        """
+        if filesystem.type_name == "local" and Stamp.of(filesystem, path) != self:
+            raise FileNotFoundError(f"{path} was replaced by another file, or removed")
+
 
 def locate(
     source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ, cache: FileCache | None = None

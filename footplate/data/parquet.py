@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from footplate.data.location import FoundFile, Location
+from footplate.data.location import FoundFile, Location, Stamp
 from footplate.data.pruning import bounded, bounds_help, known_value
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
@@ -53,10 +53,11 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Footer:
-    """What a Parquet file says about itself, and a digest of it that changes whenever the content does."""
+    """What a Parquet file says about itself, a digest of it that changes whenever the content does, and the file's stamp."""
 
     metadata: pq.FileMetaData
     digest: bytes
+    stamp: Stamp
 
 
 def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
@@ -66,6 +67,7 @@ def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
         DataError: the file is missing, empty, truncated, or not Parquet.
     """
     try:
+        stamp = Stamp() if filesystem.type_name != "local" else Stamp.of(filesystem, path)
         with filesystem.open_input_file(path) as file:
             size = file.size()
             tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
@@ -78,7 +80,8 @@ def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
             if length > len(tail):
                 tail = file.read_at(min(size, length), max(0, size - length))
         footer = tail[-length:]
-        return Footer(pq.read_metadata(pa.BufferReader(footer)), hashlib.sha1(footer + str(size).encode()).digest())
+        digest = hashlib.sha1(footer + str(size).encode()).digest()
+        return Footer(pq.read_metadata(pa.BufferReader(footer)), digest, stamp)
     except FileNotFoundError:
         raise DataError(f"{path}: this file of the table is not there (any more).") from None
     except (pa.ArrowInvalid, OSError) as error:
@@ -165,9 +168,9 @@ class ParquetSource:
         """The table's own schema, or that of the files, checked to be one and the same."""
         if self._schema is not None:
             return self._schema
-        first = self._footers[0].metadata.schema.to_arrow_schema()
+        first = _arrow_schema(self._footers[0].metadata)
         for file, footer in zip(self._files[1:], self._footers[1:], strict=True):
-            _check_same(first, footer.metadata.schema.to_arrow_schema(), self._files[0].path, file.path)
+            _check_same(first, _arrow_schema(footer.metadata), self._files[0].path, file.path)
         schema = first.remove_metadata()
         for name in self._files[0].partition:
             if name not in schema.names:
@@ -191,7 +194,7 @@ class ParquetSource:
             nbytes = sum(
                 _in_memory(chunk)
                 for chunk in map(group.column, range(group.num_columns))
-                if physical is None or chunk.path_in_schema.split(".", 1)[0] in physical
+                if physical is None or _belongs(chunk.path_in_schema, physical)
             )
             found.append(RowGroup(self._files[number].path, index, group.num_rows, nbytes))
         return found
@@ -208,7 +211,7 @@ class ParquetSource:
         return np.flatnonzero(mask[first : first + rows])
 
     def nulls(self, column: str) -> int | None:
-        """The null count that the footers state, or None if one of them doesn't."""
+        """The null count that the footers state; None if one of them doesn't, or if the nulls may lie in deleted rows."""
         total = 0
         for footer in self._footers:
             paths = [chunk.path for chunk in footer.metadata.schema]
@@ -220,14 +223,15 @@ class ParquetSource:
                 if statistics is None or not statistics.has_null_count:
                     return None
                 total += statistics.null_count
-        return total
+        hidden = any(file.kept is not None for file in self._files)  # rows that count in the footers, but not here
+        return None if total and hidden else total
 
     def guarantee(self, group: int, columns: Sequence[str], filter: pc.Expression) -> pc.Expression | None:
         """What the footer's statistics and the partition values say."""
         number, index, _ = self._places[group]
         file, metadata = self._files[number], self._footers[number].metadata
         at = {metadata.schema.column(column).path: column for column in range(metadata.num_columns)}
-        stored = set(metadata.schema.to_arrow_schema().names)
+        stored = set(_arrow_schema(metadata).names)
         known = []
         for column in map(self.schema.field, columns):
             own = self._renamed.get(column.name, column.name)
@@ -259,16 +263,24 @@ class ParquetSource:
         number, index, _ = self._places[group]
         file, metadata = self._files[number], self._footers[number].metadata
         total = metadata.row_group(index).num_rows
-        stored = metadata.schema.to_arrow_schema()
+        stored = _arrow_schema(metadata)
         present = set(stored.names)
         wanted = [self._renamed.get(name, name) for name in columns]
         names = [name for name in wanted if name in present]
         schema = pa.schema([self.schema.field(name) for name in columns])
         try:
+            if self.kind == "parquet":  # Delta never writes a file anew
+                self._footers[number].stamp.check(self._filesystem, file.path)
             with self._filesystem.open_input_file(file.path) as handle:
                 buffered = _STREAM_BYTES if rows is not None and not self.is_remote else 0
                 fetch_ahead = rows is None and self.is_remote
-                parquet = pq.ParquetFile(handle, metadata=metadata, pre_buffer=fetch_ahead, buffer_size=buffered)
+                parquet = pq.ParquetFile(
+                    handle,
+                    metadata=metadata,
+                    pre_buffer=fetch_ahead,
+                    buffer_size=buffered,
+                    coerce_int96_timestamp_unit="us",
+                )
                 if rows is None or not names:
                     read = parquet.read_row_group(index, names, use_threads=False)
                     yield _conform(read, wanted, schema, file, total, index)
@@ -283,6 +295,23 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
+
+
+def _arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
+    """The columns of a file; Spark's timestamps (INT96) in its own unit, as the years 1 to 9999 don't fit into nanoseconds."""
+    schema = metadata.schema.to_arrow_schema()
+    for column in map(metadata.schema.column, range(metadata.num_columns)):
+        if column.physical_type == "INT96" and column.path == column.name:
+            at = schema.get_field_index(column.name)
+            kind = schema.field(at).type
+            schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", kind.tz)))
+    return schema
+
+
+def _belongs(path: str, columns: set[str]) -> bool:
+    """Whether what lies at a path is one of the columns, or within one; a column's own name may have dots too."""
+    parts = path.split(".")
+    return any(".".join(parts[:end]) in columns for end in range(1, len(parts) + 1))
 
 
 def _in_memory(chunk: pq.ColumnChunkMetaData) -> int:

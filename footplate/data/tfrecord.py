@@ -75,8 +75,8 @@ class TFRecordSource:
         found: dict[str, tuple[pa.DataType, int]] = {}
         for example in examples:
             for name, (kind, values) in (example or {}).items():
-                most = max(len(values), found[name][1] if name in found else 0)
-                found[name] = kind, most
+                known, most = found.get(name, (kind, 0))
+                found[name] = kind if values else known, max(len(values), most)
         return pa.schema(
             [(name, kind if most <= 1 else pa.list_(kind)) for name, (kind, most) in sorted(found.items())]
         )
@@ -156,6 +156,7 @@ class TFRecordSource:
         offsets = offsets[start : stop + 1]
         path = self._found[number].path
         try:
+            self._found[number].stamp.check(self._filesystem, path)
             with self._filesystem.open_input_file(path) as handle:
                 data = handle.read_at(int(offsets[-1] - offsets[0]) - 16, int(offsets[0]))
         except OSError as error:
@@ -182,6 +183,9 @@ def _cut(offsets: np.ndarray) -> Iterator[np.ndarray]:
 def _value(feature: tuple[pa.DataType, list[Any]] | None, field: pa.Field, path: str) -> Any:
     if feature is None or not feature[1]:
         return None
+    kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+    if feature[0] != kind:
+        raise DataError(f"{path}: feature {field.name!r} holds {feature[0]} in a record, but {kind} in the first.")
     if pa.types.is_list(field.type):
         return feature[1]
     if len(feature[1]) > 1:
@@ -195,15 +199,12 @@ Feature = tuple[pa.DataType, list[Any]]
 
 
 def _parse_or_none(record: bytes) -> dict[str, Feature] | None:
-    """The features of an Example, or None when the bytes are something else."""
+    """The features of an Example, or None when the bytes are something else: a SequenceExample has lists of them, too."""
     try:
-        return dict(
-            _entry(entry)
-            for tag, features in _fields(memoryview(record))
-            if tag == 1
-            for inner, entry in _fields(features)
-            if inner == 1
-        )
+        parts = list(_fields(memoryview(record)))
+        if any(tag != 1 for tag, _ in parts):
+            return None
+        return dict(_entry(entry) for _, features in parts for inner, entry in _fields(features) if inner == 1)
     except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError):
         return None
 

@@ -86,6 +86,14 @@ def test_rows_hidden_by_a_deletion_vector_are_not_handed_out(tmp_path: Path) -> 
     assert Table(tmp_path, filter=[("id", "<", 33)]).num_rows == 30
 
 
+def test_nulls_of_deleted_rows_are_no_nulls(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"label": [0, None, 2, None]}), tmp_path / "a.parquet")
+    vector = {"deletionVector": deletion_vector([1, 3]), "stats": json.dumps({"numRecords": 4})}
+    adds = [{"path": "a.parquet", **vector}]
+    write_log(tmp_path, ["deletionVectors"], {"delta.enableDeletionVectors": "true"}, [field("label")], adds)
+    assert [batch["label"].tolist() for batch in Loader(Table(tmp_path), 4)] == [[0, 2]]
+
+
 def test_columns_that_were_renamed_are_found_under_their_physical_names(tmp_path: Path) -> None:
     pq.write_table(pa.table({"col-1": [1, 2], "col-2": ["x", "y"]}), tmp_path / "a.parquet")
     fields = [

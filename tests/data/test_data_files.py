@@ -63,7 +63,11 @@ def test_an_image_that_vanished_or_changed_is_noticed(flowers: Path) -> None:
     (flowers / "daisy" / "003.png").unlink()
     with pytest.raises(DataError, match=r"003.png: this file .* can't be read any more"):
         list(Loader(table, 16))
-    assert Table(flowers).version != version
+    table = Table(flowers)
+    assert table.version != version
+    (flowers / "daisy" / "004.png").write_bytes(png(5))
+    with pytest.raises(DataError, match=r"004.png: this file .* can't be read any more"):
+        list(Loader(table, 16))
 
 
 def example_type() -> Any:
@@ -134,6 +138,33 @@ def test_large_files_are_read_in_parts(tmp_path: Path) -> None:
     table = Table(file)
     assert len(table.row_groups) > 3
     assert [number for batch in Loader(table.select(["id"]), 8) for number in batch["id"].tolist()] == list(range(20))
+
+
+def test_a_feature_of_another_kind_is_named_and_an_empty_one_is_null(tmp_path: Path) -> None:
+    file = write_records(tmp_path / "a.tfrecord", [example(x=[1])] * 20 + [example(x=[1.5])])
+    with pytest.raises(DataError, match="feature 'x' holds float in a record, but int64 in the first"):
+        Table(file).head(21)
+    empty = example_type()()
+    empty.features.feature["x"].SetInParent()
+    file = write_records(tmp_path / "b.tfrecord", [example(x=[1]), empty.SerializeToString()])
+    assert Table(file).head().to_pylist() == [{"x": 1}, {"x": None}]
+
+
+def test_a_sequence_example_is_not_taken_for_an_example(tmp_path: Path) -> None:
+    lists_of_features = b"\x12\x00"
+    file = write_records(tmp_path / "a.tfrecord", [example(x=[1]) + lists_of_features])
+    assert Table(file).schema.names == ["record"]
+
+
+def test_records_that_are_written_anew_while_they_are_read_are_noticed(tmp_path: Path) -> None:
+    def write(numbers: range) -> Path:
+        return write_records(tmp_path / "a.tfrecord", [example(x=[number]) for number in numbers])
+
+    table = Table(write(range(1000, 1100)))
+    assert table.head(1).to_pylist() == [{"x": 1000}]
+    write(range(2000, 2101))
+    with pytest.raises(DataError, match="can't be read any more"):
+        table.head(1)
 
 
 def test_a_missing_feature_is_null_and_other_records_are_bytes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from footplate.data import Table
+from footplate.data import Loader, Table
 from footplate.errors import ConfigError, DataError
 
 
@@ -235,7 +235,36 @@ def test_a_file_that_was_vacuumed_meanwhile_says_so(delta: str) -> None:
         ids(table)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_plain_parquet_that_is_rewritten_while_it_is_read_says_so(tmp_path: Path, shuffle: bool) -> None:
+    def write(first: int) -> None:
+        numbers = pa.table({"id": np.arange(first, first + 40_000)})
+        pq.write_table(numbers, tmp_path / "t.parquet", row_group_size=500, use_dictionary=False)
+
+    write(0)
+    loader = Loader(Table(tmp_path), 100, shuffle=shuffle)
+    batches = iter(loader)
+    assert int(next(batches)["id"].max()) < 40_000
+    write(40_000)
+    with pytest.raises(DataError, match="rewritten while it was read"):
+        for batch in [*batches, *loader]:
+            assert int(batch["id"].max()) < 40_000
+
+
+def test_timestamps_as_spark_writes_them_have_the_years_1_to_9999(tmp_path: Path) -> None:
+    moments = [datetime(1, 1, 1), datetime(2020, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_999)]
+    written = pa.table({"at": pa.array(moments, pa.timestamp("us")), "id": [0, 1, 2]})
+    pq.write_table(written, tmp_path / "t.parquet", use_deprecated_int96_timestamps=True)
+    table = Table(tmp_path)
+    assert table.head()["at"].to_pylist() == moments
+    assert table.schema == written.schema
+    assert next(iter(Loader(table, 3)))["at"].tolist() == written["at"].cast(pa.int64()).to_pylist()
+    assert ids(Table(tmp_path, filter=[("at", ">", datetime(2020, 1, 1))])) == [2]
+
+
 def test_the_size_of_a_row_group_is_that_of_its_decoded_columns(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([0.5, 1.5] * 5000, pa.float32()), "y": pa.array([1] * 10_000, pa.int64())})
     pq.write_table(table, tmp_path / "t.parquet", compression="snappy")  # dictionaries, so 3 KB in the file
     assert Table(str(tmp_path / "t.parquet")).row_groups[0].nbytes == 12 * 10_000
+    pq.write_table(table.rename_columns(["user.x", "y"]), tmp_path / "dots.parquet")
+    assert Table(tmp_path / "dots.parquet", columns=["user.x"]).row_groups[0].nbytes == 4 * 10_000
