@@ -163,9 +163,10 @@ class BatchLoader:
     def _one_epoch(self) -> Iterator[dict[str, Any]]:
         """Transform batches in threads, a few ahead, in order; the state follows what is handed out."""
         waiting: deque[tuple[Future[dict[str, Any]], dict[str, Any]]] = deque()
+        ragged = self._loader.padded_columns
         with ThreadPoolExecutor(self._workers, "footplate-transform") as pool:
             for batch in self._loader:
-                waiting.append((pool.submit(_apply, self._spec, self._dtype, batch), self._loader.state_dict()))
+                waiting.append((pool.submit(_apply, self._spec, self._dtype, batch, ragged), self._loader.state_dict()))
                 if len(waiting) > self._workers + 1:
                     yield self._hand_out(*waiting.popleft())
             while waiting:
@@ -328,9 +329,11 @@ def _world(cur_shard: int | None, shard_count: int | None) -> World:
     return World.from_environ() if cur_shard is None else World(cur_shard, shard_count or 1)
 
 
-def _apply(spec: TransformSpec | None, dtype: str | None, batch: dict[str, Any]) -> dict[str, Any]:
+def _apply(
+    spec: TransformSpec | None, dtype: str | None, batch: dict[str, Any], ragged: Sequence[str]
+) -> dict[str, Any]:
     if spec is not None:
-        batch = _transform(spec, batch)
+        batch = _transform(spec, batch, ragged)
     if dtype != "float32":
         return batch
     return {
@@ -339,11 +342,12 @@ def _apply(spec: TransformSpec | None, dtype: str | None, batch: dict[str, Any])
     }
 
 
-def _transform(spec: TransformSpec, batch: dict[str, Any]) -> dict[str, Any]:
+def _transform(spec: TransformSpec, batch: dict[str, Any], ragged: Sequence[str]) -> dict[str, Any]:
     """A batch through the user's function of a pandas frame."""
     pandas = require("pandas", "petastorm", "TransformSpec")
-    lengths = {name for name in batch if name.endswith("_length") and name.removesuffix("_length") in batch}
-    frame = pandas.DataFrame({name: _column(name, batch) for name in batch if name not in lengths})
+    lengths = {name: f"{name}_length" for name in ragged}
+    shown = [name for name in batch if name not in lengths.values()]
+    frame = pandas.DataFrame({name: _column(batch[name], batch.get(lengths.get(name, ""))) for name in shown})
     if spec.func is not None:
         frame = spec.func(frame)
     kept = spec.selected_fields or [name for name in frame.columns if name not in set(spec.removed_fields or ())]
@@ -356,11 +360,9 @@ def _transform(spec: TransformSpec, batch: dict[str, Any]) -> dict[str, Any]:
     return {str(name): _tensor(frame[name].tolist(), edited.get(name)) for name in kept}
 
 
-def _column(name: str, batch: dict[str, Any]) -> Any:
-    values = batch[name]
+def _column(values: Any, lengths: torch.Tensor | None) -> Any:
     if not isinstance(values, torch.Tensor):
         return values
-    lengths = batch.get(f"{name}_length")
     if lengths is not None:
         return [row[:length].numpy() for row, length in zip(values, lengths.tolist(), strict=True)]
     return values.numpy() if values.ndim == 1 else list(values.numpy())

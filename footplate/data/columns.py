@@ -79,6 +79,8 @@ class Numbers(Columns):
         block = buffers.take((len(values), *first.shape), first.dtype)
         for out, column in zip(block, values, strict=True):
             _permute(_joined(column), order, out)
+        for name, numbers in zip(self.names, block, strict=True):
+            _refuse_too_large(name, numbers)
         return block
 
     def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
@@ -126,6 +128,7 @@ class Ragged(Columns):
             base += len(items[-1])
         start, length = (np.concatenate([np.zeros(0, np.int64), *part]) for part in (starts, lengths))
         flat = items[0] if len(items) == 1 else np.concatenate(items) if items else np.zeros(0)
+        _refuse_too_large(self.names[0], flat)
         return (flat, start, length) if order is None else (flat, start[order], length[order])
 
     def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
@@ -150,6 +153,8 @@ def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
     Raises:
         DataError: a type that has no place in a batch.
     """
+    fields = list(fields)
+    names = {field.name for field in fields}
     numbers: dict[pa.DataType, list[str]] = {}
     others: list[Columns] = []
     for field in fields:
@@ -159,6 +164,11 @@ def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
         elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):
             others.append(Texts((field.name,)))
         elif (pt.is_list(kind) or pt.is_large_list(kind)) and _is_number(kind.value_type):
+            if f"{field.name}_length" in names:
+                raise DataError(
+                    f"Column '{field.name}_length' has the name under which a batch holds the lengths of the lists in "
+                    f"{field.name!r}. Leave it out with columns=[…], or rename it."
+                )
             others.append(Ragged((field.name,)))
         else:
             raise DataError(
@@ -191,7 +201,13 @@ def is_float(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    if pt.is_interval(kind):
+        return False
     return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_temporal(kind)
+
+
+def _zeros(kind: pa.DataType) -> Any:
+    return [_zeros(kind.value_type)] * kind.list_size if pt.is_fixed_size_list(kind) else 0
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:
@@ -204,6 +220,14 @@ def _refuse_null_items(name: str, items: pa.Array) -> None:
         items = items.flatten()
     if items.null_count and not pt.is_floating(items.type):
         raise DataError(f"Column {name!r} has nulls within its lists, which mean nothing in a batch: fill them first.")
+
+
+def _refuse_too_large(name: str, numbers: np.ndarray) -> None:
+    """An integer that int64 can't hold would become a negative one."""
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() > np.iinfo(np.int64).max:
+        raise DataError(
+            f"Column {name!r} holds {numbers.max()}, which is too large for int64, the type of integers in a batch."
+        )
 
 
 def _joined(column: pa.ChunkedArray) -> np.ndarray:
@@ -242,7 +266,7 @@ def _to_numpy(chunk: pa.Array) -> np.ndarray:
     if pt.is_fixed_size_list(chunk.type):
         size = chunk.type.list_size
         if chunk.null_count:
-            chunk = chunk.fill_null(pa.scalar([0] * size, chunk.type))
+            chunk = chunk.fill_null(pa.scalar(_zeros(chunk.type), chunk.type))
         inner = _to_numpy(chunk.values.slice(chunk.offset * size, len(chunk) * size))
         return inner.reshape(len(chunk), size, *inner.shape[1:])
     if pt.is_temporal(chunk.type):

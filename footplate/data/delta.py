@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from footplate.data.arrow import table_from
+from footplate.data.columns import is_bytes
 from footplate.data.delta_versions import Version, number_of
 from footplate.data.parquet import DataFile, ParquetSource
 from footplate.errors import DataError
@@ -46,6 +47,12 @@ def open_delta(
     physical: dict[str, str] = {own: name for name, own in renamed.items()}
     actions = table_from(table.get_add_actions(flatten=False)).to_pylist()
     masks = _deletion_masks(uri, table)
+    for name in table.metadata().partition_columns:
+        if is_bytes(schema.field(name).type):
+            raise DataError(
+                f"{uri}: it is partitioned by the binary column {name!r}, whose values its log states in more than one "
+                "way. Write the rows to a table that isn't."
+            )
     prefix = path.rstrip("/") + "/"
     files = []
     for action in sorted(actions, key=lambda action: action["path"]):

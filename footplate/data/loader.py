@@ -152,6 +152,11 @@ class Loader:
         return self._epoch
 
     @property
+    def padded_columns(self) -> list[str]:
+        """The columns of lists, whose lengths a batch holds too."""
+        return self._recipe.content.ragged
+
+    @property
     def content(self) -> str:
         """What must be the same on every rank. Of files that are told by their times, each machine may have copies."""
         table = self.table

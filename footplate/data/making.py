@@ -103,7 +103,7 @@ class Maker:
                 images = making.values[name] = self._buffers.tensor((len(places), *self._recipe.shapes[name]))
                 self._submit(making, self._fill, name, views, numbers, images.numpy())
         else:
-            plain = rows.unbatch(making.values, len(places))
+            plain = rows.unbatch(making.values, len(places), self._recipe.content.ragged)
             making.values = {}
             self._submit(making, self._transform, plain, encoded, places, numbers)
         return making
@@ -135,7 +135,8 @@ class Maker:
                 "batch to hand out."
             )
         if self._recipe.transform is not None:
-            return rows.collate([row for number in good if (row := transformed[number]) is not None]), len(bad)
+            kept = [row for number in good if (row := transformed[number]) is not None]
+            return rows.collate(kept, self._recipe.content.ragged), len(bad)
         values = {name: _pick(value, good) for name, value in making.values.items()}
         return _in_order(values, self._table.columns), len(bad)
 
@@ -167,6 +168,12 @@ class Maker:
             decoded[at] = {name: {**row, **images}[name] for name in self._table.columns}
         good = list(decoded)
         transformed = self._transform_rows(list(decoded.values()), places[good], numbers[good].tolist())
+        for row, place in zip(transformed, places[good], strict=True):
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"transform= returned a {type(row).__name__} for the row {self._table.where(*place.tolist())}: it has "
+                    "to return a dict."
+                )
         found = dict(zip(good, transformed, strict=True))
         return [found.get(at) for at in range(len(plain))], bad
 

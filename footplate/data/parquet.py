@@ -53,7 +53,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Footer:
-    """What a Parquet file says about itself, a digest of it that changes whenever the content does, and the file's stamp."""
+    """What a Parquet file says about itself, a digest of it that changes whenever the content does, and its stamp."""
 
     metadata: pq.FileMetaData
     digest: bytes
@@ -298,7 +298,7 @@ class ParquetSource:
 
 
 def _arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """The columns of a file; Spark's timestamps (INT96) in its own unit, as the years 1 to 9999 don't fit into nanoseconds."""
+    """The columns of a file; Spark's timestamps (INT96) in its unit, as the years 1 to 9999 don't fit into nanoseconds."""
     schema = metadata.schema.to_arrow_schema()
     for column in map(metadata.schema.column, range(metadata.num_columns)):
         if column.physical_type == "INT96" and column.path == column.name:

@@ -26,6 +26,8 @@ from footplate.errors import ConfigError, DataError
 Row = dict[str, Any]
 Transform = Callable[..., Row]
 
+_NUMBERS = (bool, int, float, np.bool_, np.number, torch.Tensor, np.ndarray)
+
 
 def takes_rng(transform: Transform) -> bool:
     """Whether a transform has a parameter named `rng`.
@@ -46,14 +48,15 @@ def row_generator(seed: int, epoch: int, row: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch], counter=[0, row, 0, 0]))
 
 
-def unbatch(batch: dict[str, Any], rows: int) -> list[Row]:
-    """The rows of a collated batch, as a transform sees them."""
+def unbatch(batch: dict[str, Any], rows: int, ragged: Sequence[str] = ()) -> list[Row]:
+    """The rows of a collated batch, as a transform sees them; `ragged` are its columns of lists that were padded."""
     columns: dict[str, Any] = {}
+    own_lengths = {f"{name}_length" for name in ragged}
     for name, values in batch.items():
-        if name.removesuffix("_length") in batch and name.endswith("_length"):
+        if name in own_lengths:
             continue
-        lengths = batch.get(f"{name}_length")
-        if lengths is not None and isinstance(values, torch.Tensor):
+        if name in ragged:
+            lengths = batch[f"{name}_length"]
             columns[name] = [values[row, :length] for row, length in enumerate(lengths.tolist())]
         elif isinstance(values, torch.Tensor) and values.ndim == 1:
             columns[name] = list(values.numpy()) if values.is_floating_point() else values.tolist()
@@ -62,23 +65,49 @@ def unbatch(batch: dict[str, Any], rows: int) -> list[Row]:
     return [{name: values[row] for name, values in columns.items()} for row in range(rows)]
 
 
-def collate(rows: Sequence[Row]) -> dict[str, Any]:
+def collate(rows: Sequence[Row], ragged: Sequence[str] = ()) -> dict[str, Any]:
     """A batch of what a transform returned: tensors are stacked, numbers become tensors, anything else a list.
+
+    Args:
+        rows: what it returned.
+        ragged: the table's columns of lists: those that still are lists are padded, as without a transform.
 
     Raises:
         DataError: rows of different keys, or tensors of different shapes.
     """
     names = rows[0].keys()
     for row in rows:
-        if not isinstance(row, dict) or row.keys() != names:
+        if row.keys() != names:
             raise DataError(
-                f"transform= returned {_keys(row)} for one row and {_keys(rows[0])} for another; rows need equal keys."
+                f"transform= returned {', '.join(row)} for one row and {', '.join(names)} for another; rows need equal "
+                "keys."
             )
-    return {name: _stack(name, [row[name] for row in rows]) for name in names}
+    batch: dict[str, Any] = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        if name in ragged and f"{name}_length" not in names and all(map(_is_list_of_numbers, values)):
+            batch[name], batch[f"{name}_length"] = _padded(values)
+        else:
+            batch[name] = _stack(name, values)
+    return batch
+
+
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 1
+
+
+def _padded(values: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists, (rows, longest), filled with 0, and how long each is."""
+    tensors = [torch.as_tensor(value) for value in values]
+    lengths = torch.tensor([len(tensor) for tensor in tensors])
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), lengths
 
 
 def _stack(name: str, values: list[Any]) -> Any:
     first = values[0]
+    if isinstance(first, _NUMBERS) and not all(isinstance(value, _NUMBERS) for value in values):
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise DataError(f"transform= returned {name!r} as {kinds}, which don't go together in a batch.")
     if isinstance(first, (torch.Tensor, np.ndarray)):
         tensors = [torch.as_tensor(value) for value in values]
         shapes = {tuple(tensor.shape) for tensor in tensors}
@@ -94,7 +123,3 @@ def _stack(name: str, values: list[Any]) -> Any:
     if isinstance(first, float):
         return torch.tensor(values, dtype=torch.get_default_dtype())
     return values
-
-
-def _keys(row: Any) -> str:
-    return ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"

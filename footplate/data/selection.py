@@ -7,7 +7,9 @@ on its side when the table grows.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +47,7 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
 
     Args:
         filter: an expression such as `pc.field("year") > 2020`, or a list of tuples such as `[("year", ">", 2020)]`
-            (all must hold; a list of such lists: any of them).
+            (all must hold; a list of such lists: any of them). `("year", "!=", None)` means that it isn't null.
         schema: of the table.
 
     Raises:
@@ -54,7 +56,7 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
     if filter is None:
         return None
     try:
-        expression = filter if isinstance(filter, pc.Expression) else pq.filters_to_expression(filter)
+        expression = filter if isinstance(filter, pc.Expression) else _from_tuples(filter)
         _keeps(expression, schema.empty_table())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         missing = re.search(r"FieldRef\.Name\((.*?)\)", str(error))
@@ -65,6 +67,26 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
             'pc.field("year") > 2020, or tuples such as [("year", ">", 2020)].'
         ) from error
     return expression
+
+
+def _from_tuples(filter: Any) -> pc.Expression:
+    """What tuples mean; Arrow takes them as they are, but in a comparison with null nothing passes."""
+    if not isinstance(filter, (list, tuple)) or not all(filter):
+        raise TypeError("neither an expression nor tuples")
+    alternatives = [filter] if isinstance(filter[0][0], str) else filter
+    wholes = [functools.reduce(operator.and_, map(_condition, conditions)) for conditions in alternatives]
+    return functools.reduce(operator.or_, wholes)
+
+
+def _condition(condition: Any) -> pc.Expression:
+    if len(condition) == 3 and condition[2] is None:
+        name, sign, _ = condition
+        if sign in ("=", "=="):
+            return pc.field(name).is_null()
+        if sign == "!=":
+            return pc.field(name).is_valid()
+        raise ValueError(f"{sign} null is never true; = and != are")
+    return pq.filters_to_expression([condition])
 
 
 def candidates(source: Source, groups: int, filter: pc.Expression | None) -> list[bool]:

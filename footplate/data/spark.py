@@ -1,10 +1,11 @@
 """Spark DataFrames as a source.
 
 A DataFrame that is nothing but a Parquet table is read from its files directly, if these are just the files that Spark
-would read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row groups,
-and read from there; the same plan in the same Spark session is not computed again. The files lie in the directory that the
-Spark setting `footplate.cache.dir` names (or Petastorm's `petastorm.spark.converter.parentCacheDirUrl`), which all workers
-must see, and are removed when the driver ends. What has to outlive a session, for resuming say, belongs into a table.
+would read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row
+groups, and read from there; the same plan in the same Spark session is not computed again. The files lie in the directory
+that the Spark setting `footplate.cache.dir` names (or Petastorm's `petastorm.spark.converter.parentCacheDirUrl`), which all
+workers must see, and are removed when the driver ends. What has to outlive a session, for resuming say, belongs into a
+table.
 """
 
 from __future__ import annotations

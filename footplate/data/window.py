@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.data.buffers import Buffers
-from footplate.data.columns import Columns, Slice, is_float, plain_type
+from footplate.data.columns import Columns, Ragged, Slice, is_float, plain_type
 from footplate.data.encoded import EncodedImages
 from footplate.data.plan import Epoch, Part, Piece
 from footplate.data.reading import GroupReader
@@ -45,6 +45,11 @@ class Content:
     columns: tuple[Columns, ...]
     images: tuple[str, ...]
     skip: bool
+
+    @property
+    def ragged(self) -> list[str]:
+        """The columns of lists that are padded."""
+        return [columns.names[0] for columns in self.columns if isinstance(columns, Ragged)]
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +140,7 @@ def null_error(column: str, where: str) -> DataError:
     """The error for a null where it means nothing."""
     return DataError(
         f"Column {column!r} is null in {where}. A null number has no meaning in a batch: give the table a "
-        f'filter=[("{column}", "!=", None)]-like condition, fill it, or pass on_error="skip" to leave such rows out.'
+        f'filter=[("{column}", "!=", None)], fill it, or pass on_error="skip" to leave such rows out.'
     )
 
 

@@ -152,6 +152,18 @@ def test_a_transform_can_drop_columns_and_forget_one(photos: str) -> None:
         converter.make_torch_dataloader(4, cur_shard=1)
 
 
+def test_a_transform_sees_a_column_of_lengths_that_is_no_lists() -> None:
+    table = pa.table({"x": [1.5, 2.5], "x_length": [3, 4], "tokens": [[1], [2, 3]]})
+    longest = TransformSpec(
+        lambda frame: frame.assign(most=frame["tokens"].map(max)), selected_fields=["x_length", "most"]
+    )
+    with make_spark_converter(table).make_torch_dataloader(
+        2, num_epochs=1, transform_spec=longest, shuffle_row_groups=False
+    ) as loader:
+        (batch,) = loader
+    assert {name: values.tolist() for name, values in batch.items()} == {"x_length": [3, 4], "most": [1, 3]}
+
+
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from pyspark.sql import SparkSession

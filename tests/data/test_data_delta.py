@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from footplate.data import Loader, Table
 from footplate.errors import DataError
@@ -111,6 +112,12 @@ def test_column_mapping_by_id_is_refused(tmp_path: Path) -> None:
     fields = [field("id", **{"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "id"})]
     write_log(tmp_path, ["columnMapping"], {"delta.columnMapping.mode": "id"}, fields, [{"path": "a.parquet"}])
     with pytest.raises(DataError, match="maps its columns by id"):
+        Table(tmp_path)
+
+
+def test_a_binary_partition_column_is_refused(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"key": [b"a\xff"], "id": [1]}), partition_by=["key"])
+    with pytest.raises(DataError, match="partitioned by the binary column 'key'"):
         Table(tmp_path)
 
 

@@ -353,3 +353,64 @@ def test_skipping_never_hands_out_an_empty_batch(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"image": pa.array(images, pa.binary())}))
     with pytest.raises(DataError, match="Not one row of a batch can be used"):
         list(Loader(Table(tmp_path / "t"), 2, on_error="skip"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_that_returns_no_row_is_named(num_workers: int) -> None:
+    def forgets(row: dict[str, Any]) -> Any:
+        return row if row["x"] != 3 else None
+
+    with pytest.raises(DataError, match=r"returned a NoneType for the row <builtins.dict>, row group 0, row 3"):
+        list(Loader(Table({"x": range(6)}), 4, transform=forgets, num_workers=num_workers))
+
+
+@pytest.mark.parametrize(
+    ("first", "other"), [(1, None), (1, "one"), (1.5, None), (np.float32(1), [1]), (np.zeros(2), None)]
+)
+def test_what_does_not_go_together_in_a_batch_is_said(first: Any, other: Any) -> None:
+    with pytest.raises(DataError, match=r"'y' as .*, which don't go together"):
+        list(Loader(Table({"x": range(4)}), 4, transform=lambda row: {"y": other if row["x"] else first}))
+
+
+def test_lists_that_pass_through_a_transform_are_padded_as_without_one() -> None:
+    table = Table({"tokens": [[1, 2, 3], [4], []], "id": [0, 1, 2]})
+    (plain,), (same,) = (list(Loader(table, 3, transform=transform)) for transform in (None, lambda row: row))
+    assert plain.keys() == same.keys()
+    assert all(torch.equal(plain[name], same[name]) for name in plain)
+    (cut,) = Loader(table, 3, transform=lambda row: {"tokens": row["tokens"][:1]})
+    assert (cut["tokens"].tolist(), cut["tokens_length"].tolist()) == ([[1], [4], [0]], [1, 1, 0])
+
+
+def test_a_column_of_lengths_that_is_the_users_own_stays_his() -> None:
+    table = Table({"text": ["a", "bb"], "text_length": [1, 2], "x": [0.5, 1.5], "x_length": [3, 4]})
+    for transform in (None, lambda row: row):
+        (batch,) = Loader(table, 2, transform=transform)
+        assert (batch["text"], batch["text_length"].tolist()) == (["a", "bb"], [1, 2])
+        assert (batch["x"].tolist(), batch["x_length"].tolist()) == ([0.5, 1.5], [3, 4])
+    with pytest.raises(DataError, match="'tokens_length' has the name under which a batch holds the lengths"):
+        Loader(Table({"tokens": [[1], [2, 3]], "tokens_length": [7, 8]}), 2)
+
+
+def test_rows_without_a_null_can_be_asked_for_as_the_error_says() -> None:
+    rows = {"label": [1, None, 3], "x": [1, 1, None]}
+    with pytest.raises(DataError, match=r'filter=\[\("label", "!=", None\)\]'):
+        Loader(Table(rows), 2)
+    (batch,) = Loader(Table(rows, columns=["label"], filter=[("label", "!=", None)]), 2)
+    assert batch["label"].tolist() == [1, 3]
+    assert Table(rows, filter=[[("label", "=", None)], [("x", "==", None)]]).num_rows == 2
+    with pytest.raises(DataError, match="null is never true"):
+        Table(rows, filter=[("label", "<", None)])
+
+
+def test_a_null_list_of_lists_of_fixed_size_is_a_bad_row_too() -> None:
+    kind = pa.list_(pa.list_(pa.int32(), 2), 1)
+    loader = Loader(Table(pa.table({"m": pa.array([[[1, 2]], None, [[3, 4]]], kind)})), 3, on_error="skip")
+    assert [batch["m"].tolist() for batch in loader] == [[[[1, 2]], [[3, 4]]]]
+    assert loader.skipped == 1
+
+
+@pytest.mark.parametrize("values", [[1, 2**63], [[1], [2, 2**63]]])
+def test_an_integer_beyond_int64_is_an_error_and_not_another_number(values: list[Any]) -> None:
+    kind = pa.list_(pa.uint64()) if isinstance(values[0], list) else pa.uint64()
+    with pytest.raises(DataError, match="'id' holds 9223372036854775808, which is too large for int64"):
+        list(Loader(Table(pa.table({"id": pa.array(values, kind)})), 2))
