@@ -135,7 +135,7 @@ class Loader:
     @property
     def world(self) -> World:
         """The place of this process among all; may be set before iterating."""
-        return World.from_environ() if self._world is None else self._world
+        return World.present() if self._world is None else self._world
 
     @world.setter
     def world(self, world: World) -> None:
@@ -173,8 +173,12 @@ class Loader:
         return self._plan(0).num_batches(self.world.size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rest of the epoch after `load_state_dict`, else the whole epoch; at its end comes the next epoch."""
+        """The rest of the epoch after `load_state_dict`, else the whole epoch; at its end comes the next epoch.
+
+        Its end is its last batch, also for who counts batches (as Lightning does) and never asks for one more.
+        """
         if not self._restored:
+            self._epoch += self._batch == self._plan(self._epoch).num_batches()
             self._batch = 0
         self._restored = False
         return self._iterate()
@@ -199,7 +203,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next to be handed out; from its beginning, unless it is the one that was just restored."""
-        if epoch != self._epoch:
+        if epoch != self._epoch or not self._restored:
             self._epoch, self._batch, self._restored = epoch, 0, False
 
     def beside(self) -> Loader:

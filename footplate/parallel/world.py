@@ -54,6 +54,16 @@ class World:
             )
         return cls(rank, size, local_rank, local_size, launched=True)
 
+    @classmethod
+    def present(cls) -> World:
+        """As torch's process group has it, if there is one (Lightning makes one without `RANK`); else see `from_environ`."""
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
+            return cls.from_environ()
+        own = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size())}
+        return cls.from_environ({**os.environ, **own})
+
 
 SINGLE = World()
 

@@ -414,3 +414,28 @@ def test_an_integer_beyond_int64_is_an_error_and_not_another_number(values: list
     kind = pa.list_(pa.uint64()) if isinstance(values[0], list) else pa.uint64()
     with pytest.raises(DataError, match="'id' holds 9223372036854775808, which is too large for int64"):
         list(Loader(Table(pa.table({"id": pa.array(values, kind)})), 2))
+
+
+def test_an_epoch_ends_with_its_last_batch_also_for_who_never_asks_for_more(delta: str) -> None:
+    table = Table(delta, columns=["id"])
+    whole = Loader(table, 32, shuffle=True)
+    epochs = [seen(whole) for _ in range(2)]
+    counted = Loader(table, 32, shuffle=True)
+    for epoch in epochs:
+        assert [row for batch in islice(counted, len(counted)) for row in batch["id"].tolist()] == epoch
+    counted.set_epoch(1)
+    assert seen(counted) == epochs[1]
+
+
+def test_the_ranks_of_a_process_group_that_somebody_else_made_are_heeded(
+    delta: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    found = []
+    for rank in range(2):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        found += seen(Loader(Table(delta, columns=["id"]), 16, shuffle=True))
+    assert sorted(found) == list(range(200))
