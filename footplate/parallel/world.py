@@ -56,7 +56,7 @@ class World:
 
     @classmethod
     def present(cls) -> World:
-        """As torch's process group has it, if there is one (Lightning makes one without `RANK`); else see `from_environ`."""
+        """As torch's process group has it, where there is no `RANK` (Lightning makes such); else see `from_environ`."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
