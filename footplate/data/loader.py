@@ -130,7 +130,7 @@ class Loader:
         self._global_batch_size: int | None = None
         self._epoch = 0
         self._batch = 0
-        self._restored = False
+        self._restored = self._asked_for = False  # `_asked_for`: the epoch, by `set_epoch`
 
     @property
     def world(self) -> World:
@@ -175,12 +175,14 @@ class Loader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rest of the epoch after `load_state_dict`, else the whole epoch; at its end comes the next epoch.
 
-        Its end is its last batch, also for who counts batches (as Lightning does) and never asks for one more.
+        Its end is its last batch, also for who counts batches (as Lightning does) and never asks for one more; after a
+        state of that place comes the next epoch, unless `set_epoch` asks for the one that has ended.
         """
-        if not self._restored:
-            self._epoch += self._batch == self._plan(self._epoch).num_batches()
+        ended = self._batch == self._plan(self._epoch).num_batches()
+        if not self._restored or (ended and not self._asked_for):
+            self._epoch += ended
             self._batch = 0
-        self._restored = False
+        self._restored = self._asked_for = False
         return self._iterate()
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
@@ -203,6 +205,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next to be handed out; from its beginning, unless it is the one that was just restored."""
+        self._asked_for = True
         if epoch != self._epoch or not self._restored:
             self._epoch, self._batch, self._restored = epoch, 0, False
 
@@ -273,7 +276,7 @@ class Loader:
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
         self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored = True
+        self._restored, self._asked_for = True, False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_caches": None, "_workers": None}

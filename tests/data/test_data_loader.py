@@ -427,6 +427,22 @@ def test_an_epoch_ends_with_its_last_batch_also_for_who_never_asks_for_more(delt
     assert seen(counted) == epochs[1]
 
 
+def test_after_the_state_of_an_ended_epoch_comes_the_next_one_unless_the_ended_one_is_asked_for(delta: str) -> None:
+    table = Table(delta, columns=["id"])
+    whole = Loader(table, 32, shuffle=True)
+    _, second = seen(whole), seen(whole)
+    before = Loader(table, 32, shuffle=True)
+    for _ in islice(before, len(before)):
+        state = before.state_dict()
+
+    after = Loader(table, 32, shuffle=True)
+    after.load_state_dict(state)
+    assert seen(after) == second
+    after.load_state_dict(state)
+    after.set_epoch(0)
+    assert seen(after) == []
+
+
 def test_the_ranks_of_a_process_group_that_somebody_else_made_are_heeded(
     delta: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
