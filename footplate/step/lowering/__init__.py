@@ -13,7 +13,7 @@
     linalg.py         products of matrices
     attention.py      attention, some queries at a time
     recurrence.py     recurrent layers, one time step after the other
-    convolution.py    convolution and pooling
+    convolution.py    convolution and pooling; as a CPU likes them: cpu_convolution.py
     normalisation.py  batch, layer and group normalisation
     indexing.py       elements found by indices
     creation.py       tensors made of numbers alone

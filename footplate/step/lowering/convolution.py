@@ -1,6 +1,7 @@
 """Convolution and pooling, in torch's layout (batch, channels, …); XLA chooses the one of the hardware.
 
-Backward passes are JAX's own derivatives of the forward ones.
+Backward passes are JAX's own derivatives of the forward ones. Where the program is compiled for a CPU, which may not be
+where it is made, convolutions are those of `cpu_convolution.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from footplate.step.lowering import cpu_convolution as cpu
 from footplate.step.lowering.table import Context, aten, lowers
 
 
@@ -45,19 +47,57 @@ def _convolve(
     return lax.conv_general_dilated(x, kernel, (1,) * rank, widths, lhs_dilation=stride, **options)
 
 
+def _gradients(gradient: Any, x: Any, weight: Any, settings: Any, wanted: Any) -> tuple[Any, Any]:
+    of_x, of_weight = jax.vjp(lambda x, weight: _convolve(x, weight, *settings), x, weight)[1](gradient)
+    return of_x if wanted[0] else None, of_weight if wanted[1] else None
+
+
+def _described(x: Any, weight: Any, result: tuple[int, ...], settings: Any) -> cpu.Convolution:
+    """The convolution from x to its result, or where it is transposed the one that leads back."""
+    stride, padding, dilation, transposed, _, groups = settings
+    stride, padding, dilation = (_each(one, weight.ndim - 2) for one in (stride, padding, dilation))
+    pixels = x.shape[2:], tuple(result[2:])
+    image, result = reversed(pixels) if transposed else pixels
+    return cpu.Convolution(image, weight.shape[2:], result, stride, padding, dilation, groups)
+
+
+def _convolve_on_cpu(x: Any, weight: Any, one: cpu.Convolution, transposed: bool) -> Any:
+    return cpu.gradient_of_image(one, x, weight) if transposed else cpu.result_of(one, x, weight)
+
+
+def _gradients_on_cpu(
+    gradient: Any, x: Any, weight: Any, one: cpu.Convolution, transposed: bool, wanted: Any
+) -> tuple[Any, Any]:
+    of_result, image = (x, gradient) if transposed else (gradient, x)
+    of_x = _convolve_on_cpu(gradient, weight, one, not transposed) if wanted[0] else None
+    return of_x, cpu.gradient_of_kernel(one, of_result, image) if wanted[1] else None
+
+
 @lowers(aten.convolution.default)
 def convolution(context: Context, x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
-    y = _convolve(x, weight, *settings)
+    one, transposed = _described(x, weight, context.shape, settings), settings[3]
+    y = lax.platform_dependent(
+        x,
+        weight,
+        cpu=lambda x, weight: _convolve_on_cpu(x, weight, one, transposed),
+        default=lambda x, weight: _convolve(x, weight, *settings),
+    )
     return y if bias is None else y + bias.reshape(-1, *(1,) * (weight.ndim - 2))
 
 
 @lowers(aten.convolution_backward.default)
 def convolution_backward(context: Context, gradient: Any, x: Any, weight: Any, bias_sizes: Any, *settings: Any) -> Any:
     *forward, wanted = settings
-    _, backward = jax.vjp(lambda x, weight: _convolve(x, weight, *forward), x, weight)
-    of_x, of_weight = backward(gradient)
+    one, transposed = _described(x, weight, gradient.shape, forward), forward[3]
+    of_x, of_weight = lax.platform_dependent(
+        gradient,
+        x,
+        weight,
+        cpu=lambda gradient, x, weight: _gradients_on_cpu(gradient, x, weight, one, transposed, wanted),
+        default=lambda gradient, x, weight: _gradients(gradient, x, weight, forward, wanted),
+    )
     of_bias = jnp.sum(gradient, (0, *range(2, gradient.ndim))) if wanted[2] else None
-    return of_x if wanted[0] else None, of_weight if wanted[1] else None, of_bias
+    return of_x, of_weight, of_bias
 
 
 def _windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> dict[str, Any]:

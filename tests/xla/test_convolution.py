@@ -1,0 +1,64 @@
+"""Which programs convolutions become: for a CPU none that XLA has but a plain loop for, for others as they are."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from footplate.step.lowering import LOWERINGS
+from footplate.step.lowering.interpret import context_for
+from xla.samples import aten
+
+CASES = {
+    "few pixels and many channels": ((8, 32, 2, 2), (32, 32, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    "few pixels in many rows": ((64, 4, 2, 2), (4, 4, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
+    "a kernel larger than its image": ((8, 4, 3, 3), (4, 4, 5, 5), ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)),
+    "a result larger than its image": ((2, 4, 16), (4, 4, 3), ([1], [2], [1], False, [0], 1)),
+    "transposed": ((2, 4, 8, 8), (4, 4, 4, 4), ([2, 2], [1, 1], [1, 1], True, [0, 0], 1)),
+    "groups": ((2, 8, 8, 8), (8, 2, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 4)),
+    "each channel by itself": ((2, 8, 8, 8), (8, 1, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 8)),
+}
+
+
+def convolved(name):
+    """A case and its gradients as a function that is compiled, and its arguments."""
+    image, kernel, settings = CASES[name]
+    x, weight = torch.zeros(image), torch.zeros(kernel)
+    y = aten.convolution(x, weight, None, *settings)
+    context = context_for(y, (x, weight), lambda: jax.random.key(0))
+
+    def run(x, weight, gradient):
+        result = LOWERINGS[aten.convolution.default](context, x, weight, None, *settings)
+        backward = LOWERINGS[aten.convolution_backward.default]
+        return result, backward(context, gradient, x, weight, None, *settings, [True, True, False])
+
+    return jax.jit(run), [jnp.asarray(tensor.numpy()) for tensor in (x, weight, y)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_cpu_kernel_and_image_dont_change_places(name):
+    """Which XLA does where that makes the kernel smaller, and shows by a kernel that it reads backwards."""
+    run, arrays = convolved(name)
+    assert "rhs_reversal" not in run.lower(*arrays).compile().as_text()
+
+
+@pytest.mark.parametrize("name", ["groups", "each channel by itself"])
+def test_on_a_cpu_the_gradient_of_a_grouped_kernel_has_channels_as_groups_not_rows(name):
+    run, arrays = convolved(name)
+    assert "batch_group_count = 8" not in run.lower(*arrays).as_text()
+    assert "batch_group_count = 4" not in run.lower(*arrays).as_text()
+
+
+def test_on_a_cpu_channels_by_themselves_are_a_sum_over_taps():
+    run, arrays = convolved("each channel by itself")
+    assert run.lower(*arrays).as_text().count("stablehlo.convolution") == 1  # the kernel's gradient
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_for_a_tpu_a_convolution_and_its_gradients_stay_one_operation_each(name):
+    run, arrays = convolved(name)
+    text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("stablehlo.convolution") == 3
+    assert "optimization_barrier" not in text
