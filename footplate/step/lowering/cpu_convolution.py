@@ -109,9 +109,8 @@ def gradient_of_kernel(one: Convolution, gradient: Any, image: Any) -> Any:
 def _convolve(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Sizes, groups: int) -> Any:
     between = (1,) * len(widths)
     if groups == 1 and math.prod(kernel.shape[2:]) > math.prod(image.shape[2:]):
-        image = lax.optimization_barrier(
-            _padded(image, widths)
-        )  # or XLA would take the padding back into the convolution
+        image = _padded(image, widths)
+        image = lax.optimization_barrier(image)  # or XLA would take the padding back into the convolution
         padding = [(0, 0)] * len(widths)
     else:
         padding = [(before, behind) for before, behind, _ in widths]
