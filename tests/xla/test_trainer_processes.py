@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.step.xla.processes import coordinator
+from footplate.step.xla.processes import coordinator, free_port
 from xla.trained import equal
 
 TESTS = Path(__file__).parents[1]
@@ -41,8 +42,6 @@ print(made.world.rank, {name: float(value) for name, value in sorted(made.callba
 
 def ports():
     """Two free ports, one after the other."""
-    import socket
-
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -110,7 +109,16 @@ def test_rows_that_the_processes_do_not_divide_are_refused_by_both(tmp_path):
 
 def test_the_first_process_is_found_beside_torchs_port():
     torchrun = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert coordinator(torchrun) == "10.0.0.1:29501"
-    assert coordinator({**torchrun, "JAX_COORDINATOR_ADDRESS": "10.0.0.9:99"}) == "10.0.0.9:99"
+    assert coordinator(torchrun, lambda port: port) == "10.0.0.1:29501"
+    assert coordinator({**torchrun, "MASTER_ADDR": "fe80::1"}, lambda port: 7) == "[fe80::1]:7"
+    assert coordinator({**torchrun, "JAX_COORDINATOR_ADDRESS": "10.0.0.9:99"}, lambda port: port) == "10.0.0.9:99"
     with pytest.raises(fp.ConfigError, match="MASTER_ADDR and MASTER_PORT"):
-        coordinator({})
+        coordinator({}, lambda port: port)
+
+
+def test_a_port_that_is_taken_is_not_the_first_process_s():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        assert free_port(taken) not in (0, taken)
+    assert free_port(taken) == taken
+    assert 0 < free_port(65536) < 65536
