@@ -71,6 +71,11 @@ class Hooks:
         owners = [owner for owner in (*self._callbacks, self._module) if may_look(owner)]
         return [type(owner).__name__ for owner in owners if overrides(owner, name)]
 
+    @property
+    def looking(self) -> list[str]:
+        """The callbacks that may look at the weights, by their classes' names."""
+        return [type(callback).__name__ for callback in self._callbacks if may_look(callback)]
+
     def callbacks_with(self, name: str) -> list[str]:
         """The callbacks that override `name`, by their classes' names."""
         return [type(callback).__name__ for callback in self._callbacks if overrides(callback, name)]

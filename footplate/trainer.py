@@ -551,6 +551,8 @@ class Trainer(View):
             status = "success"
         except BaseException as error:
             status = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            if self.group.several and hasattr(self, "step"):
+                self.step.leave()
             if savable(self, error):
                 self._save_before_failing(error)
             self.hooks.call("on_exception", error)
@@ -665,6 +667,7 @@ class Trainer(View):
             compile=self.compile,
             on_optimizer_step=self._count_step,
             strategy=self.parallel,
+            group=self.group,
             weight=weight,
             device_ids=self.device_ids,
             iterations_per_loop=self._steps_per_call(),

@@ -99,6 +99,9 @@ class XLA(Accelerator):
         if jax.config.jax_compilation_cache_dir is None:
             jax.config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
         from footplate.step.xla.step import XLAStep
+        from footplate.step.xla.support import check_processes
+
+        check_processes(spec)
 
         of_each = [
             [device for device in jax.devices() if device.process_index == process]

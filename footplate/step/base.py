@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from footplate.hooks import Hooks
 from footplate.parallel.base import Strategy
+from footplate.parallel.group import ALONE, Group
 from footplate.step.precision import Precision
 from footplate.step.transfer import to_device
 
@@ -39,12 +40,13 @@ class StepSpec:
         compile: options of `torch.compile`, or None.
         on_optimizer_step: called after each optimizer step, before anything else happens.
         strategy: how the module lives on several ranks; by default there is one.
+        group: the ranks.
         weight: by how much the loss of a batch (by its index in the epoch) counts, so that the average over the ranks is
             the mean over all rows; None where every batch counts alike.
         device_ids: the devices of this process, where it drives several by itself.
         iterations_per_loop: how many steps a call of the program makes, for steps that can make several.
         sync_batchnorm: let batch norm see the batches of all devices.
-        sharded: let each device of this process keep a part of the parameters and of what the optimizer remembers.
+        sharded: let each device keep a part of the parameters and of what the optimizer remembers.
         record: called with (batch, name, value, the other arguments) for what a step gave to `self.log`, by steps that
             don't run the module's code each time.
         rates_ahead: the learning rates of each group in the next so many steps.
@@ -61,6 +63,7 @@ class StepSpec:
     compile: dict[str, Any] | None = None
     on_optimizer_step: Callable[[], None] = lambda: None
     strategy: Strategy = field(default_factory=Strategy)
+    group: Group = ALONE
     weight: Callable[[int], float] | None = None
     device_ids: Sequence[int] = (0,)
     iterations_per_loop: int = 1
@@ -138,6 +141,16 @@ class Step(ABC):
 
     def lend(self) -> None:
         """`show`; and the next step takes the state from them again, since it may have been changed."""
+
+    def gather(self, stage: str) -> None:
+        """Before an evaluation, to which all ranks come: fetch from the others what this one needs to go on by itself.
+
+        Args:
+            stage: "validation", "test" or "predict".
+        """
+
+    def leave(self) -> None:
+        """After an exception: the other ranks may be anywhere, so that nothing is asked of them any more."""
 
     def release(self) -> None:
         """After training: the module is its user's again."""

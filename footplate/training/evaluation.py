@@ -57,6 +57,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
         trainer.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
+        step.gather(name)
         for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()

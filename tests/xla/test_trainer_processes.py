@@ -1,7 +1,8 @@
-"""Two processes with two devices each train one model, as one process on the CPU does."""
+"""Two processes with two devices each train one model, as one process with four does, and one on the CPU."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,30 +15,8 @@ import torch
 import footplate as fp
 from footplate import checkpoint
 from footplate.step.xla.processes import coordinator, free_port
-from xla.trained import equal
 
 TESTS = Path(__file__).parents[1]
-
-PROGRAM = """
-import sys, torch
-from models.small import loader
-from xla.trained import Steady
-import footplate as fp
-
-root, accelerator, epochs, size, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
-torch.manual_seed(fp.Trainer(accelerator="cpu", max_epochs=1).world.rank)  # each begins with other weights
-model = Steady()
-made = fp.Trainer(
-    accelerator=accelerator, devices=2 if accelerator == "xla" else 1, precision="64-true", max_epochs=epochs, seed=1,
-    default_root_dir=root, logger=False, enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=0.5,
-)
-try:
-    made.fit(model, loader(rows, size), loader(18, 6, shuffle=False), ckpt_path="last")
-except fp.FootplateError as error:
-    print(error)
-    raise SystemExit(3)
-print(made.world.rank, {name: float(value) for name, value in sorted(made.callback_metrics.items())})
-"""
 
 
 def ports():
@@ -53,22 +32,41 @@ def ports():
             return port
 
 
-def run(root, accelerator, processes, epochs=2, rows=40):
-    """Start them, wait for all, and return (exit code, output) of each. The global batch has 8 rows."""
+def environment(root):
+    """That of this process, without what was set for its own devices, and with the tests' modules."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "WORLD_SIZE", "RANK")}
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     clean |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(root / "cache")}
-    clean["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    port, children = ports(), []
+    return clean | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+def asked(root, accelerator, processes, *, model="steady", train=("shared", 40), val=("shared", 18), **given):
+    """What `process.py` is asked for. The global batch has 8 rows, of 4 devices."""
+    callbacks = {name: given.pop(name, False) for name in ("looks", "stops", "dies")}
+    devices = 1 if accelerator == "cpu" else 4 // processes
+    trainer = {"accelerator": accelerator, "devices": devices, "default_root_dir": str(root), "max_epochs": 2} | given
+    return json.dumps(
+        {"model": model, "train": train, "val": val, "size": 8 // processes, "trainer": trainer, **callbacks}
+    )
+
+
+def run(root, accelerator, processes, **given):
+    """Start them, wait for all, and return (exit code, output) of each."""
+    words, port, children = asked(root, accelerator, processes, **given), ports(), []
     for rank in range(processes):
         told = {"WORLD_SIZE": str(processes), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        arguments = [str(root), accelerator, str(epochs), str(8 // processes), str(rows)]
         children.append(
             subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *arguments], env={**clean, **(told if processes > 1 else {})},
+                [sys.executable, "-m", "xla.process", words],
+                env={**environment(root), **(told if processes > 1 else {})},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
+    return ended(children)
+
+
+def ended(children):
+    """The output and exit code of each, in the end."""
     try:
         return [(child.communicate(timeout=400)[0], child.returncode) for child in children]
     finally:
@@ -76,35 +74,98 @@ def run(root, accelerator, processes, epochs=2, rows=40):
             child.kill()
 
 
+def metrics(found):
+    """What each process has printed at its end."""
+    assert [code for _, code in found] == [0] * len(found), "\n".join(output for output, _ in found)
+    return [json.loads(output.splitlines()[-1]) for output, _ in found]
+
+
 def state(root):
     return checkpoint.load(checkpoint.newest([root / "checkpoints"]))
+
+
+def compare(root, found, other, wanted):
+    """Weights, what the optimizer remembers, and metrics."""
+    mine, theirs = state(root), state(other)
+    assert mine["global_step"] == theirs["global_step"]
+    for name, value in theirs["state_dict"].items():
+        torch.testing.assert_close(mine["state_dict"][name], value, rtol=0, atol=1e-6)
+    (metric,) = metrics(wanted)
+    for one in metrics(found):
+        assert one == pytest.approx(metric, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.slow
 def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(tmp_path):
     wanted = run(tmp_path / "cpu", "cpu", 1)
-    run(tmp_path / "xla", "xla", 2, epochs=1)
+    run(tmp_path / "xla", "xla", 2, max_epochs=1)
     found = run(tmp_path / "xla", "xla", 2)
-    assert [code for _, code in (*wanted, *found)] == [0, 0, 0], found
     assert list((tmp_path / "xla" / "cache/footplate/xla").iterdir())  # the second run has found its programs there
-    mine, theirs = state(tmp_path / "xla"), state(tmp_path / "cpu")
-    assert mine["global_step"] == theirs["global_step"] == 10
-    for name, value in theirs["state_dict"].items():
-        torch.testing.assert_close(mine["state_dict"][name], value, rtol=0, atol=1e-6)
-    lines = [output.splitlines()[-1].partition(" ") for output, _ in found]
-    assert [rank for rank, _, _ in lines] == ["0", "1"]
-    metrics = [eval(text) for _, _, text in lines]
-    assert metrics[0] == metrics[1]
-    assert equal(metrics[0].keys(), eval(wanted[0][0].splitlines()[-1].partition(" ")[2]).keys())
-    for name, value in eval(wanted[0][0].splitlines()[-1].partition(" ")[2]).items():
-        assert metrics[0][name] == pytest.approx(value, rel=1e-5), name
+    compare(tmp_path / "xla", found, tmp_path / "cpu", wanted)
 
 
 @pytest.mark.slow
-def test_rows_that_the_processes_do_not_divide_are_refused_by_both(tmp_path):
-    for output, code in run(tmp_path, "xla", 2, rows=11):
+@pytest.mark.parametrize(
+    "given", [{}, {"sync_batchnorm": True, "iterations_per_loop": 2}, {"strategy": "fsdp"}], ids=str
+)
+def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, tmp_path):
+    """The last batch has 3 rows of 8, so that one process has 1 and the other 2; dropout and BatchNorm are as in one."""
+    given = {"model": "drawing", "train": ("shared", 43), "val": ("shared", 13), **given}
+    wanted, found = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
+    compare(tmp_path / "2", found, tmp_path / "1", wanted)
+    assert metrics(found)[0]["rows"] == 43
+
+
+@pytest.mark.slow
+def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_again(tmp_path):
+    """Weights in parts; the last batch of an epoch has one row, so that one process has none."""
+    given = {"model": "wide", "train": ("shared", 41), "val": ("shared", 9), "accumulate_grad_batches": 3}
+    wanted = run(tmp_path / "cpu", "cpu", 1, **given)
+    root = tmp_path / "carried"
+    cut_off = run(root, "xla", 2, strategy="fsdp", stops=True, **given)
+    assert [code for _, code in cut_off] == [143, 143], cut_off
+    assert state(root)["step"]["accumulated"] == 1
+    metrics(run(root, "cpu", 1, max_epochs=1, **given))
+    found = run(root, "xla", 2, strategy="fsdp", **given)
+    compare(root, found, tmp_path / "cpu", wanted)
+
+
+@pytest.mark.slow
+def test_processes_with_loaders_of_their_own_end_an_epoch_together_and_evaluate_what_they_have(tmp_path):
+    """The first has five batches to train on and to evaluate, the other one; a callback looks at the weights each time."""
+    own = {"train": ("own", 20), "val": ("own", 20)}
+    one, other = metrics(run(tmp_path, "xla", 2, model="wide", strategy="fsdp", looks=True, **own))
+    assert one["val_loss"] == other["val_loss"]
+    assert one["rows"] == other["rows"] == 8
+    assert state(tmp_path)["global_step"] == 2
+
+
+@pytest.mark.slow
+def test_batches_that_differ_in_more_than_their_rows_are_refused_by_both(tmp_path):
+    for output, code in run(tmp_path, "xla", 2, train=("wider", 20)):
         assert code == 3, output
-        assert "use drop_last=True" in output
+        assert "process 0 has float64[4, 16], int64[4]; process 1 has float64[4, 8], int64[4]" in output
+
+
+@pytest.mark.slow
+def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(tmp_path):
+    """JAX aborts the other one: the launcher says what was first. Two machines' commands, on one."""
+    wanted = run(tmp_path / "cpu", "cpu", 1)
+    root, port = tmp_path / "xla", str(ports())
+    common = ["--nnodes", "2", "--np", "2", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "xla.process"]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "footplate", "run", "--node-rank", str(node), *common, asked(root, "xla", 2, dies=True)],
+            env={**environment(tmp_path), "FOOTPLATE_TOKEN": "secret"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    (output, code), (_, other) = ended(children)
+    assert [code, other] == [0, 0], output
+    assert "rank 0 was killed by SIGKILL in attempt 0; attempt 1 starts now" in output
+    assert "begins at step 5" in output, output
+    compare(root, [], tmp_path / "cpu", wanted)
 
 
 def test_the_first_process_is_found_beside_torchs_port():

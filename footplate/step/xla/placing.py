@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from footplate.step.base import StepSpec
 from footplate.step.xla import sharing
@@ -24,11 +25,19 @@ from footplate.step.xla.sharing import Flat
 
 @dataclass(frozen=True)
 class Placed:
-    """A batch that is on the devices: as the loader gave it, as its tensors, and as arrays."""
+    """A batch that is on the devices.
+
+    Attributes:
+        given: as the loader gave it.
+        own: its tensors.
+        batch: those of all processes, without values where each has as many rows.
+        arrays: on the devices; None where a process needs the others' rows first.
+    """
 
     given: Any
+    own: Flat
     batch: Flat
-    arrays: tuple[jax.Array, ...]
+    arrays: tuple[jax.Array, ...] | None
 
 
 class Placing:
@@ -67,18 +76,33 @@ class Placing:
         return self.place(stage, batch) if found is None or found.given is not batch else found
 
     def place(self, stage: str, batch: Any) -> Placed:
-        """Put a batch onto the devices."""
+        """Put a batch onto the devices: to train on it, as if every process had as many rows."""
         flat, programs = self.flat(batch), self._programs
-        trains = stage == "training"
-        mesh = programs.mesh if trains else programs.here
-        parts = programs.parts(flat) if trains else sharing.parts_to_evaluate(flat.leaves, mesh.size)
+        if stage != "training":
+            parts = sharing.parts_to_evaluate(flat.leaves, programs.here.size)
+            return Placed(batch, flat, flat, self._place(programs.here, flat, parts, parts))
+        everyones = sharing.of_all(flat, programs.processes)
+        parts = programs.parts(everyones)
+        if not programs.divides(parts):
+            return Placed(batch, flat, everyones, None)
+        return Placed(batch, flat, everyones, self._place(programs.mesh, flat, parts, parts // programs.processes))
+
+    def _place(self, mesh: Mesh, flat: Flat, parts: int, own_parts: int) -> tuple[jax.Array, ...]:
         with self.numbers():
-            arrays = sharing.place(mesh, self._arrays(flat, parts), sharing.spec_of(parts, sharing.ROWS))
-        return Placed(batch, flat, arrays)
+            return sharing.place(mesh, self._arrays(flat, own_parts), sharing.spec_of(parts, sharing.ROWS))
+
+    def place_all(self, batch: Any, own: Flat, everyones: Flat) -> Placed:
+        """Put a batch onto the devices that each process has as a whole, to train on it."""
+        mesh, parts = self._programs.mesh, self._programs.parts(everyones)
+        with self.numbers():
+            cut = [sharing.spread(sharing.host_array(leaf), parts, mesh.size) for leaf in everyones.leaves]
+            arrays = sharing.place_all(mesh, cut, sharing.spec_of(parts, sharing.ROWS))
+        return Placed(batch, own, everyones, arrays)
 
     def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
         """Put batches of one form onto the devices, to train on one after the other in one call."""
-        stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, parts) for one in batches), strict=True)]
+        own_parts = parts // self._programs.processes
+        stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, own_parts) for one in batches), strict=True)]
         return sharing.place(self._programs.mesh, stacked, sharing.spec_of(parts, sharing.ROWS_OF_EACH), copy=False)
 
     def flat(self, batch: Any) -> Flat:

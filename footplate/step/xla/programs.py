@@ -103,6 +103,11 @@ class Programs:
         self._made_from = self._things()
 
     @property
+    def processes(self) -> int:
+        """How many processes train together, each with as many devices."""
+        return self.mesh.size // self.here.size
+
+    @property
     def captured(self) -> list[Captured]:
         """The steps that the present programs were made from, in order."""
         return [program.captured for programs in self._found.values() for program in programs]
@@ -202,11 +207,12 @@ class Programs:
             raise
 
     def parts(self, batch: Flat) -> int:
-        """Into how many parts the rows of a batch to train on are cut, of those that this process has."""
-        devices = self.here.size
-        if self.mesh.size == 1:
-            return 1
-        return parts_of(rows_of(batch.leaves), devices, self.whole)
+        """Into how many parts the rows of a batch to train on are cut, those that all processes have of it."""
+        return 1 if self.mesh.size == 1 else parts_of(rows_of(batch.leaves), self.mesh.size, self.whole)
+
+    def divides(self, parts: int) -> bool:
+        """Whether rows in so many parts are such that each process has those of its own devices alone."""
+        return self.processes == 1 or (parts > 0 and parts % self.processes == 0)
 
     def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:
         spec, devices = self.spec, self.mesh.size

@@ -1,4 +1,4 @@
-"""How a batch is spread over the devices of one process.
+"""How a batch is spread over devices.
 
     rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
 
@@ -14,7 +14,8 @@ rows that a loss would have to be told to leave out. It costs time, for some row
 The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along the
 longest of its dimensions that they divide.
 
-With several processes, each brings its own rows, and holds what lies on its own devices.
+With several processes, each brings its own rows, and holds what lies on its own devices; `shares.py` says what becomes of
+rows that they don't divide.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
@@ -128,6 +130,17 @@ def part(leaf: Tensor, parts: int) -> Tensor:
     return leaf[: leaf.shape[0] // parts] if leaf.ndim else leaf
 
 
+def of_all(batch: Flat, processes: int) -> Flat:
+    """The form of a batch of which each process has as much as this one: tensors without values."""
+    if processes == 1:
+        return batch
+    shapes = [(leaf.shape[0] * processes, *leaf.shape[1:]) if leaf.ndim else () for leaf in batch.leaves]
+    leaves = [
+        torch.empty(shape, dtype=leaf.dtype, device="meta") for shape, leaf in zip(shapes, batch.leaves, strict=True)
+    ]
+    return Flat(leaves, batch.tree, batch.left_out)
+
+
 def spread(array: np.ndarray, parts: int, devices: int) -> np.ndarray:
     """Rows in the order in which the devices, one after the other, take them."""
     if parts in (0, devices) or not array.ndim:
@@ -161,6 +174,16 @@ def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: b
     return tuple(jax.device_put(given, shardings))
 
 
+def place_all(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec) -> tuple[jax.Array, ...]:
+    """Arrays that every process has as a whole on the devices, cut as `spec` says; numbers go to all of them."""
+    return tuple(_placed_whole(mesh, array, spec if array.ndim >= len(spec) else WHOLE) for array in arrays)
+
+
+def _placed_whole(mesh: Mesh, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
+    given = np.array(array, copy=True)
+    return jax.make_array_from_callback(given.shape, NamedSharding(mesh, spec), lambda index: given[index])
+
+
 SMALL = 1024  # elements of a tensor below which it lies whole on every device
 
 
@@ -176,13 +199,14 @@ def layout(shape: Sequence[int], devices: int, sharded: bool) -> PartitionSpec:
 def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any, jax.Array]:
     """A state on the devices."""
     found: dict[Any, jax.Array] = {}
+    put = place_all if mesh.is_multi_process else place
     for path, tensor in tensors.items():
-        (found[path],) = place(mesh, [host_array(tensor)], layout(tensor.shape, mesh.size, sharded))
+        (found[path],) = put(mesh, [host_array(tensor)], layout(tensor.shape, mesh.size, sharded))
     return found
 
 
-def part_here(array: jax.Array, mesh: Mesh) -> jax.Array:
-    """An array that lies whole on every device of several processes, as one on this process's devices alone."""
+def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
+    """An array of which each process has all, cut in the same way over its devices, as one on this process's alone."""
     pieces = {piece.device: piece.data for piece in array.addressable_shards}
     on_each = [pieces[device] for device in mesh.devices.flat]
-    return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, WHOLE), on_each)
+    return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, spec), on_each)

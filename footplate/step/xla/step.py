@@ -8,14 +8,14 @@ continues draws what it would have drawn. A call of several steps is given the l
 set by then, and returns everything for each of its steps: what follows it is as if they had run one by one.
 
 How batches get to the devices is said in `placing.py`. Several processes, each with devices of its own, run the same
-programs on all devices; each brings its rows, and evaluates them by itself, on its own devices.
+programs on all devices; each brings its rows (`shares.py`), and evaluates by itself, on its own devices.
 
 Nothing waits for the devices, except that virtual devices, which share one pool of threads, run one step at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.errors import ConfigError, DataError
+from footplate.errors import ConfigError
 from footplate.metrics import batch_rows
 from footplate.rng import mix
 from footplate.step.base import Step, StepSpec
 from footplate.step.capture import Captured
+from footplate.step.capture.attached import reduction_of
 from footplate.step.capture.counters import Present
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import constants_reader, rates_of
@@ -36,10 +37,11 @@ from footplate.step.eager import EagerStep
 from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import mesh_of
 from footplate.step.xla import sharing
-from footplate.step.xla.placing import Placing
+from footplate.step.xla.placing import Placed, Placing
 from footplate.step.xla.programs import Compilation, Program, Programs, trained_by
+from footplate.step.xla.shares import Shares
 from footplate.step.xla.sharing import Flat
-from footplate.step.xla.support import check_module, check_processes
+from footplate.step.xla.support import check_module
 from footplate.step.xla.values import OnDevice
 from footplate.step.xla.weights import Weights
 
@@ -71,10 +73,8 @@ class XLAStep(Step):
         self._settings = self._constants()
         self._shows_loss = bool(spec.hooks.lookers("on_train_batch_end"))
         self._last: Any = None  # the loss of the step that the devices were given last
-        if self._several:
-            check_processes(spec)
-            with self._placing.numbers():
-                self._weights.begin_alike()
+        self._shares = Shares(spec)
+        self._weights.begin_alike()
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -91,11 +91,8 @@ class XLAStep(Step):
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterator[Any]:
         """Train on each batch when its output is asked for; on a whole chunk when that of the first one is."""
         seed = torch.default_generator.initial_seed()
-        if self._several:
-            self._check_shares(range(batch_idx, batch_idx + len(batches)))
         if 1 < len(batches) == self.chunk_size:
-            flat = [self._placing.flat(batch) for batch in batches]
-            chunk = self._chunk(batches, flat, seed, batch_idx) if all(one.alike(flat[0]) for one in flat) else None
+            chunk = self._chunk(batches, seed, batch_idx)
             if chunk is not None:
                 yield from chunk
                 return
@@ -104,44 +101,53 @@ class XLAStep(Step):
             ends_window = ends_epoch or (index + 1) % self.spec.accumulate_grad_batches == 0
             yield self._single(batch, seed + index - batch_idx, ends_window, epoch, index)
 
-    def _check_shares(self, batches: Iterable[int]) -> None:
-        """Refuse batches of which the processes have unequal shares: all of them come here, and none waits for another."""
-        weight = self.spec.weight
-        uneven = None if weight is None else next((one for one in batches if weight(one) != 1.0), None)
-        if uneven is not None:
-            raise DataError(
-                f"batch {uneven} of the epoch has more rows for some processes than for others, and a compiled step has "
-                "one form for all: use drop_last=True, or a batch_size that divides the rows."
-            )
-
     def _single(self, batch: Any, seed: int, ends_window: bool, epoch: int, batch_idx: int) -> Any:
-        placed, present = self._placing.take("training", batch), Present(self.spec.module, batch_idx)
+        placed, share = self._placing.take("training", batch), 1.0
+        if self._several:
+            placed, share, seed = self._shared(placed, batch_idx, seed)
+        present = Present(self.spec.module, batch_idx)
         with self._placing.numbers():
             program = self._ready(placed.batch, present, ends_window)
             with self._programs.noted(program, placed.batch):
                 rates = np.array([*rates_of(self._optimizers), *program.captured.counted.values(present)])
                 loss, logs = self._call(program, program.one, rates, _words(seed), placed.arrays)
-        output = self._finished(program, batch, loss, logs, None)
+        output = self._finished(program, batch, loss, logs, None, share)
         if program.captured.skips and ends_window:
             self.finish_window(epoch, batch_idx)
         return output
 
-    def _chunk(self, batches: Sequence[Any], flat: list[Flat], seed: int, batch_idx: int) -> Iterator[Any] | None:
-        """Train on all batches in one call; None where a step would take another way than the first."""
+    def _shared(self, placed: Placed, batch_idx: int, seed: int) -> tuple[Placed, float, int]:
+        """A batch on the devices of all processes, which share of its rows is this one's, and the seed of all."""
+        alike, seed = self._shares.agree([placed.own], batch_idx, placed.arrays is not None, seed)
+        if alike:
+            return placed, 1 / self._programs.processes, seed
+        everyones, share = self._shares.exchange(placed.own, batch_idx)
+        return self._placing.place_all(placed.given, placed.own, everyones), share, seed
+
+    def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
+        """Train on all batches in one call; None where they differ, or a step would take another way than the first."""
         count, module = len(batches), self.spec.module
+        flat = [self._placing.flat(batch) for batch in batches]
+        everyones = sharing.of_all(flat[0], self._programs.processes)
+        alike = all(one.alike(flat[0]) for one in flat) and self._programs.divides(self._programs.parts(everyones))
+        if self._several:
+            alike, seed = self._shares.agree(flat, batch_idx, alike, seed)
+        if not alike:
+            return None
         with self._placing.numbers():
-            program = self._ready(flat[0], Present(module, batch_idx))
+            program = self._ready(everyones, Present(module, batch_idx))
             captured = program.captured
             presents = [Present(module, batch_idx + index, index * captured.steps) for index in range(count)]
             if any(captured.counted.broken(present) for present in presents):
                 return None
             given = self._placing.place_together(flat, program.parts)
-            with self._programs.noted(program, flat[0], count):
+            with self._programs.noted(program, everyones, count):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
                 keys = np.stack([_words(seed + index) for index in range(count)])
                 losses, logs = self._call(program, program.several, rates, keys, given)
-        return (self._finished(program, batch, losses, logs, index) for index, batch in enumerate(batches))
+        share = 1 / self._programs.processes
+        return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
 
     def _ready(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
         """The program for a batch, and the state on the devices."""
@@ -165,12 +171,13 @@ class XLAStep(Step):
             jax.block_until_ready(self._weights.put() if loss is None else loss)
         return loss, logs
 
-    def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None) -> Any:
-        """What follows one step: the optimizers' are counted, and its logs are noted."""
+    def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None, share: float) -> Any:
+        """What follows one step: the optimizers' are counted, and its logs are noted: of a sum, this process's share."""
         for _ in range(program.captured.steps):
             self.spec.on_optimizer_step()
         options = program.captured.logs
-        noted = {name: OnDevice(value, place) for name, value in zip(options, logs, strict=True)}
+        shares = (share if reduction_of(one) == "sum" else 1.0 for one in options.values())
+        noted = {name: OnDevice(value, place, own) for name, value, own in zip(options, logs, shares, strict=True)}
         self._record(program, batch, noted)
         if loss is None:
             return None
@@ -182,7 +189,7 @@ class XLAStep(Step):
     def _record(self, program: Program, batch: Any, values: dict[str, OnDevice]) -> None:
         """Give values to `self.log` as the step did; a batch size that it named was that of one part of the batch."""
         for name, options in program.captured.logs.items():
-            if program.parts > 1 and options.get("batch_size") and program.captured.trains:
+            if (program.parts > 1 or self._several) and options.get("batch_size") and program.captured.trains:
                 options = {**options, "batch_size": batch_rows(batch)}
             self.spec.record(batch, name, values[name], options)
 
@@ -214,12 +221,24 @@ class XLAStep(Step):
 
     def show(self) -> None:
         """See `Weights.show`."""
-        self._weights.show()
+        with self._placing.numbers():
+            self._weights.show()
 
     def lend(self) -> None:
         """`show`, and take the host's as the state from then on: somebody may look at it, or change it."""
-        self._weights.lend()
+        with self._placing.numbers():
+            self._weights.lend()
         self._checked.clear()
+
+    def gather(self, stage: str) -> None:
+        """Bring weights that are shared out to where this process evaluates, or to the host, if a hook may look there."""
+        if any(self.spec.hooks.lookers(f"on_{stage}_batch_{moment}") for moment in ("start", "end")):
+            self.show()
+        with self._placing.numbers():
+            self._weights.gather()
+
+    def leave(self) -> None:
+        self._weights.alone = True
 
     def begin_epoch(self) -> None:
         self._checked.discard("training")

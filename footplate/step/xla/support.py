@@ -7,6 +7,7 @@ from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
+from footplate.parallel.alike import check_alike
 from footplate.parallel.world import World
 from footplate.step.base import StepSpec
 
@@ -85,16 +86,17 @@ def _refuse_mode(module: Any, name: str) -> None:
 
 
 def check_processes(spec: StepSpec) -> None:
-    """Refuse what several processes can't do together yet.
+    """Compare what makes the programs of several processes, and when they fetch weights that they have in parts.
 
     Raises:
-        ConfigError: what, and what to do.
+        ConfigError: something differs.
     """
-    for name, given in (("sync_batchnorm=True", spec.sync_batchnorm), ('strategy="fsdp"', spec.sharded)):
-        if given:
-            raise ConfigError(f"{name} is for the devices of one process: leave it out, or start one process.")
-    if spec.optimizers and spec.weight is None:
-        raise ConfigError(
-            "several processes need batches of one form, and this loader can't be shared out among them: train on a "
-            "table's loader, or on a DataLoader over a data set that has a length."
-        )
+    meant = {
+        "devices": list(spec.device_ids),
+        "strategy": "fsdp" if spec.sharded else "auto",
+        "sync_batchnorm": spec.sync_batchnorm,
+        "iterations_per_loop": spec.iterations_per_loop,
+    }
+    if spec.sharded:
+        meant["callbacks that may look at the weights"] = ", ".join(spec.hooks.looking) or "none"
+    check_alike(spec.group, meant, "Give every process the same.")

@@ -17,13 +17,15 @@ class OnDevice(Later):
     Args:
         array: what was returned: a number, or one for each step.
         place: which step's; None for a number.
+        share: how much of it is this process's.
     """
 
-    __slots__ = ("array", "place")
+    __slots__ = ("array", "place", "share")
 
-    def __init__(self, array: jax.Array, place: int | None = None) -> None:
+    def __init__(self, array: jax.Array, place: int | None = None, share: float = 1.0) -> None:
         self.array = array
         self.place = place
+        self.share = share
 
     @classmethod
     def read(cls, values: Sequence[OnDevice]) -> list[float]:
@@ -34,4 +36,6 @@ class OnDevice(Later):
             numbers[id(value.array)] if value.place is None else numbers[id(value.array)][value.place]
             for value in values
         )
-        return [float(np.asarray(number).reshape(())) for number in found]
+        return [
+            float(np.asarray(number).reshape(())) * value.share for number, value in zip(found, values, strict=True)
+        ]
