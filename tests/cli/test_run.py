@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ports import free_port
 
 from footplate.cli.run import split
 from footplate.launch import roles
@@ -367,8 +368,7 @@ if "wait" in sys.argv and os.environ["FOOTPLATE_ATTEMPT"] == "0":
 @pytest.fixture
 def machine(process):
     """A function that gives the command on a machine of two; they are all this one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     started = []
 
     def start(node, *argv, token="secret"):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from object_storage import free_port, make_bucket, s3_settings, serve_s3
+from object_storage import make_bucket, s3_settings, serve_s3
+from ports import free_port
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from object_storage import free_port, serve_gcs, serve_s3
+from object_storage import serve_gcs, serve_s3
+from ports import free_port
 
 from footplate.data import FileCache, Loader, Table
 from footplate.errors import DataError

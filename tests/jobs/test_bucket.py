@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from object_storage import free_port, make_bucket, s3_settings, serve_gcs, serve_s3
+from object_storage import make_bucket, s3_settings, serve_gcs, serve_s3
+from ports import free_port
 
 from footplate import checkpoint
 from footplate.checkpoint.storage import to_place

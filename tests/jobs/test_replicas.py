@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ports import free_port
 
 from footplate.jobs.replicas import ReplicaProcess, processes, seats
 from footplate.jobs.spec.draft import draft
@@ -132,19 +132,9 @@ def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
             assert config["cluster"][config["task"]["type"]][config["task"]["index"]]
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
-
-
 def run(resolved: ResolvedJob, command: list[str], **options) -> Iterator[tuple[ReplicaProcess, str]]:
     """Run a command in every replica of a job, to its end; each replica's output."""
-    rendezvous, *ports = free_ports(1 + len(seats(resolved)))
+    rendezvous, *ports = [free_port() for _ in range(1 + len(seats(resolved)))]
     replicas = processes(resolved, [f"127.0.0.1:{port}" for port in ports], f"127.0.0.1:{rendezvous}", 0, None)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, env={**os.environ, **one.env}, **streams, **options) for one in replicas]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ports import free_port
 
 from footplate.errors import ConfigError
 from footplate.jobs.home import Home
@@ -40,8 +40,7 @@ class Server:
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         if self._user:
             os.chown(directory, self._user.pw_uid, self._user.pw_gid)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._run("initdb", "-D", self._data, "-U", "jobs", "--auth=trust", "--no-sync")
         self.start()
 
@@ -289,10 +288,8 @@ def test_an_address_that_is_none_is_refused_without_showing_its_password(tmp_pat
 
 @pytest.mark.engine
 def test_a_server_that_is_not_there_is_named_without_its_password(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1/jobs \(FOOTPLATE_STORE\) can't be used") as caught:
-        open_store(Home(tmp_path, f"postgresql://me:mine@127.0.0.1:{port}/jobs"))
+        open_store(Home(tmp_path, f"postgresql://me:mine@127.0.0.1:{free_port()}/jobs"))
     assert "mine" not in str(caught.value)
 
 

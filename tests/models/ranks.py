@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Self
+
+from ports import free_port
 
 FORK = multiprocessing.get_context("fork")
 
@@ -76,12 +77,6 @@ def run(function: Callable[..., Any], world: int, *args: Any, timeout_s: float =
     """What `function(*args)` returns on each rank."""
     with start(function, world, *args, **environ) as ranks:
         return ranks.results(timeout_s)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _rank(

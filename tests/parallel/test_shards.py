@@ -15,7 +15,8 @@ import pytest
 import torch
 from models import ranks
 from models.small import dataset
-from object_storage import free_port, make_bucket, s3_settings, serve_s3
+from object_storage import make_bucket, s3_settings, serve_s3
+from ports import free_port
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 

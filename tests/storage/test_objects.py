@@ -22,7 +22,8 @@ import pytest
 import safetensors.torch
 import torch
 from models.small import Classifier, loader
-from object_storage import free_port, make_bucket, s3_settings, serve_gcs, serve_s3
+from object_storage import make_bucket, s3_settings, serve_gcs, serve_s3
+from ports import free_port
 
 import footplate as fp
 from footplate import checkpoint

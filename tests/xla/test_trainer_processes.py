@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ports import free_port as port_of_ours
 
 import footplate as fp
 from footplate import checkpoint
@@ -22,13 +24,9 @@ TESTS = Path(__file__).parents[1]
 def ports():
     """Two free ports, one after the other."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+        port = port_of_ours()
+        with contextlib.suppress(OSError):
+            port_of_ours(port + 1)
             return port
 
 

@@ -16,7 +16,8 @@ from google.cloud.aiplatform_v1.types.custom_job import CustomJob
 from google.cloud.aiplatform_v1.types.job_service import ListCustomJobsResponse
 from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
 from google.protobuf import json_format
-from object_storage import free_port, serve_gcs
+from object_storage import serve_gcs
+from ports import free_port
 from pyarrow.fs import GcsFileSystem
 
 from footplate.cli.main import main

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from object_storage import free_port, serve_gcs
+from object_storage import serve_gcs
+from ports import free_port
 
 from jobs.backends.places import Kind
 from jobs.backends.vertex_server import Cloud, serve

@@ -10,6 +10,7 @@ import object_storage
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ports import free_port
 
 from footplate.data.location import connect
 from footplate.errors import PackageError
@@ -202,7 +203,7 @@ def test_wheels_go_in_under_their_names(project):
 
 @pytest.mark.engine
 def test_wheels_are_fetched_from_a_bucket(project, monkeypatch):
-    port = object_storage.free_port()
+    port = free_port()
     with object_storage.serve_s3(port):
         for name, value in object_storage.s3_settings(port).items():
             monkeypatch.setenv(name, value)

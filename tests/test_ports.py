@@ -1,0 +1,18 @@
+"""A port that a test has is nobody else's."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from ports import free_port
+
+
+def test_a_free_port_is_given_to_who_asks_for_it_by_its_number_alone():
+    port = free_port()
+    with pytest.raises(OSError, match="Address already in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(server.getsockname()):
+        assert port != free_port()
+    with pytest.raises(OSError, match="Connection refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
