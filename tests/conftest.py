@@ -18,6 +18,7 @@ import footplate as fp
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 
 # The same examples each time: the suite fails for a change, and not by chance. `make fuzz` looks for others.
