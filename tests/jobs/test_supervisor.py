@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +148,29 @@ def test_an_attempt_that_is_told_to_end_before_it_was_seen_to_run(
     store.written.clear()
     assert made.run()
     assert store.written == written
+
+
+def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_wait_any_longer_for_that(
+    bench: Bench, store: Watched
+):
+    bench.program("")
+    bench.submit(max_wait_time="1800s", max_running_time="1s")
+    store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
+    made = Supervisor(bench.jobs.home, store, store.find("my_job"))
+    lost = Elsewhere(False, over=True, failure=Failure("host", "its driver was lost", time.monotonic()))
+    attempts = [lost, Elsewhere(False)]
+
+    def find(task: Any) -> Elsewhere:
+        if len(attempts) == 1:
+            made._job = replace(made._job, queued=time.time() - 3600)  # as if it had waited for an hour by then
+        return attempts.pop(0)
+
+    made._backend = SimpleNamespace(outlives=True, find=find)
+    assert made.run()
+    job = store.find("my_job")
+    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its longest time to wait")
+    assert (job.started, job.losses) == (None, 1)
+    assert State.RUNNING not in bench.states()
 
 
 def test_a_job_that_is_being_cancelled_is_cancelled_though_its_attempt_cannot_be_found(bench: Bench, store: Watched):

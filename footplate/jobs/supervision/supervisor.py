@@ -165,7 +165,7 @@ class Supervisor:
         """Write down that an attempt has begun, or what it waits for; "cancelled" if the job was, meanwhile."""
         if self._state == State.CANCELLING:
             return "cancelled"
-        if attempt.running or attempt.over:
+        if attempt.running or (attempt.over and (attempt.succeeded or attempt.processes)):
             return self._note_running(attempt)
         if attempt.waits_for != self._waits_for:
             self._waits_for = attempt.waits_for
