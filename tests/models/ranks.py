@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Self
 
+import torch._dynamo  # noqa: F401  once for all ranks: each would import it for its optimizer, in two seconds
 from ports import free_port
 
 FORK = multiprocessing.get_context("fork")
