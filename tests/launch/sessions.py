@@ -15,9 +15,12 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes what
 
 @contextmanager
 def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A session with two executors of a core each, all on loopback; it is stopped afterwards."""
+    """A session with two executors of a core each, all on loopback, for which launches wait; it is stopped afterwards."""
     from pyspark.sql import SparkSession
 
+    from footplate.launch.cluster import spark
+
+    spark.REGISTER_S = 240.0  # they are two Java processes, which take seconds on a machine that does nothing else
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
