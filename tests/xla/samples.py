@@ -355,12 +355,24 @@ def _attended(d: Draw) -> list[tuple[Any, ...]]:
     ]
 
 
-enter([torch.ops.footplate.attention.default], lambda d: [call(*one) for one in _attended(d)])
+def _learning(d: Draw) -> list[tuple[Any, ...]]:
+    """Masks that learn: of each head, of rows, of keys alone, of whatever is broadcast, of more queries than one block."""
+    q, k, v = d.n(2, 3, 5, 4), d.n(2, 3, 7, 4), d.n(2, 3, 7, 6)
+    shapes = ((2, 3, 5, 7), (1, 3, 5, 7), (3, 5, 7), (5, 7), (5, 1), (2, 1, 1, 7), (7,), (1,))
+    hidden = d.n(3, 5, 7).masked_fill(d.b(3, 5, 7), -math.inf)
+    long = d.n(2, 2, 300, 4)
+    return [
+        *((q, k, v, mask, None, 0.0, False, 0.5) for mask in (*(d.n(*shape) for shape in shapes), hidden)),
+        *((long, long, long, d.n(*shape), None, 0.0, True, 0.5) for shape in ((2, 300, 300), (2, 1, 1, 300))),
+    ]
+
+
+enter([torch.ops.footplate.attention.default], lambda d: [call(*one) for one in (*_attended(d), *_learning(d))])
 enter(
     [torch.ops.footplate.attention_backward.default],
     lambda d: [
-        call(torch.randn_like(result), *one[:5], result, sums, *one[5:])
-        for one in _attended(d)
+        call(torch.randn_like(result), *one[:5], result, sums, learns, *one[5:])
+        for one, learns in [*((one, False) for one in _attended(d)), *((one, True) for one in _learning(d))]
         for result, sums in [torch.ops.footplate.attention(*one)]
     ],
 )

@@ -36,16 +36,17 @@ def test_the_gradient_with_dropout_is_that_of_what_was_computed():
     draw = np.random.default_rng(0)
     with jax.enable_x64(True):
         q, k, v, toward = (jnp.asarray(draw.normal(size=(2, 300, 4))) for _ in range(4))
+        mask = jnp.asarray(draw.normal(size=(300, 300)))
         settings = (0.4, True, 0.5)
         seed = jnp.asarray(7, jnp.int64)
 
-        def forward(q: Any, k: Any, v: Any) -> Any:
-            return LOWERINGS[torch.ops.footplate.attention.default](CONTEXT, q, k, v, None, seed, *settings)
+        def forward(q: Any, k: Any, v: Any, mask: Any) -> Any:
+            return LOWERINGS[torch.ops.footplate.attention.default](CONTEXT, q, k, v, mask, seed, *settings)
 
-        result, sums = forward(q, k, v)
+        result, sums = forward(q, k, v, mask)
         backward = LOWERINGS[torch.ops.footplate.attention_backward.default]
-        found = backward(CONTEXT, toward, q, k, v, None, seed, result, sums, *settings)
-        _, pull = jax.vjp(lambda *given: forward(*given)[0], q, k, v)
+        found = backward(CONTEXT, toward, q, k, v, mask, seed, result, sums, True, *settings)
+        _, pull = jax.vjp(lambda *given: forward(*given)[0], q, k, v, mask)
         for one, expected in zip(found, pull(toward), strict=True):
             np.testing.assert_allclose(one, expected, rtol=1e-9, atol=1e-9)
 
@@ -110,20 +111,59 @@ def test_shared_keys_and_a_bias_that_learns_are_eager_torchs(learns):
     module = Trained(Biased(learns)).double()
     reference = copy.deepcopy(module)
     batches = [(torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
-    assert ("footplate.attention.default" in operations(copy.deepcopy(module.net), batches[0])) is not learns
+    found = operations(copy.deepcopy(module.net), batches[0])
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
+    assert "aten._softmax.default" not in found
     with jax.enable_x64(True):
         losses, _ = compiled(module, sgd(module), batches)
     assert losses == pytest.approx(eager(reference, sgd(reference), batches), rel=1e-6)
     assert worst(module, reference) <= 1e-6
 
 
+class Relative(nn.Module):
+    """Attention with a bias that is learned for each distance and head; batches of 16."""
+
+    def __init__(self, length: int, heads: int = 4) -> None:
+        super().__init__()
+        self.bias, self.qkv, self.heads = nn.Embedding(2 * length - 1, heads), nn.Linear(8, 24), heads
+        places = torch.arange(length)
+        self.register_buffer("distances", places[:, None] - places + length - 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, 2)).permute(2, 0, 3, 1, 4)
+        bias = self.bias(self.distances).permute(2, 0, 1)
+        return F.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2).flatten(-2)
+
+
+def test_a_bias_that_learns_costs_less_memory_than_one_matrix_of_all_scores():
+    length, rows, heads = 1024, 16, 4
+    batch = (torch.randn(rows, length, 8), torch.randint(0, 8, (rows, length)))
+    assert temporary_of(Relative(length, heads), batch) < 4 * rows * heads * length**2
+
+
+def test_a_bias_that_learns_keeps_its_gradients_type_under_autocast():
+    torch.manual_seed(0)
+    module = Trained(Biased(learns=True))
+    batch = (torch.randn(4, 5, 4), torch.randint(0, 3, (4,)))
+    captured = capture_training(module, sgd(module), batch, precision="bf16-mixed")
+    (backward,) = captured.graph.graph.find_nodes(
+        op="call_function", target=torch.ops.footplate.attention_backward.default
+    )
+    of_q, *_, of_mask = backward.meta["val"]
+    assert (of_q.dtype, of_mask.dtype, of_mask.shape) == (torch.bfloat16, torch.float32, module.net.bias.shape)
+
+
 def temporary(length: int) -> int:
     """The bytes that a step of a small GPT needs beside its state, at a length."""
     torch.manual_seed(0)
-    module = Trained(GPT(layers=1, width=8, length=length, p=0.1))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     tokens = torch.randint(0, 40, (1, length + 1))
-    batch = (tokens[:, :-1], tokens[:, 1:])
+    return temporary_of(GPT(layers=1, width=8, length=length, p=0.1), (tokens[:, :-1], tokens[:, 1:]))
+
+
+def temporary_of(net: nn.Module, batch: Any) -> int:
+    """The bytes that a step of a model needs beside its state."""
+    module = Trained(net)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     captured = capture_training(module, optimizer, batch)
     with jax.enable_x64(False):
         given = arrays_of(state_of(module, optimizer)), rates_of(optimizer), jax.random.key(0)

@@ -3,10 +3,9 @@
 While a step is captured, `F.scaled_dot_product_attention` (which `nn.MultiheadAttention`, torchvision, timm and
 transformers call) becomes `footplate::attention`: the result, and for each query the logarithm of the sum of its
 exponentials, from which the backward pass (`footplate::attention_backward`) computes the probabilities again. Dropout draws
-from a seed that both are given. The functions here say what the operations mean, in plain torch; `lowering/attention.py`
-computes them some queries at a time.
-
-Where the mask itself learns (a relative position bias), attention stays torch's plain arithmetic.
+from a seed that both are given. A mask that is added may learn itself (a relative position bias): its gradient is summed
+into its own shape. The functions here say what the operations mean, in plain torch; `lowering/attention.py` computes them
+some queries at a time.
 """
 
 from __future__ import annotations
@@ -71,14 +70,18 @@ def attention(
 @torch.library.custom_op("footplate::attention_backward", mutates_args=())
 def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, result: Tensor,
-    sums: Tensor, p: float, causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v, of the result's gradient and what `attention` was given and returned."""
+    sums: Tensor, learns: bool, p: float, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v and the mask, of the result's gradient and what `attention` was given and returned.
+
+    Where the mask doesn't learn, its gradient has no elements.
+    """
     weights, _ = probabilities(q, k, mask, causal, scale)
     share, gradient = _share(seed, p, weights), _wide(gradient)
     of_scores = weights * (gradient @ _wide(v).mT * share - (gradient * _wide(result)).sum(-1, keepdim=True))
-    of_v = (weights * share).mT @ gradient
-    return (of_scores @ _wide(k) * scale).to(q.dtype), (of_scores.mT @ _wide(q) * scale).to(k.dtype), of_v.to(v.dtype)
+    of_q, of_k, of_v = of_scores @ _wide(k) * scale, of_scores.mT @ _wide(q) * scale, (weights * share).mT @ gradient
+    of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype) if learns and mask is not None else q.new_empty(0)
+    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), of_mask
 
 
 @attention.register_fake
@@ -90,8 +93,20 @@ def _(
 
 
 @attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    seed: Any,
+    result: Any,
+    sums: Any,
+    learns: bool,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_mask = mask.new_empty(mask.shape) if learns else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_mask
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -100,7 +115,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 
 def _differentiate(ctx: Any, gradient: Tensor, of_sums: Any) -> tuple[Any, ...]:
-    return *attention_backward(gradient, *ctx.saved_tensors, *ctx.settings), None, None, None, None, None
+    learns = ctx.needs_input_grad[3]
+    *of_qkv, of_mask = attention_backward(gradient, *ctx.saved_tensors, learns, *ctx.settings)
+    return *of_qkv, of_mask if learns else None, None, None, None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_remember)
@@ -147,7 +164,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    if attn_mask is not None and (attn_mask.requires_grad or is_causal):
+    if attn_mask is not None and is_causal:  # which torch refuses
         return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

@@ -2,7 +2,8 @@
 
 A block of queries meets all keys, its probabilities are used, and the next block takes their place. The backward pass
 computes them once more, from the scores and the sums that the forward pass kept, and adds up what each block gives to keys
-and values. What the operations mean is said in `capture/attention.py`.
+and values. The gradient of a mask that learns is summed, block by block, over what the mask is broadcast over. What the
+operations mean is said in `capture/attention.py`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,13 @@ def _scores(q: Any, k: Any, mask: Any, first: Any, causal: bool, scale: float) -
     return jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
 
 
+def _summed(of_scores: Any, mask: Any) -> Any:
+    """The gradient of a block's scores, in the shape of the mask that was added to them."""
+    shape = (1,) * (of_scores.ndim - mask.ndim) + mask.shape
+    over = tuple(dim for dim, size in enumerate(shape) if size == 1)
+    return jnp.sum(of_scores, over, keepdims=True).reshape(mask.shape)
+
+
 def _share(seed: Any, p: float, number: Any, like: Any) -> Any:
     """What dropout multiplies a block's probabilities with."""
     if seed is None:
@@ -102,26 +110,34 @@ def attention(
 
 @lowers(torch.ops.footplate.attention_backward.default)
 def attention_backward(
-    context: Context, gradient: Any, q: Any, k: Any, v: Any, mask: Any, seed: Any, result: Any, sums: Any, p: float,
-    causal: bool, scale: float,
+    context: Context, gradient: Any, q: Any, k: Any, v: Any, mask: Any, seed: Any, result: Any, sums: Any,
+    learns: bool, p: float, causal: bool, scale: float,
 ) -> Any:  # fmt: skip
     blocks = Blocks(q.shape[-2])
     masks, whole = _cut_mask(blocks, mask)
     along = jnp.sum(wide(gradient) * wide(result), -1)
 
     def step(carry: Any, given: Any) -> tuple[Any, Any]:
-        of_k, of_v = carry
+        of_k, of_v, of_whole = carry
         number, block, of_result, sums, along, mask = given
         scores = _scores(block, k, whole if mask is None else mask, number * blocks.rows, causal, scale)
         weights = jnp.exp(scores - sums[..., None])
         share = _share(seed, p, number, weights)
         of_weights = _product("...qe,...ke->...qk", of_result, v) * share
-        of_scores = (weights * (of_weights - along[..., None]) * scale).astype(q.dtype)
+        of_scores = weights * (of_weights - along[..., None])
+        of_mask = _summed(of_scores, whole if mask is None else mask) if learns else None
+        of_scores = (of_scores * scale).astype(q.dtype)
         of_k += _product("...qk,...qe->...ke", of_scores, block)
         of_v += _product("...qk,...qe->...ke", (weights * share).astype(v.dtype), of_result)
-        return (of_k, of_v), _product("...qk,...ke->...qe", of_scores, k).astype(q.dtype)
+        of_q = _product("...qk,...ke->...qe", of_scores, k).astype(q.dtype)
+        if learns and mask is None:
+            of_whole, of_mask = of_whole + of_mask, None
+        return (of_k, of_v, of_whole), (of_q, of_mask)
 
     cut = (blocks.cut(q, -2), blocks.cut(gradient, -2), blocks.cut(sums, -1), blocks.cut(along, -1), masks)
-    zeros = (jnp.zeros_like(wide(k)), jnp.zeros_like(wide(v)))
-    (of_k, of_v), of_q = blocks.run(step, zeros, cut)
-    return blocks.joined(of_q, -2), of_k, of_v
+    begin = jnp.zeros_like(wide(whole)) if learns and masks is None else jnp.zeros(0, q.dtype)
+    zeros = (jnp.zeros_like(wide(k)), jnp.zeros_like(wide(v)), begin)
+    (of_k, of_v, of_mask), (of_q, of_masks) = blocks.run(step, zeros, cut)
+    if of_masks is not None:
+        of_mask = blocks.joined(of_masks, -2)
+    return blocks.joined(of_q, -2), of_k, of_v, of_mask
