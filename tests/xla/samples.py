@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401  declares torch.ops.transformers
 
 from footplate.step.capture import attention, recurrence  # noqa: F401  they declare torch.ops.footplate
 
@@ -266,6 +267,15 @@ enter(
     [aten._softmax.default, aten._log_softmax.default],
     lambda d: [call(d.n(3, 4) * 9, -1, False), call(d.n(2, 3, 4), 1, False)],
 )
+enter(
+    [aten.histc.default],
+    lambda d: [
+        call(d.i(9, low=0, high=7).to(d.dtype), 5, 0, 4),
+        call(d.n(4, 5), 7),
+        call(d.n(20), 4, -1, 0.5),
+        call(d.n(1).expand(3), 4),
+    ],
+)
 enter([aten.logsumexp.default], lambda d: [call(d.n(3, 4) * 9, [1]), call(d.n(3, 4), [0, 1], True)])
 enter([aten.sort.default], lambda d: [call(d.permuted(3, 4)), call(d.permuted(3, 4), 0, True)])
 enter(
@@ -407,6 +417,24 @@ enter(
     lambda d: [call(d.n(5), d.n(3, 4), d.n(4, 5)), call(d.n(3, 5), d.n(3, 4), d.n(4, 5), beta=0.5, alpha=2)],
 )
 enter([aten.baddbmm.default], lambda d: [call(d.n(2, 3, 5), d.n(2, 3, 4), d.n(2, 4, 5), beta=0.5)])
+
+# A matrix for each of four groups of rows, one of which has none
+
+_ENDS = torch.tensor([2, 2, 5, 9], dtype=torch.int32)
+enter(
+    [aten._grouped_mm.default],
+    lambda d: [
+        call(d.n(9, 8).float(), d.n(4, 8, 16).float(), _ENDS),
+        call(d.n(8, 16).float(), d.n(16, 16).float(), torch.tensor([4, 4, 9, 16], dtype=torch.int32)),
+        call(d.n(3, 4, 8).float(), d.n(3, 8, 4).float()),
+        call(d.n(4, 8, 8).float(), d.n(8, 16).float(), torch.tensor([4, 4, 8, 16], dtype=torch.int32)),
+    ],
+)
+enter([torch.ops.transformers.grouped_mm_fallback.default], lambda d: [call(d.n(9, 8), d.n(4, 8, 16), _ENDS)])
+enter(
+    [torch.ops.transformers.grouped_mm_fallback_backward.default],
+    lambda d: [call(d.n(9, 8), d.n(4, 8, 16), _ENDS, d.n(9, 16))],
+)
 
 # Convolution and pooling
 

@@ -19,6 +19,7 @@ from footplate.step.lowering import LOWERINGS, MissingOperation, lower, missing_
 from footplate.step.lowering.__main__ import page
 from footplate.step.lowering.arrays import array_type, to_array, to_tensor
 from footplate.step.lowering.interpret import conformed, context_for
+from footplate.step.lowering.table import lowering_of
 from xla.nets import Trained
 from xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
 
@@ -28,6 +29,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2}
 def lowered(operation: Any, samples: list[Sample], key: Any = None) -> list[tuple[Any, Any]]:
     """For each sample, what torch gives and what the table does; all of them are one program, for the time it takes."""
     expected = [_listed(operation(*args, **kwargs)) for args, kwargs in samples]
+    function = lowering_of(operation)
+    assert function is not None
     leaves, tree = pytree.tree_flatten(samples)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -40,7 +43,7 @@ def lowered(operation: Any, samples: list[Sample], key: Any = None) -> list[tupl
             pytree.tree_unflatten(filled, tree), samples, expected, strict=True
         ):
             context = context_for(wanted[0] if isinstance(wanted, list) else wanted, operands, lambda: key)
-            results.append(conformed(str(operation), LOWERINGS[operation](context, *args, **kwargs), wanted))
+            results.append(conformed(str(operation), function(context, *args, **kwargs), wanted))
         return results
 
     program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from footplate.errors import FootplateError
 from footplate.step.capture.draws import DRAW
 from footplate.step.lowering.arrays import array_type, to_array
-from footplate.step.lowering.table import LOWERINGS, Context, is_array
+from footplate.step.lowering.table import Context, is_array, lowering_of
 
 
 class MissingOperation(FootplateError, NotImplementedError):
@@ -49,7 +49,7 @@ def missing_ops(graph: GraphModule) -> list[MissingOp]:
     """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
     found: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target not in LOWERINGS:
+        if node.op == "call_function" and lowering_of(node.target) is None:
             found.setdefault(str(node.target), []).append(node)
     return [
         MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(found.items())
@@ -97,7 +97,7 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list
 
 def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array]) -> Any:
     """One operation, with a result in the type that torch recorded for it."""
-    lowering = LOWERINGS.get(node.target)
+    lowering = lowering_of(node.target)
     if lowering is None:
         raise MissingOperation(f"no lowering for {node.target}")
     expected = node.meta.get("val")

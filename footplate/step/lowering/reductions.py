@@ -92,6 +92,18 @@ def running_product(context: Context, x: Any, dim: int, dtype: Any = None) -> An
     return jnp.cumprod(x.astype(context.dtype), dim) if x.ndim else x
 
 
+@lowers(aten.histc.default)
+def histogram(context: Context, x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
+    """Torch's: without bounds, those of the elements; the last bin has its upper bound too."""
+    x = x.reshape(-1).astype(context.dtype)
+    if low == high:
+        low, high = jnp.min(x), jnp.max(x)
+        low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    place = jnp.clip(jnp.floor((x - low) * bins / (high - low)), 0, bins - 1).astype(jnp.int32)
+    inside = (x >= low) & (x <= high)
+    return jnp.zeros(bins, context.dtype).at[place].add(inside.astype(context.dtype))
+
+
 @lowers(aten._softmax.default)
 def softmax(context: Context, x: Any, dim: int, half_to_float: bool) -> Any:
     return jax.nn.softmax(wide(x), axis=dim)

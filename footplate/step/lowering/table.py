@@ -26,6 +26,7 @@ aten = torch.ops.aten
 Lowering = Callable[..., Any]
 
 LOWERINGS: dict[Any, Lowering] = {}
+"""By operation; those that another package declares, by name, since nobody may have imported it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Context:
     common: Any
     key: Callable[[], jax.Array]
     strides: tuple[int, ...] = ()
+
+
+def lowering_of(operation: Any) -> Lowering | None:
+    """What an operation is in JAX; None where the table lacks it."""
+    return LOWERINGS.get(operation) or LOWERINGS.get(str(operation))
 
 
 def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
