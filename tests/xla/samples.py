@@ -335,6 +335,10 @@ enter([aten.diagonal.default], lambda d: [call(d.n(3, 4)), call(d.n(2, 3, 4), 1,
 enter([aten.tril.default, aten.triu.default], lambda d: [call(d.n(3, 4)), call(d.n(2, 4, 4), -1)])
 
 enter(
+    [aten.unfold.default],
+    lambda d: [call(d.n(3, 8), 1, 3, 2), call(d.n(9, 2, 3), 0, 4, 5), call(d.n(5, 7), -2, 5, 1), call(d.n(), 0, 1, 1)],
+)
+enter(
     [aten.as_strided.default],
     lambda d: [
         call(d.n(4, 6), [2, 3], [6, 2], 1),
@@ -528,6 +532,76 @@ def _average_pools_backward(d: Draw) -> list[Sample]:
 
 
 enter([aten.avg_pool2d_backward.default], _average_pools_backward)
+
+_VOLUMES: list[tuple[Any, ...]] = [([2, 3, 2], [2, 2, 1], [1, 0, 1]), ([3], [2], [1]), ([2, 2, 3], [2, 2, 2])]
+
+
+def _volumes_backward(d: Draw) -> list[Sample]:
+    calls = []
+    for kernel, stride, *padding in _VOLUMES:
+        x, settings = d.n(2, 3, 6, 7, 5), (kernel, stride, *(padding or [[0]]), True, False, None)
+        calls.append(call(d.n(*aten.avg_pool3d(x, *settings).shape), x, *settings))
+    return calls
+
+
+def _volumes_of_maxima_backward(d: Draw) -> list[Sample]:
+    calls = []
+    for kernel, stride, *padding in _VOLUMES:
+        x, settings = d.permuted(2, 3, 6, 7, 5), (kernel, stride, *(padding or [[0]]), [1], True)
+        y, places = aten.max_pool3d_with_indices(x, *settings)
+        calls.append(call(d.n(*y.shape), x, *settings, places))
+    return calls
+
+
+enter([aten.avg_pool3d.default], lambda d: [call(d.n(2, 3, 6, 7, 5), *pool) for pool in _VOLUMES])
+enter([aten.avg_pool3d_backward.default], _volumes_backward)
+enter([aten.max_pool3d_with_indices.default], lambda d: [call(d.permuted(2, 3, 6, 7, 5), *pool) for pool in _VOLUMES])
+enter([aten.max_pool3d_with_indices_backward.default], _volumes_of_maxima_backward)
+enter(
+    [aten._adaptive_avg_pool3d.default], lambda d: [call(d.n(2, 3, 6, 7, 5), size) for size in ([1, 1, 1], [4, 3, 5])]
+)
+enter([aten._adaptive_avg_pool3d_backward.default], lambda d: [call(d.n(2, 3, 4, 3, 5), d.n(2, 3, 6, 7, 5))])
+_MAXIMA = ([1, 1], [3, 4], [5, 8])
+enter([aten.adaptive_max_pool2d.default], lambda d: [call(d.permuted(2, 3, 7, 8), size) for size in _MAXIMA])
+enter(
+    [aten.adaptive_max_pool2d_backward.default],
+    lambda d: [
+        call(d.n(2, 3, *size), x, places)
+        for size in _MAXIMA
+        for x in [d.permuted(2, 3, 7, 8)]
+        for _, places in [aten.adaptive_max_pool2d(x, size)]
+    ],
+)
+
+# Sampling
+
+_GRIDS = [(kind, padding, align) for kind in range(3) for padding in range(3) for align in (False, True)]
+enter(
+    [aten.grid_sampler_2d.default],
+    lambda d: [call(d.n(2, 3, 5, 6), d.n(2, 4, 3, 2), *settings) for settings in _GRIDS],
+)
+enter(
+    [aten.grid_sampler_2d_backward.default],
+    lambda d: [call(d.n(2, 3, 4, 3), d.n(2, 3, 5, 6), d.n(2, 4, 3, 2), *settings, [True, True]) for settings in _GRIDS],
+)
+_SIZES = ([4, 9], [8, 3])
+enter(
+    [aten._upsample_bilinear2d_aa.default, aten._upsample_bicubic2d_aa.default],
+    lambda d: (
+        [call(d.n(2, 3, 6, 5), size, align) for size in _SIZES for align in (False, True)]
+        + [call(d.n(2, 3, 6, 4), [4, 6], False, 0.7, 1.5)]
+    ),
+)
+enter(
+    [aten._upsample_bilinear2d_aa_backward.default, aten._upsample_bicubic2d_aa_backward.default],
+    lambda d: [call(d.n(2, 3, *size), size, [2, 3, 6, 5], False) for size in _SIZES],
+)
+enter([aten.replication_pad1d_backward.default], lambda d: [call(d.n(2, 3, 8), d.n(2, 3, 5), [1, 2])])
+enter([aten.replication_pad2d_backward.default], lambda d: [call(d.n(2, 3, 6, 8), d.n(2, 3, 5, 5), [1, 2, 0, 1])])
+enter(
+    [aten.replication_pad3d_backward.default],
+    lambda d: [call(d.n(1, 2, 5, 6, 8), d.n(1, 2, 4, 5, 5), [1, 2, 0, 1, 1, 0])],
+)
 enter(
     [aten._adaptive_avg_pool2d.default],
     lambda d: [call(d.n(2, 3, 7, 8), [1, 1]), call(d.n(2, 3, 7, 8), [3, 4]), call(d.n(2, 3, 4), [3, 6])],
@@ -605,6 +679,33 @@ enter(
     lambda d: [
         call(d.n(3, 4), 1, d.i(3, 6, low=0, high=4), d.n(3, 6)),
         call(d.n(3, 4), 0, d.i(2, 3, low=0, high=3), d.n(3, 4)),
+    ],
+)
+enter(
+    [aten.scatter_reduce.two],
+    lambda d: [
+        call(d.n(3, 4), 1, d.i(3, 6, low=0, high=4), d.n(3, 6), reduce, include_self=include)
+        for reduce in ("sum", "mean", "prod", "amax", "amin")
+        for include in (True, False)
+    ],
+)
+enter(
+    [aten.masked_scatter.default], lambda d: [call(d.n(3, 4), d.b(3, 4), d.n(12)), call(d.n(3, 4), d.b(4), d.n(4, 3))]
+)
+enter([aten.masked_scatter_backward.default], lambda d: [call(d.n(3, 4), d.b(3, 4), [5, 3])])
+enter(
+    [aten.searchsorted.Tensor],
+    lambda d: [
+        call(torch.arange(4, dtype=d.dtype), d.i(3, 5, low=-1, high=6).to(d.dtype)),
+        call(d.n(3, 6).sort().values, d.n(3, 2), right=True),
+        call(x := d.n(6), d.n(4), sorter=x.argsort(), side="right"),
+    ],
+)
+enter(
+    [aten.bucketize.Tensor],
+    lambda d: [
+        call(d.i(3, 5, low=-1, high=6).to(d.dtype), torch.arange(4, dtype=d.dtype), right=right)
+        for right in (False, True)
     ],
 )
 _INDICES = [

@@ -14,6 +14,7 @@
     attention.py      attention, some queries at a time
     recurrence.py     recurrent layers, one time step after the other
     convolution.py    convolution and pooling; as a CPU likes them: cpu_convolution.py
+    sampling.py       images resized, or sampled at points
     normalisation.py  batch, layer and group normalisation
     indexing.py       elements found by indices
     creation.py       tensors made of numbers alone
@@ -50,6 +51,7 @@ FAMILIES = (
     "attention",
     "recurrence",
     "convolution",
+    "sampling",
     "normalisation",
     "indexing",
     "creation",

@@ -129,65 +129,65 @@ def _lowest(dtype: Any) -> Any:
     return np.asarray(-np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min, dtype)[()]
 
 
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool(
-    context: Context,
-    x: Any,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    dilation: Any = (1,),
-    ceil: bool = False,
-) -> Any:
-    """The maxima, and where they are: the place of the first of them in the input's plane, counted row by row."""
-    kernel, padding, dilation = _each(kernel, 2), _each(padding, 2), _each(dilation, 2)
-    windows = _windows(x, kernel, _each(stride, 2) if stride else kernel, padding, dilation, ceil)
-    height, width = x.shape[-2:]
-    places = jnp.broadcast_to(jnp.arange(height * width, dtype=jnp.int32).reshape(height, width), x.shape)
+def _max_pool(rank: int, forward: Any, backward: Any) -> None:
+    """Enter the pooling of maxima over so many dimensions, and its backward pass."""
 
-    def larger(one: Any, other: Any) -> Any:
-        (a, i), (b, j) = one, other
-        first = (a > b) | ((a == b) & (i < j)) | jnp.isnan(a)
-        return jnp.where(first, a, b), jnp.where(first, i, j)
+    @lowers(forward)
+    def max_pool(
+        context: Context,
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        dilation: Any = (1,),
+        ceil: bool = False,
+    ) -> Any:
+        """The maxima, and where they are: the place of the first of them in the input's plane, counted row by row."""
+        kernel, padding, dilation = _each(kernel, rank), _each(padding, rank), _each(dilation, rank)
+        windows = _windows(x, kernel, _each(stride, rank) if stride else kernel, padding, dilation, ceil)
+        plane = x.shape[-rank:]
+        places = jnp.broadcast_to(jnp.arange(math.prod(plane), dtype=jnp.int32).reshape(plane), x.shape)
 
-    nowhere = np.int32(height * width)
-    return lax.reduce_window((x, places), (_lowest(x.dtype), nowhere), larger, **windows)
+        def larger(one: Any, other: Any) -> Any:
+            (a, i), (b, j) = one, other
+            first = (a > b) | ((a == b) & (i < j)) | jnp.isnan(a)
+            return jnp.where(first, a, b), jnp.where(first, i, j)
+
+        nowhere = np.int32(math.prod(plane))
+        return lax.reduce_window((x, places), (_lowest(x.dtype), nowhere), larger, **windows)
+
+    @lowers(backward)
+    def max_pool_backward(context: Context, gradient: Any, x: Any, *settings: Any) -> Any:
+        return _to_places(gradient, x, settings[-1], rank)
 
 
-@lowers(aten.max_pool2d_with_indices_backward.default)
-def max_pool_backward(
-    context: Context,
-    gradient: Any,
-    x: Any,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil: bool,
-    places: Any,
-) -> Any:
-    planes = x.shape[:-2]
-    flat = jnp.zeros((math.prod(planes), x.shape[-2] * x.shape[-1]), gradient.dtype)
-    rows = jnp.arange(flat.shape[0])[:, None]
-    summed = flat.at[rows, places.reshape(flat.shape[0], -1)].add(gradient.reshape(flat.shape[0], -1))
-    return summed.reshape(x.shape)
+def _to_places(gradient: Any, x: Any, places: Any, rank: int) -> Any:
+    """A pooling's gradient, added where its maxima were."""
+    planes, size = math.prod(x.shape[:-rank]), math.prod(x.shape[-rank:])
+    rows = jnp.arange(planes)[:, None]
+    zeros = jnp.zeros((planes, size), gradient.dtype)
+    return zeros.at[rows, places.reshape(planes, -1)].add(gradient.reshape(planes, -1)).reshape(x.shape)
+
+
+_max_pool(2, aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default)
+_max_pool(3, aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default)
 
 
 def _average(
-    x: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, count_padding: bool, divisor: int | None
+    rank: int, x: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, count_padding: bool, divisor: int | None
 ) -> Any:
-    kernel, padding = _each(kernel, 2), _each(padding, 2)
-    windows = _windows(x, kernel, _each(stride, 2) if stride else kernel, padding, (1, 1), ceil)
+    kernel, padding = _each(kernel, rank), _each(padding, rank)
+    windows = _windows(x, kernel, _each(stride, rank) if stride else kernel, padding, (1,) * rank, ceil)
     total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **windows)
     if divisor:
         return total / divisor
     # How many elements each window counts: its part inside the input, or inside the input and the padding asked for.
-    inside = jnp.ones(x.shape[-2:], x.dtype)
+    inside = jnp.ones(x.shape[-rank:], x.dtype)
     if count_padding:
         inside = jnp.pad(inside, [(p, p) for p in padding], constant_values=1)
-    (left, right) = windows["padding"][-2:], [(p, p) if count_padding else (0, 0) for p in padding]
-    rest = [(a - p, b - q) for (a, b), (p, q) in zip(left, right, strict=True)]
-    lead = x.ndim - 2
+    widths, counted = windows["padding"][-rank:], [(p, p) if count_padding else (0, 0) for p in padding]
+    rest = [(a - p, b - q) for (a, b), (p, q) in zip(widths, counted, strict=True)]
+    lead = x.ndim - rank
     shape = {
         "window_dimensions": windows["window_dimensions"][lead:],
         "window_strides": windows["window_strides"][lead:],
@@ -196,41 +196,51 @@ def _average(
     return total / lax.reduce_window(inside, np.zeros((), x.dtype)[()], lax.add, **shape)
 
 
-@lowers(aten.avg_pool2d.default)
-def average_pool(
-    context: Context,
-    x: Any,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    ceil: bool = False,
-    count_padding: bool = True,
-    divisor: int | None = None,
-) -> Any:
-    return _average(x, kernel, stride, padding, ceil, count_padding, divisor)
+def _average_pool(rank: int, forward: Any, backward: Any) -> None:
+    """Enter the pooling of means over so many dimensions, and its backward pass."""
+
+    @lowers(forward)
+    def average_pool(
+        context: Context,
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil: bool = False,
+        count_padding: bool = True,
+        divisor: int | None = None,
+    ) -> Any:
+        return _average(rank, x, kernel, stride, padding, ceil, count_padding, divisor)
+
+    @lowers(backward)
+    def average_pool_backward(context: Context, gradient: Any, x: Any, *settings: Any) -> Any:
+        return jax.vjp(lambda x: _average(rank, x, *settings), x)[1](gradient)[0]
 
 
-@lowers(aten.avg_pool2d_backward.default)
-def average_pool_backward(context: Context, gradient: Any, x: Any, *settings: Any) -> Any:
-    return jax.vjp(lambda x: _average(x, *settings), x)[1](gradient)[0]
+_average_pool(2, aten.avg_pool2d.default, aten.avg_pool2d_backward.default)
+_average_pool(3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default)
+
+
+def _bounds(n: int, wanted: int) -> list[tuple[int, int]]:
+    """Where an adaptive pooling's windows begin and end: from floor(i·n/wanted) to ceil((i+1)·n/wanted)."""
+    return [(i * n // wanted, -(-(i + 1) * n // wanted)) for i in range(wanted)]
 
 
 def _adaptive_average(x: Any, size: Any) -> Any:
-    """Windows whose ends are torch's: from floor(i·n/size) to ceil((i+1)·n/size), as products with a matrix of shares."""
-    for dim, wanted in zip((-2, -1), size, strict=True):
+    """As products with a matrix of shares for each dimension."""
+    for dim, wanted in zip(range(-len(size), 0), size, strict=True):
         n = x.shape[dim]
         if wanted == n:
             continue
         shares = np.zeros((n, wanted))
-        for i in range(wanted):
-            start, end = i * n // wanted, -(-(i + 1) * n // wanted)
+        for i, (start, end) in enumerate(_bounds(n, wanted)):
             shares[start:end, i] = 1 / (end - start)
         moved = jnp.moveaxis(x, dim, -1)
         x = jnp.moveaxis(jnp.matmul(moved, jnp.asarray(shares, x.dtype), precision=lax.Precision.HIGHEST), -1, dim)
     return x
 
 
-@lowers(aten._adaptive_avg_pool2d.default)
+@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
     return _adaptive_average(x, size)
 
@@ -238,3 +248,35 @@ def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
 @lowers(aten._adaptive_avg_pool2d_backward.default)
 def adaptive_average_pool_backward(context: Context, gradient: Any, x: Any) -> Any:
     return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-2:]), x)[1](gradient)[0]
+
+
+@lowers(aten._adaptive_avg_pool3d_backward.default)
+def adaptive_average_pool3d_backward(context: Context, gradient: Any, x: Any) -> Any:
+    return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-3:]), x)[1](gradient)[0]
+
+
+@lowers(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool(context: Context, x: Any, size: Any) -> Any:
+    """The maxima, and where they are, as above. Windows differ in size: smaller ones are filled up with minus infinity."""
+    height, width = x.shape[-2:]
+    rows, columns = (_elements(n, wanted) for n, wanted in zip((height, width), size, strict=True))
+    places = rows[:, None, :, None] * width + columns[None, :, None, :]  # (out, out, window, window)
+    inside = (rows[:, None, :, None] >= 0) & (columns[None, :, None, :] >= 0)
+    places = np.where(inside, places, 0).reshape(*size, -1)
+    values = x.reshape(*x.shape[:-2], -1)[..., places]
+    values = jnp.where(inside.reshape(places.shape), values, _lowest(x.dtype))
+    best = jnp.argmax(values, -1, keepdims=True)
+    chosen = jnp.take_along_axis(jnp.broadcast_to(places, values.shape), best, -1)
+    return jnp.take_along_axis(values, best, -1)[..., 0], chosen[..., 0]
+
+
+def _elements(n: int, wanted: int) -> np.ndarray:
+    """The elements of each window, (wanted, longest window), with -1 for none."""
+    bounds = _bounds(n, wanted)
+    longest = max(end - start for start, end in bounds)
+    return np.array([[at if at < end else -1 for at in range(start, start + longest)] for start, end in bounds])
+
+
+@lowers(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool_backward(context: Context, gradient: Any, x: Any, places: Any) -> Any:
+    return _to_places(gradient, x, places, 2)

@@ -5,8 +5,10 @@ An index outside the tensor raises in torch. XLA has no exceptions: it reads the
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from footplate.step.lowering.table import Context, aten, lowers
@@ -46,6 +48,76 @@ def scatter(context: Context, x: Any, dim: int, indices: Any, source: Any) -> An
 @lowers(aten.scatter_add.default)
 def scatter_add(context: Context, x: Any, dim: int, indices: Any, source: Any) -> Any:
     return _at(x, dim, indices, lambda ref: ref.add(_fitting(x, indices, source)))
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    context: Context, x: Any, dim: int, indices: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    how = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
+    source = _fitting(x, indices, source)
+    given = x
+    if not include_self:
+        x = _at(x, dim, indices, lambda ref: ref.set(_neutral(reduce, x.dtype)))
+    x = _at(x, dim, indices, lambda ref: getattr(ref, how)(source))
+    if reduce != "mean":
+        return x
+    counts = jnp.full(given.shape, int(include_self), jnp.int32)
+    counts = jnp.maximum(_at(counts, dim, indices, lambda ref: ref.add(1)), 1)
+    return x / counts if jnp.issubdtype(x.dtype, jnp.floating) else x // counts
+
+
+def _neutral(reduce: str, dtype: Any) -> Any:
+    """What a reduction begins with."""
+    if reduce in ("amax", "amin"):
+        ends = (
+            (-jnp.inf, jnp.inf) if jnp.issubdtype(dtype, jnp.floating) else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+        )
+        return ends[reduce == "amin"]
+    return 1 if reduce == "prod" else 0
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(context: Context, x: Any, mask: Any, source: Any) -> Any:
+    mask = jnp.broadcast_to(mask, x.shape)
+    return jnp.where(mask, source.reshape(-1)[_ordinals(mask)], x)
+
+
+@lowers(aten.masked_scatter_backward.default)
+def masked_scatter_backward(context: Context, gradient: Any, mask: Any, sizes: Any) -> Any:
+    mask = jnp.broadcast_to(mask, gradient.shape)
+    zeros = jnp.zeros(math.prod(sizes), gradient.dtype)
+    return zeros.at[_ordinals(mask)].add(jnp.where(mask, gradient, 0)).reshape(sizes)
+
+
+def _ordinals(mask: Any) -> Any:
+    """For each element, how many before it the mask holds for."""
+    return jnp.maximum(jnp.cumsum(mask.reshape(-1)) - 1, 0).reshape(mask.shape)
+
+
+@lowers(aten.searchsorted.Tensor)
+def search_sorted(
+    context: Context,
+    ordered: Any,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    if sorter is not None:
+        ordered = jnp.take_along_axis(ordered, sorter, -1)
+    side = side or ("right" if right else "left")
+    if ordered.ndim == 1:
+        return jnp.searchsorted(ordered, x, side=side)
+    rows = jax.vmap(lambda ordered, x: jnp.searchsorted(ordered, x, side=side))
+    return rows(ordered.reshape(-1, ordered.shape[-1]), x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(context: Context, x: Any, bounds: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return jnp.searchsorted(bounds, x, side="right" if right else "left")
 
 
 def _at(x: Any, dim: int, indices: Any, do: Any) -> Any:

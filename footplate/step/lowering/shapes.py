@@ -135,6 +135,16 @@ def upper_triangle(context: Context, x: Any, diagonal: int = 0) -> Any:
     return jnp.triu(x, diagonal)
 
 
+@lowers(aten.unfold.default)
+def windows(context: Context, x: Any, dim: int, size: int, step: int) -> Any:
+    """A window of so many elements every so many along a dimension, with its elements in a last one of their own."""
+    if not x.ndim:
+        return x[None]
+    at = dim % x.ndim
+    starts = np.arange(0, x.shape[at] - size + 1, step)
+    return jnp.moveaxis(jnp.take(x, starts[:, None] + np.arange(size), axis=at), at + 1, -1)
+
+
 @lowers(aten.as_strided.default)
 def as_strided(context: Context, x: Any, size: Any, stride: Any, offset: int | None = None) -> Any:
     return _storage(x, context.strides)[_offsets(size, stride, offset)]
