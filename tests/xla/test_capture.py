@@ -154,6 +154,17 @@ def test_what_depends_on_values_is_refused_with_its_line(kind):
 _plain_step = Tiny.training_step
 
 
+def test_torchs_check_of_values_is_left_out_as_when_compiled():
+    class Checking(Tiny):
+        def training_step(self, batch, batch_idx):
+            torch._check_tensor_all(batch[1] >= 0)
+            return self.loss(batch)
+
+    assert capture(Checking()).trains
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        torch._check_tensor_all(torch.tensor([False]))
+
+
 def test_a_counter_may_be_handed_on():
     class Handing(Tiny):
         def training_step(self, batch, batch_idx):
