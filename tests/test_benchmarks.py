@@ -149,6 +149,12 @@ def test_the_benchmark_of_xlas_models_compares_one_with_eager_torch(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_what_xla_can_train_captures_a_model(tmp_path: Path):
+    found, _ = quick_run("xla_coverage", tmp_path / "xla_coverage.json")
+    assert found["figures"]["torchvision"] == {"tried": 1, "captured": 1}
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_xlas_speed_measures_a_tiny_network(tmp_path: Path):
     found, _ = quick_run("xla_speed", tmp_path / "xla_speed.json")
     kinds = ("step_vs_eager", "at_once_vs_one", "two_devices_vs_one", "two_devices_vs_eager")

@@ -1,0 +1,113 @@
+"""Which models of torchvision, timm and transformers can be trained by XLA: their training steps are captured, not run.
+
+For each model: the step is captured with tensors that have no memory, and its operations are looked up in the table.
+`captured` says that none is missing; else the row says which, or why the step was refused. What the models compute is
+compared in `xla_parity.py`, for some of them.
+
+Each model is captured in a process of its own, forked from one that has imported the libraries, and given so many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import torch
+import transformers
+from common import arguments_parser, machine, report
+from xla_coverage_models import Model, models
+
+from footplate.errors import FootplateError
+from footplate.step.capture import capture_training
+from footplate.step.lowering import missing_ops
+
+LIMIT_S = 240
+
+
+def examined(model: Model) -> dict[str, Any]:
+    """Whether a model's step can be captured and lowered, and why not."""
+    torch.manual_seed(0)
+    module, batch = model()
+    module.train()
+    try:
+        captured = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch)
+    except FootplateError as error:
+        return {"captured": False, "missing": [], "refused": str(error)}
+    missing = [one.name for one in missing_ops(captured.graph)]
+    return {"captured": not missing, "missing": missing, "refused": "", "nodes": len(captured.graph.graph.nodes)}
+
+
+def _in_child(model: Model, pipe: Connection) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        pipe.send(examined(model))
+    except Exception as error:
+        pipe.send({"captured": False, "missing": [], "refused": "", "error": f"{type(error).__name__}: {error}"[:2000]})
+
+
+def examined_apart(model: Model) -> dict[str, Any]:
+    """The same in a process of its own."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(model, sender))
+    started = time.perf_counter()
+    child.start()
+    sender.close()
+    try:
+        found = receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"took more than {LIMIT_S} s"}
+    except EOFError:
+        found = {"error": "the process died"}
+    child.kill()
+    child.join()
+    return {"captured": False, "missing": [], "refused": "", **found, "seconds": time.perf_counter() - started}
+
+
+def main() -> None:
+    """Capture all models, or those whose names contain one of the words that are given."""
+    parser = arguments_parser(__doc__ or "")
+    parser.add_argument("words", nargs="*", help="parts of names of models or libraries; all by default")
+    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    given = parser.parse_args()
+    before, rows = machine(), []
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    words = given.words or (["resnet18"] if given.quick else [""])
+    for library, name, model in models():
+        if any(word in f"{library} {name}" for word in words):
+            rows.append({"name": f"{library} {name}", "library": library, **examined_apart(model)})
+            print(_line(rows[-1]), flush=True)
+    if given.add and given.json.exists():
+        names = {row["name"] for row in rows}
+        rows = [row for row in json.loads(given.json.read_text())["rows"] if row["name"] not in names] + rows
+    report(
+        "xla_coverage",
+        "Training steps that can be captured and lowered: 1 if so, and the nodes of their graphs",
+        {"captured": "captured", "nodes": "nodes", "seconds": "s"},
+        rows,
+        {},
+        {library: counted(rows, library) for library in sorted({row["library"] for row in rows})},
+        before,
+        ("torch", "jax", "torchvision", "timm", "transformers"),
+        given.json,
+    )
+
+
+def counted(rows: list[dict[str, Any]], library: str) -> dict[str, int]:
+    """How many of a library's models were tried, and how many of them can be trained."""
+    those = [row["captured"] for row in rows if row["library"] == library]
+    return {"tried": len(those), "captured": sum(those)}
+
+
+def _line(row: dict[str, Any]) -> str:
+    why = ", ".join(row["missing"]) or row["refused"] or row.get("error", "")
+    return f"{row['name']:55} {row['seconds']:5.1f} s  {'yes' if row['captured'] else 'no: ' + why}"
+
+
+if __name__ == "__main__":
+    main()
