@@ -10,7 +10,8 @@ two. Written as one `lax.conv_general_dilated` most are compiled well, with four
     few pixels, many channels     the kernel is copied into another order,   patches of the image, and one product
                                   which takes longer than the sums           with the kernel as it lies
     each channel by itself        a plain loop                               a sum over the kernel's taps, fused
-    the kernel's, in groups       a plain loop                               a convolution with other groups
+    the kernel's, in groups       a plain loop                               a convolution with other groups; of each
+                                                                             channel by itself, products of copies
 
 Sums are taken in at least single precision, as torch does.
 """
@@ -29,6 +30,7 @@ from footplate.step.lowering.table import wide
 
 MOST_TAPS = 128  # of a sum that is written out
 MOST_COPIES = 16  # of a pixel in patches, where they are larger than the kernel
+CHANNELS = 8  # of those by themselves, at a time: what is copied of them should stay in the caches
 
 Sizes = tuple[int, ...]
 Widths = list[tuple[int, int, int]]  # of each dimension: before, behind, between; as `lax.pad` takes them
@@ -67,7 +69,7 @@ class Convolution:
 
 def result_of(one: Convolution, image: Any, kernel: Any) -> Any:
     """The result, (rows, outer, …), of an image (rows, inner, …) and a kernel (outer, inner / groups, …)."""
-    if _each_channel_alone(one, kernel):
+    if _each_channel_alone(one, *kernel.shape[:2]):
         return _tapped(image, kernel, one.around_image(), one.stride, one.dilation)
     if _as_product(one, len(image), len(kernel)):
         result = _product(_patches(one, image), kernel.reshape(len(kernel), -1), 2, 1)
@@ -79,7 +81,7 @@ def gradient_of_image(one: Convolution, gradient: Any, kernel: Any) -> Any:
     """Of the result's gradient; the result of a transposed convolution of it, too."""
     outer, inner = kernel.shape[:2]
     once = (1,) * len(one.kernel)
-    if _each_channel_alone(one, kernel):
+    if _each_channel_alone(one, outer, inner):
         return _tapped(gradient, _mirrored(kernel), one.around_result(), once, one.dilation)
     if _as_product(one, len(gradient), outer):
         shares = _product(_pixels_first(gradient), kernel.reshape(outer, -1), 2, 0)
@@ -95,6 +97,8 @@ def gradient_of_kernel(one: Convolution, gradient: Any, image: Any) -> Any:
     """Of the result's gradient and the image."""
     rows, outer = gradient.shape[:2]
     inner = image.shape[1] // one.groups
+    if _each_channel_alone(one, outer, inner):
+        return _of_taps(one, gradient, image).reshape(outer, 1, *one.kernel).astype(image.dtype)
     if _as_product(one, rows, outer):
         patches = _patches(one, image)
         flat = _pixels_first(gradient).reshape(-1, outer)
@@ -129,8 +133,8 @@ def _convolve(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: 
     )
 
 
-def _each_channel_alone(one: Convolution, kernel: Any) -> bool:
-    return 1 < one.groups == kernel.shape[0] and kernel.shape[1] == 1 and math.prod(one.kernel) <= MOST_TAPS
+def _each_channel_alone(one: Convolution, outer: int, inner: int) -> bool:
+    return 1 < one.groups == outer and inner == 1 and math.prod(one.kernel) <= MOST_TAPS
 
 
 def _tapped(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Sizes) -> Any:
@@ -146,6 +150,31 @@ def _tapped(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Si
         part = met * kernel[:, 0, *tap].reshape(-1, *(1,) * len(tap))
         total = part if total is None else total + part
     return total.astype(image.dtype)
+
+
+def _of_taps(one: Convolution, gradient: Any, image: Any) -> Any:
+    """The kernels' gradient of each channel by itself, (channels, taps but for the last dimension, taps along it).
+
+    A tap is where the result's gradient, moved along all dimensions but the last, meets the image, moved along that one. So
+    as many copies as a kernel has rows and columns give all of its taps, in one product of matrices.
+    """
+    *widths, along = one.around_image()
+    *reach, last = zip(one.result, one.stride, one.dilation, strict=True)
+
+    def of_channel(given: Any) -> Any:
+        gradient, image = given  # (rows, …)
+        image = lax.pad(image, np.zeros((), image.dtype)[()], [(0, 0, 0), *widths, along])
+        moved = []
+        for tap in np.ndindex(*one.kernel[:-1]):
+            room = zip(tap, image.shape[1:-1], reach, strict=True)
+            around = [(at * d, size - at * d - (n - 1) * s - 1, s - 1) for at, size, (n, s, d) in room]
+            moved.append(lax.pad(gradient, np.zeros((), gradient.dtype)[()], [(0, 0, 0), *around, (0, 0, 0)]))
+        n, s, d = last
+        met = [lax.slice_in_dim(image, at * d, at * d + (n - 1) * s + 1, s, axis=-1) for at in range(one.kernel[-1])]
+        moved, met = (jnp.stack(copies).reshape(len(copies), -1) for copies in (moved, met))
+        return _product(moved, met, 1, 1)
+
+    return lax.map(of_channel, (gradient.swapaxes(0, 1), image.swapaxes(0, 1)), batch_size=CHANNELS)
 
 
 def _as_product(one: Convolution, rows: int, outer: int) -> bool:
