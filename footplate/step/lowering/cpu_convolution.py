@@ -2,7 +2,7 @@
 
 A convolution has three arrays: an image, a kernel, a result. Each is had from the other two: the result, the gradient of
 the image, the gradient of the kernel. A transposed convolution is the second of these, and so its gradients are the other
-two. Written as one `lax.conv_general_dilated` most are compiled well, with four exceptions:
+two. Written as one `lax.conv_general_dilated` most are compiled well, with five exceptions:
 
     what                          why it is slow                             instead
     a kernel of more pixels than  XLA lets the two change places, and then   the padding as an operation of its own,
@@ -12,6 +12,8 @@ two. Written as one `lax.conv_general_dilated` most are compiled well, with four
     each channel by itself        a plain loop                               a sum over the kernel's taps, fused
     the kernel's, in groups       a plain loop                               a convolution with other groups; of each
                                                                              channel by itself, products of copies
+    in a loop, as of several      XLA puts only those outside of loops into  channels last, as it would have put them
+    steps in a call               the order that its library takes
 
 Sums are taken in at least single precision, as torch does.
 """
@@ -120,17 +122,18 @@ def _convolve(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: 
         padding = [(before, behind) for before, behind, _ in widths]
         between = tuple(extra + 1 for *_, extra in widths)
     spatial = "DHW"[-len(widths) :]
-    return lax.conv_general_dilated(
-        image,
-        kernel,
+    found = lax.conv_general_dilated(
+        jnp.moveaxis(image, 1, -1),
+        jnp.moveaxis(kernel, (0, 1), (-1, -2)),
         stride,
         padding,
         lhs_dilation=between,
         rhs_dilation=dilation,
-        dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
+        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"),
         feature_group_count=groups,
         precision=lax.Precision.HIGHEST,
     )
+    return jnp.moveaxis(found, -1, 1)
 
 
 def _each_channel_alone(one: Convolution, outer: int, inner: int) -> bool:
