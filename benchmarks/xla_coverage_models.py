@@ -539,7 +539,7 @@ _TRANSFORMERS: dict[str, tuple[_Batch, dict[str, Any]]] = {
             "mask_time_indices": torch.ones(ROWS, 98, dtype=torch.bool),
             "sampled_negative_indices": torch.randint(0, 97, (ROWS, 98, 10)),
         },
-        {**_SPEECH, "codevector_dim": 16, "num_codevectors_per_group": 8},
+        {**_SPEECH, "mask_time_prob": 0.05, "codevector_dim": 16, "num_codevectors_per_group": 8},
     ),
     "ASTForAudioClassification": (_spectrogram, {**_TOWER, "max_length": 32, "num_mel_bins": 16, "patch_size": 8}),
     **dict.fromkeys(
