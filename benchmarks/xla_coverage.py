@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import time
 import warnings
 from multiprocessing.connection import Connection
@@ -39,9 +40,14 @@ def examined(model: Model) -> dict[str, Any]:
     try:
         captured = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch)
     except FootplateError as error:
-        return {"captured": False, "missing": [], "refused": str(error)}
+        return {"captured": False, "missing": [], "refused": without_folders(str(error))}
     missing = [one.name for one in missing_ops(captured.graph)]
     return {"captured": not missing, "missing": missing, "refused": "", "nodes": len(captured.graph.graph.nodes)}
+
+
+def without_folders(text: str) -> str:
+    """A text whose files begin with their package, wherever that is installed."""
+    return re.sub(r"\S*/(site-packages|benchmarks)/", "", text)
 
 
 def _in_child(model: Model, pipe: Connection) -> None:

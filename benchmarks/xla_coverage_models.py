@@ -515,6 +515,8 @@ _TRANSFORMERS: dict[str, tuple[_Batch, dict[str, Any]]] = {
     "ProphetNetForConditionalGeneration": (
         _next_words,
         {
+            "vocab_size": WORDS,
+            "hidden_size": 32,
             "num_encoder_layers": 2,
             "num_decoder_layers": 2,
             "num_encoder_attention_heads": 4,
@@ -597,18 +599,6 @@ _TRANSFORMERS: dict[str, tuple[_Batch, dict[str, Any]]] = {
         },
     ),
     "UperNetForSemanticSegmentation": (_segments, {"num_labels": 2}),
-    "DPTForSemanticSegmentation": (
-        _segments,
-        {
-            **_TOWER,
-            "image_size": 64,
-            "num_labels": 2,
-            "backbone_out_indices": [0, 0, 1, 1],
-            "neck_hidden_sizes": [8, 8, 8, 8],
-            "fusion_hidden_size": 8,
-            "is_hybrid": False,
-        },
-    ),
     "YolosModel": (_image, {**_TOWER, "image_size": [32, 32], "num_detection_tokens": 4}),
     "CLIPModel": (
         lambda: {**_image_and_words(), "return_loss": True},
@@ -650,9 +640,8 @@ def _transformers(name: str, batch: _Batch, settings: dict[str, Any]) -> Model:
 
         model = getattr(transformers, name)
         given = batch()
-        config = model.config_class(
-            **({} if "pixel_values" in given or "block_sizes" in settings else _SMALL) | settings
-        )
+        own = "pixel_values" in given or not settings.keys().isdisjoint(("block_sizes", "num_encoder_layers"))
+        config = model.config_class(**({} if own else _SMALL) | settings)
         flags = {key: value for key, value in given.items() if not isinstance(value, Tensor)}
         return Whatever(model(config), flags), ((), {key: given[key] for key in given.keys() - flags.keys()})
 
