@@ -33,6 +33,7 @@ import torch
 
 from footplate.data.arrow import indices
 from footplate.data.buffers import Buffers
+from footplate.data.types import plain_type
 from footplate.errors import DataError
 
 _DTYPES = {
@@ -176,28 +177,6 @@ def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
                 "or write it as numbers, strings, bytes or lists of numbers."
             )
     return (*(Numbers(tuple(names)) for names in numbers.values()), *others)
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that a column is cast to before it is loaded: dictionaries and views become plain values."""
-    if pt.is_dictionary(kind):
-        return plain_type(kind.value_type)
-    if pt.is_string_view(kind):
-        return pa.large_string()
-    if pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind):
-        return pa.large_binary()
-    return kind
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Whether a column holds binary values."""
-    kind = plain_type(kind)
-    return pt.is_binary(kind) or pt.is_large_binary(kind)
-
-
-def is_float(kind: pa.DataType) -> bool:
-    """Whether a column holds floats, whose nulls are NaN."""
-    return pt.is_floating(plain_type(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from footplate.data.arrow import table_from
-from footplate.data.columns import is_bytes
 from footplate.data.delta_versions import Version, number_of
 from footplate.data.parquet import DataFile, ParquetSource
+from footplate.data.types import is_bytes
 from footplate.errors import DataError
 
 _READABLE = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "typeWidening"}

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from footplate.data import rows
-from footplate.data.columns import columns_for, is_bytes, is_float
+from footplate.data.columns import columns_for
 from footplate.data.images import BadImage, ImageFormat, ImageMode, choose_format, decode, looks_like_image
 from footplate.data.table import Table
+from footplate.data.types import is_bytes, is_float
 from footplate.data.window import Content, null_error
 from footplate.errors import ConfigError, DataError
 

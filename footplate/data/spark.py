@@ -20,9 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from footplate.data.columns import plain_type
 from footplate.data.location import find_files, locate
 from footplate.data.parquet import ParquetSource, open_parquet
+from footplate.data.types import plain_type
 from footplate.errors import DataError
 
 CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")

@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.data.buffers import Buffers
-from footplate.data.columns import Columns, Ragged, Slice, is_float, plain_type
+from footplate.data.columns import Columns, Ragged, Slice
 from footplate.data.encoded import EncodedImages
 from footplate.data.plan import Epoch, Part, Piece
 from footplate.data.reading import GroupReader
 from footplate.data.table import Table
+from footplate.data.types import is_float, plain_type
 from footplate.errors import DataError
 from footplate.parallel.world import World
 

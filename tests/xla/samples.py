@@ -575,7 +575,8 @@ enter(
 
 # Sampling
 
-_GRIDS = [(kind, padding, align) for kind in range(3) for padding in range(3) for align in (False, True)]
+_GRIDS = [(0, padding, align) for padding in range(3) for align in (False, True)]
+_GRIDS += [(kind, padding, padding == 1) for kind in (1, 2) for padding in range(3)]
 enter(
     [aten.grid_sampler_2d.default],
     lambda d: [call(d.n(2, 3, 5, 6), d.n(2, 4, 3, 2), *settings) for settings in _GRIDS],
