@@ -346,9 +346,15 @@ with two_executors():
 
 
 def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, quick):
+    printed = tmp_path / "printed"
+
     def work():
-        print("attempt", worker.attempt(), "of rank", os.environ["RANK"])
+        print("attempt", worker.attempt(), "of rank", os.environ["RANK"], flush=True)
+        if worker.attempt() == 0 and os.environ["RANK"] == "0":
+            printed.touch()
         if worker.attempt() == 0 and os.environ["RANK"] == "1":
+            while not printed.exists():  # or the first attempt ends before rank 0 has said anything
+                time.sleep(0.05)
             raise ValueError("only once")
         return "done"
 
