@@ -326,7 +326,7 @@ def _reader(
 def _world(cur_shard: int | None, shard_count: int | None) -> World:
     if (cur_shard is None) != (shard_count is None):
         raise ConfigError(f"cur_shard={cur_shard}, shard_count={shard_count}: give both or neither.")
-    return World.from_environ() if cur_shard is None else World(cur_shard, shard_count or 1)
+    return World.present() if cur_shard is None else World(cur_shard, shard_count or 1)
 
 
 def _apply(

@@ -59,6 +59,17 @@ class Footer:
     digest: bytes
     stamp: Stamp
 
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """The columns; Spark's timestamps (INT96) in its unit, as the years 1 to 9999 don't fit into nanoseconds."""
+        schema = self.metadata.schema.to_arrow_schema()
+        for column in map(self.metadata.schema.column, range(self.metadata.num_columns)):
+            if column.physical_type == "INT96" and column.path == column.name:
+                at = schema.get_field_index(column.name)
+                kind = schema.field(at).type
+                schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", kind.tz)))
+        return schema
+
 
 def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
     """Read a file's footer: one ranged read for most files, two for one with a large footer.
@@ -168,9 +179,9 @@ class ParquetSource:
         """The table's own schema, or that of the files, checked to be one and the same."""
         if self._schema is not None:
             return self._schema
-        first = _arrow_schema(self._footers[0].metadata)
+        first = self._footers[0].schema
         for file, footer in zip(self._files[1:], self._footers[1:], strict=True):
-            _check_same(first, _arrow_schema(footer.metadata), self._files[0].path, file.path)
+            _check_same(first, footer.schema, self._files[0].path, file.path)
         schema = first.remove_metadata()
         for name in self._files[0].partition:
             if name not in schema.names:
@@ -179,7 +190,9 @@ class ParquetSource:
 
     def typed(self, schema: pa.Schema) -> ParquetSource:
         """The same files, as a table with a schema of its own."""
-        return ParquetSource(self.uri, self._files, self._filesystem, self.kind, self._version, schema, self._renamed)
+        found = ParquetSource(self.uri, self._files, self._filesystem, self.kind, self._version, schema, self._renamed)
+        found._footers = self._footers
+        return found
 
     def partition_values(self, column: str) -> set[Any]:
         """The values of a partition column; none if it isn't one."""
@@ -231,7 +244,7 @@ class ParquetSource:
         number, index, _ = self._places[group]
         file, metadata = self._files[number], self._footers[number].metadata
         at = {metadata.schema.column(column).path: column for column in range(metadata.num_columns)}
-        stored = set(_arrow_schema(metadata).names)
+        stored = set(self._footers[number].schema.names)
         known = []
         for column in map(self.schema.field, columns):
             own = self._renamed.get(column.name, column.name)
@@ -263,7 +276,7 @@ class ParquetSource:
         number, index, _ = self._places[group]
         file, metadata = self._files[number], self._footers[number].metadata
         total = metadata.row_group(index).num_rows
-        stored = _arrow_schema(metadata)
+        stored = self._footers[number].schema
         present = set(stored.names)
         wanted = [self._renamed.get(name, name) for name in columns]
         names = [name for name in wanted if name in present]
@@ -295,17 +308,6 @@ class ParquetSource:
             ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError(f"{file.path}, row group {index}: can't be read ({error}).") from error
-
-
-def _arrow_schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """The columns of a file; Spark's timestamps (INT96) in its unit, as the years 1 to 9999 don't fit into nanoseconds."""
-    schema = metadata.schema.to_arrow_schema()
-    for column in map(metadata.schema.column, range(metadata.num_columns)):
-        if column.physical_type == "INT96" and column.path == column.name:
-            at = schema.get_field_index(column.name)
-            kind = schema.field(at).type
-            schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", kind.tz)))
-    return schema
 
 
 def _belongs(path: str, columns: set[str]) -> bool:

@@ -106,6 +106,21 @@ def test_every_shard_has_the_same_number_of_batches_and_every_row_is_read_once(p
         assert sorted(labels(converter.make_torch_dataloader(8, num_epochs=1), "label_index")) == list(range(60))
 
 
+def test_without_a_shard_the_ranks_of_a_process_group_have_each_their_own(
+    photos: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning makes one, which says nothing in RANK."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    found = []
+    for rank in range(2):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        with make_reader(photos, num_epochs=1, schema_fields=["label_index"]) as reader:
+            found += [row.label_index for row in reader]
+    assert sorted(found) == list(range(60))
+
+
 def test_epochs_end_when_asked_to_and_have_orders_of_their_own(photos: str) -> None:
     converter = make_spark_converter(Table(photos, columns=["label_index"]))
     twice = labels(converter.make_torch_dataloader(16, num_epochs=2), "label_index")
