@@ -149,12 +149,13 @@ def run(resolved: ResolvedJob, command: list[str], **options) -> Iterator[tuple[
 
 
 DDP = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
 model(torch.full((1, 2), float(dist.get_rank() + 1))).sum().backward()
-print(dist.get_rank(), model.module.weight.grad.tolist())
+print(dist.get_rank(), model.module.weight.grad.tolist(), flush=True)
 dist.destroy_process_group()
+os._exit(0)  # with torch 2.13 one of 70 interpreters that tear down DDP is aborted by a thread of gloo's
 """
 
 
