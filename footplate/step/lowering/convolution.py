@@ -240,19 +240,20 @@ def _adaptive_average(x: Any, size: Any) -> Any:
     return x
 
 
-@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
-def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
-    return _adaptive_average(x, size)
+def _adaptive_average_pool(rank: int, forward: Any, backward: Any) -> None:
+    """Enter the adaptive pooling of means over so many dimensions, and its backward pass."""
+
+    @lowers(forward)
+    def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
+        return _adaptive_average(x, size)
+
+    @lowers(backward)
+    def adaptive_average_pool_backward(context: Context, gradient: Any, x: Any) -> Any:
+        return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-rank:]), x)[1](gradient)[0]
 
 
-@lowers(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_average_pool_backward(context: Context, gradient: Any, x: Any) -> Any:
-    return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-2:]), x)[1](gradient)[0]
-
-
-@lowers(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_average_pool3d_backward(context: Context, gradient: Any, x: Any) -> Any:
-    return jax.vjp(lambda x: _adaptive_average(x, gradient.shape[-3:]), x)[1](gradient)[0]
+_adaptive_average_pool(2, aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default)
+_adaptive_average_pool(3, aten._adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d_backward.default)
 
 
 @lowers(aten.adaptive_max_pool2d.default)
