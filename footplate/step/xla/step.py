@@ -175,9 +175,10 @@ class XLAStep(Step):
         """What follows one step: the optimizers' are counted, and its logs are noted: of a sum, this process's share."""
         for _ in range(program.captured.steps):
             self.spec.on_optimizer_step()
-        options = program.captured.logs
-        shares = (share if reduction_of(one) == "sum" else 1.0 for one in options.values())
-        noted = {name: OnDevice(value, place, own) for name, value, own in zip(options, logs, shares, strict=True)}
+        noted = {
+            name: OnDevice(value, place, share if share < 1 and reduction_of(options) == "sum" else 1.0)
+            for (name, options), value in zip(program.captured.logs.items(), logs, strict=True)
+        }
         self._record(program, batch, noted)
         if loss is None:
             return None
