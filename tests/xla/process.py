@@ -63,6 +63,14 @@ class Dies(fp.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Raises(fp.Callback):
+    """Fails in the second process, before its third batch, for want of something that the other one has."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.world.rank == 1 and batch_idx == 2:
+            raise RuntimeError("no such thing here")
+
+
 class Own:
     """Batches that can't be shared out."""
 
@@ -91,7 +99,7 @@ def main(asked: dict[str, Any]) -> None:
     rank = fp.Trainer(accelerator="cpu", max_epochs=1).world.rank
     torch.manual_seed(rank)  # each begins with other weights
     model = Steady() if asked["model"] == "steady" else Drawing(asked["model"] == "drawing")
-    callbacks = [Looks()] * asked["looks"] + [Stops()] * asked["stops"] + [Dies()] * asked["dies"]
+    callbacks = [kind() for kind in (Looks, Stops, Dies, Raises) if asked[kind.__name__.lower()]]
     made = fp.Trainer(
         precision="64-true", seed=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
         gradient_clip_val=0.5, callbacks=callbacks, **asked["trainer"],

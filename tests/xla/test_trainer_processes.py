@@ -40,7 +40,7 @@ def environment(root):
 
 def asked(root, accelerator, processes, *, model="steady", train=("shared", 40), val=("shared", 18), **given):
     """What `process.py` is asked for. The global batch has 8 rows, of 4 devices."""
-    callbacks = {name: given.pop(name, False) for name in ("looks", "stops", "dies")}
+    callbacks = {name: given.pop(name, False) for name in ("looks", "stops", "dies", "raises")}
     devices = 1 if accelerator == "cpu" else 4 // processes
     trainer = {"accelerator": accelerator, "devices": devices, "default_root_dir": str(root), "max_epochs": 2} | given
     return json.dumps(
@@ -143,6 +143,15 @@ def test_batches_that_differ_in_more_than_their_rows_are_refused_by_both(tmp_pat
     for output, code in run(tmp_path, "xla", 2, train=("wider", 20)):
         assert code == 3, output
         assert "process 0 has float64[4, 16], int64[4]; process 1 has float64[4, 8], int64[4]" in output
+
+
+@pytest.mark.slow
+def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(tmp_path):
+    """Nor does it end as if all were well. Without a launcher, that is, which would end it sooner."""
+    (output, code), (raised, other) = run(tmp_path, "xla", 2, raises=True)
+    assert other == 1, raised
+    assert "RuntimeError: no such thing here" in raised
+    assert code not in (0, 3), output
 
 
 @pytest.mark.slow
