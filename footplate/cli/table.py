@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from footplate.errors import ConfigError
 
+FIRST, SEPARATOR = "first rows", " · "
+
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
     from rich.console import RenderableType
@@ -55,7 +57,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def render(info: TableInfo) -> RenderableType:
-    """A table's description for a terminal."""
+    """A table's description for a terminal: a line for each column, with its first values, as far as the line goes."""
     from rich import box
     from rich.console import Group
     from rich.table import Column
@@ -78,12 +80,9 @@ def render(info: TableInfo) -> RenderableType:
     }.items():
         facts.add_row(Text(name, style="cyan"), Text(value))
 
-    columns = Grid("column", "type", box=box.SIMPLE_HEAD)
+    columns = Grid(Column("column", no_wrap=True), "type", *([FIRST] if info.sample else []), box=box.SIMPLE_HEAD)
     for name, kind in info.columns.items():
-        columns.add_row(Text(name), Text(kind))
-
-    sample = Grid(*(Column(Text(name)) for name in info.columns), box=box.SIMPLE_HEAD)
-    for row in info.sample:
-        sample.add_row(*(Text(short(row[name])) for name in info.columns))
-    rows = sample if info.sample else Text("no rows" if info.num_rows == 0 else "")
-    return Group(facts, columns, rows)
+        values = SEPARATOR.join(short(row[name]) for row in info.sample)
+        cut = [Text(values, no_wrap=True, overflow="ellipsis")] if info.sample else []
+        columns.add_row(Text(name), Text(kind), *cut)
+    return Group(facts, columns, Text("" if info.num_rows else "no rows"))

@@ -29,6 +29,23 @@ def test_a_delta_tables_columns_size_and_rows_are_shown(footplate):
         assert text in found.out
 
 
+def test_a_table_of_many_columns_still_shows_a_line_with_values_for_each(footplate, tmp_path):
+    wide = {f"column_{i}": [i * 1000 + row for row in range(3)] for i in range(40)}
+    pq.write_table(pa.table({**wide, "text": ["word " * 9] * 3}), tmp_path / "wide.parquet")
+    lines = [" ".join(line.split()) for line in footplate("table", tmp_path / "wide.parquet").out.splitlines()]
+    assert "column_17 int64 17000 · 17001 · 17002" in lines
+    (text,) = (line for line in lines if line.startswith("text"))
+    assert text.startswith("text string word word")
+    assert text.endswith("…")
+
+
+def test_no_rows_are_shown_where_none_are_asked_for(footplate):
+    found = footplate("table", TABLES / "val", "--rows=0").out
+    assert "label_name" in found
+    assert "first rows" not in found
+    assert "no rows" not in found
+
+
 def test_json_holds_everything(footplate):
     found = json.loads(footplate("table", TABLES / "val", "--json", "--rows=3").out)
     assert (found["kind"], found["num_rows"], len(found["sample"])) == ("delta", 2000, 3)
