@@ -51,6 +51,7 @@ RATIOS = {
         for model in ("tiny", "wide", "convolutional")
         for pair in ("replicas_vs_ddp", "replicas_vs_one", "ddp_vs_one")
     },
+    "xla_exchange": {"exchange_vs_limit"},
     "step_overhead": {
         "footplate_vs_raw",
         "footplate_bare_vs_raw",

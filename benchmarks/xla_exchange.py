@@ -1,0 +1,83 @@
+"""What it costs hosts that train with XLA together to compare the forms of their batches, which they do before each call.
+
+    python benchmarks/xla_exchange.py --json benchmarks/results/xla_exchange.json
+
+Two processes of one machine, which speak over gloo on the loopback. The limit is the bare all-reduce of three integers,
+which the exchange needs at least; over a network both take its round trip longer. Turn by turn, a thousand calls each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report, row
+from ddp_overhead import free_port
+
+from footplate.parallel.group import join
+from footplate.parallel.world import World
+from footplate.step.xla.shares import Shares
+from footplate.step.xla.sharing import flat
+
+CALLS, ROUNDS, PROCESSES = 1000, 30, 2
+OURS, LIMIT = "footplate", "limit: bare all-reduce"
+
+
+def main() -> None:
+    asked = arguments(__doc__.splitlines()[0])
+    before = machine()
+    context = multiprocessing.get_context("spawn")
+    told, port = context.SimpleQueue(), free_port()
+    rounds = QUICK_ROUNDS if asked.quick else ROUNDS
+    processes = [context.Process(target=measure, args=(rank, port, rounds, told)) for rank in range(PROCESSES)]
+    for process in processes:
+        process.start()
+    found = told.get()
+    for process in processes:
+        process.join()
+    report(
+        "xla_exchange",
+        "What comparing the forms of a batch of images and classes costs two processes",
+        {"call_us": "µs a call"},
+        [row(name, found[name]) for name in (OURS, LIMIT)],
+        {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us")},
+        {"call_us": median(found[OURS], "call_us")},
+        before,
+        ["torch", "jax"],
+        asked.json,
+    )
+
+
+def measure(rank: int, port: int, rounds: int, told: Any) -> None:
+    """One process; the first one's figures count."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    world = World(rank, PROCESSES, rank, PROCESSES)
+    spec: Any = SimpleNamespace(group=join(world, "gloo", torch.device("cpu")), weight=None)
+    shares, numbers = Shares(spec), torch.zeros(3, dtype=torch.int64)
+    batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda given: given)
+    calls: dict[str, Callable[[int], Any]] = {
+        OURS: lambda index: shares.agree([batch], index, True, index),
+        LIMIT: lambda index: dist.all_reduce(numbers, op=dist.ReduceOp.MAX),
+    }
+
+    def turn(name: str) -> Figures:
+        spec.group.barrier()
+        began = time.perf_counter()
+        for index in range(CALLS):
+            calls[name](index)
+        return {"call_us": (time.perf_counter() - began) / CALLS * 1e6}
+
+    found = interleave([OURS, LIMIT], turn, rounds)
+    if rank == 0:
+        told.put(found)
+
+
+if __name__ == "__main__":
+    main()
