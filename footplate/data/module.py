@@ -39,7 +39,7 @@ class TableDataModule(DataModule):
         image_size: see `Loader`.
         image_mode: see `Loader`.
         transform: a function of a training row; see `footplate.data.rows`.
-        eval_transform: a function of any other row.
+        eval_transform: a function of any other row; what prepares rows, rather than vary them, goes into both.
         drop_last: leave out training rows that don't fill a global batch.
         on_error: see `Loader`.
         num_threads: see `Loader`.
@@ -88,8 +88,7 @@ class TableDataModule(DataModule):
                 "TableDataModule: split= parts one table; with train=, val=, … there is nothing to split."
             )
         self.batch_size = batch_size
-        self._transforms = {"train": transform}
-        self._eval_transform = eval_transform
+        self._transform, self._eval_transform = transform, eval_transform
         self._options: dict[str, Any] = {
             "seed": seed,
             "image_size": image_size,
@@ -127,7 +126,7 @@ class TableDataModule(DataModule):
         if stage not in self.tables:
             return None
         training = stage == "train"
-        transform = self._transforms["train"] if training else self._eval_transform
+        transform = self._transform if training else self._eval_transform
         return Loader(
             self.tables[stage],
             self.batch_size,
