@@ -49,7 +49,7 @@ def main() -> None:
         {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us")},
         {"call_us": median(found[OURS], "call_us")},
         before,
-        ["torch", "jax"],
+        ["torch", "jax", "footplate"],
         asked.json,
     )
 
