@@ -22,7 +22,7 @@ from xla.nets import GPT, Encoder, Trained
 from xla.test_parity import compiled, eager, sgd, worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
-CONTEXT = Context(None, (), None, lambda: jax.random.key(0))
+CONTEXT = Context(None, (), None, lambda: jax.random.key(0), "cpu")
 
 
 def operations(net: nn.Module, batch: Any) -> set[str]:

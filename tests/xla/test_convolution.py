@@ -22,12 +22,12 @@ CASES = {
 }
 
 
-def convolved(name):
+def convolved(name, platform="cpu"):
     """A case and its gradients as a function that is compiled, and its arguments."""
     image, kernel, settings = CASES[name]
     x, weight = torch.zeros(image), torch.zeros(kernel)
     y = aten.convolution(x, weight, None, *settings)
-    context = context_for(y, (x, weight), lambda: jax.random.key(0))
+    context = context_for(y, (x, weight), lambda: jax.random.key(0), platform)
 
     def run(x, weight, gradient):
         result = LOWERINGS[aten.convolution.default](context, x, weight, None, *settings)
@@ -64,7 +64,7 @@ def test_on_a_cpu_channels_by_themselves_are_sums_over_taps():
 
 @pytest.mark.parametrize("name", CASES)
 def test_for_a_tpu_a_convolution_and_its_gradients_stay_one_operation_each(name):
-    run, arrays = convolved(name)
+    run, arrays = convolved(name, "tpu")
     text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.convolution") == 3
     assert "optimization_barrier" not in text

@@ -42,7 +42,7 @@ def lowered(operation: Any, samples: list[Sample], key: Any = None) -> list[tupl
         for (args, kwargs), (operands, _), wanted in zip(
             pytree.tree_unflatten(filled, tree), samples, expected, strict=True
         ):
-            context = context_for(wanted[0] if isinstance(wanted, list) else wanted, operands, lambda: key)
+            context = context_for(wanted[0] if isinstance(wanted, list) else wanted, operands, lambda: key, "cpu")
             results.append(conformed(str(operation), function(context, *args, **kwargs), wanted))
         return results
 

@@ -22,7 +22,7 @@ from xla.test_operations import context_for
 def test_draws_have_the_right_moments(operation):
     (args, kwargs), mean, deviation = RANDOM[operation]
     expected = operation(*args, **kwargs)
-    context = context_for(expected, args, lambda: jax.random.key(3))
+    context = context_for(expected, args, lambda: jax.random.key(3), "cpu")
     given = [to_array(one) if isinstance(one, torch.Tensor) else one for one in args]
     drawn = np.asarray(LOWERINGS[operation](context, *given, **kwargs), float)
     assert drawn.shape == tuple(expected.shape)
@@ -34,7 +34,7 @@ def test_draws_have_the_right_moments(operation):
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout_keeps_its_share_and_the_mean(p):
     x = torch.ones(200, 200)
-    context = context_for(x, [x], lambda: jax.random.key(5))
+    context = context_for(x, [x], lambda: jax.random.key(5), "cpu")
     y, kept = map(np.asarray, LOWERINGS[aten.native_dropout.default](context, to_array(x), p, True))
     assert kept.mean() == pytest.approx(1 - p, abs=5 * (p * (1 - p)) ** 0.5 / 200)
     assert np.allclose(y, kept / (1 - p))
@@ -43,7 +43,7 @@ def test_dropout_keeps_its_share_and_the_mean(p):
 
 def test_dropout_outside_of_training_or_with_p_1():
     x = torch.ones(3, 3)
-    context = context_for(x, [x], lambda: jax.random.key(5))
+    context = context_for(x, [x], lambda: jax.random.key(5), "cpu")
     dropout = LOWERINGS[aten.native_dropout.default]
     assert np.all(np.asarray(dropout(context, to_array(x), 0.5, False)[0]) == 1)
     assert np.all(np.asarray(dropout(context, to_array(x), 1.0, True)[0]) == 0)

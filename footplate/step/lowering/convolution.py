@@ -1,7 +1,7 @@
 """Convolution and pooling, in torch's layout (batch, channels, …); XLA chooses the one of the hardware.
 
-Backward passes are JAX's own derivatives of the forward ones. Where the program is compiled for a CPU, which may not be
-where it is made, convolutions are those of `cpu_convolution.py`.
+Backward passes are JAX's own derivatives of the forward ones. In a program for a CPU, convolutions are those of
+`cpu_convolution.py`.
 """
 
 from __future__ import annotations
@@ -75,27 +75,21 @@ def _gradients_on_cpu(
 
 @lowers(aten.convolution.default)
 def convolution(context: Context, x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
-    one, transposed = _described(x, weight, context.shape, settings), settings[3]
-    y = lax.platform_dependent(
-        x,
-        weight,
-        cpu=lambda x, weight: _convolve_on_cpu(x, weight, one, transposed),
-        default=lambda x, weight: _convolve(x, weight, *settings),
-    )
+    if context.platform == "cpu":
+        y = _convolve_on_cpu(x, weight, _described(x, weight, context.shape, settings), transposed=settings[3])
+    else:
+        y = _convolve(x, weight, *settings)
     return y if bias is None else y + bias.reshape(-1, *(1,) * (weight.ndim - 2))
 
 
 @lowers(aten.convolution_backward.default)
 def convolution_backward(context: Context, gradient: Any, x: Any, weight: Any, bias_sizes: Any, *settings: Any) -> Any:
     *forward, wanted = settings
-    one, transposed = _described(x, weight, gradient.shape, forward), forward[3]
-    of_x, of_weight = lax.platform_dependent(
-        gradient,
-        x,
-        weight,
-        cpu=lambda gradient, x, weight: _gradients_on_cpu(gradient, x, weight, one, transposed, wanted),
-        default=lambda gradient, x, weight: _gradients(gradient, x, weight, forward, wanted),
-    )
+    if context.platform == "cpu":
+        one = _described(x, weight, gradient.shape, forward)
+        of_x, of_weight = _gradients_on_cpu(gradient, x, weight, one, forward[3], wanted)
+    else:
+        of_x, of_weight = _gradients(gradient, x, weight, forward, wanted)
     of_bias = jnp.sum(gradient, (0, *range(2, gradient.ndim))) if wanted[2] else None
     return of_x, of_weight, of_bias
 

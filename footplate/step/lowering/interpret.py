@@ -66,13 +66,14 @@ def require_ops(name: str, graph: GraphModule) -> None:
         )
 
 
-def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list[Any]:
+def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platform: str) -> list[Any]:
     """The graph's outputs for arrays.
 
     Args:
         graph: as `capture` makes it; every node has torch's result in `meta["val"]`.
         inputs: an array for each placeholder.
         key: what random operations derive their numbers from.
+        platform: see `Context`.
     """
     nodes = list(graph.graph.nodes)
     last_use = {used: node for node in nodes for used in node.all_input_nodes}
@@ -86,34 +87,33 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array) -> list
         elif node.op == "output":
             return list(args[0])
         else:
-            values[node] = run_node(
-                node, args, kwargs, functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
-            )
+            own = functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
+            values[node] = run_node(node, args, kwargs, own, platform)
         for used in node.all_input_nodes:
             if last_use[used] is node:
                 del values[used]
     raise AssertionError("a graph without an output")
 
 
-def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array]) -> Any:
+def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], platform: str) -> Any:
     """One operation, with a result in the type that torch recorded for it."""
     lowering = lowering_of(node.target)
     if lowering is None:
         raise MissingOperation(f"no lowering for {node.target}")
     expected = node.meta.get("val")
     with jax.named_scope(str(node.target)):
-        return conformed(str(node.target), lowering(_context(node, expected, key), *args, **kwargs), expected)
+        return conformed(str(node.target), lowering(_context(node, expected, key, platform), *args, **kwargs), expected)
 
 
-def _context(node: Node, expected: Any, key: Callable[[], jax.Array]) -> Context:
+def _context(node: Node, expected: Any, key: Callable[[], jax.Array], platform: str) -> Context:
     first = expected[0] if isinstance(expected, (tuple, list)) and expected else expected
     if not isinstance(first, Tensor):
-        return Context(None, (), None, key)
+        return Context(None, (), None, key, platform)
     operands = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in node.args]
-    return context_for(first, operands, key)
+    return context_for(first, operands, key, platform)
 
 
-def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.Array]) -> Context:
+def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.Array], platform: str) -> Context:
     """The context of an operation, of torch's result (values don't matter) and torch's arguments."""
     common = None
     if result.dtype == torch.bool:  # a comparison: its operands meet in a type of their own
@@ -123,7 +123,7 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
             dtype = torch.result_type(*map(_plain, numbers[:2])) if len(numbers) > 1 else tensors[0].dtype
             common = array_type(dtype)
     strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
-    return Context(array_type(result.dtype), tuple(result.shape), common, key, strides)
+    return Context(array_type(result.dtype), tuple(result.shape), common, key, platform, strides)
 
 
 def _plain(value: Any) -> Any:

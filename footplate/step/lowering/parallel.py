@@ -41,6 +41,11 @@ def mesh_of(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.array(devices), (AXIS,))
 
 
+def platform_of(mesh: Mesh) -> str:
+    """What its devices are, as JAX names them: "cpu", "tpu", …"""
+    return mesh.devices.flat[0].platform
+
+
 def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
     """`lower` for several devices.
 
@@ -52,7 +57,7 @@ def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
         `(state, rates, key, batch) → (state, loss, logs)` with the batch of all devices: compiled at its first call, it
         spreads its arguments over the devices, and takes the state's memory for the new one's.
     """
-    step = lower(captured)
+    step = lower(captured, platform_of(mesh))
 
     def on_each(state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]) -> tuple[Arrays, Any, Any]:
         return step(state, rates, jax.random.fold_in(key, lax.axis_index(AXIS)), batch)

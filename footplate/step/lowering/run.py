@@ -24,8 +24,12 @@ from footplate.step.lowering.interpret import interpret, require_ops
 Arrays = dict[Path, jax.Array]
 
 
-def lower(captured: Captured) -> Callable[..., Any]:
+def lower(captured: Captured, platform: str | None = None) -> Callable[..., Any]:
     """A pure function, to be given to `jax.jit`.
+
+    Args:
+        captured: the step.
+        platform: what it is compiled for, as JAX names it ("cpu", "tpu", …); by default where JAX computes here.
 
     Returns:
         For training, `(state, rates, key, batch) → (state, loss, logs)`, and for an evaluation `(state, key, batch,
@@ -39,7 +43,8 @@ def lower(captured: Captured) -> Callable[..., Any]:
 
     def run(state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]) -> list[Any]:
         rates = [jnp.asarray(rate, array_type(torch.float64)) for rate in rates]
-        return interpret(captured.graph, [*(state[path] for path in captured.paths), *rates, *batch], key)
+        inputs = [*(state[path] for path in captured.paths), *rates, *batch]
+        return interpret(captured.graph, inputs, key, platform or jax.default_backend())
 
     def train(
         state: Arrays, rates: Sequence[Any], key: jax.Array, batch: Sequence[Any]

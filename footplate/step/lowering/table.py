@@ -38,6 +38,7 @@ class Context:
         shape: the shape of the (first) result.
         common: the type in which torch compares or computes its tensor arguments, before it makes a result of them.
         key: a function that makes a key for random numbers, the operation's own.
+        platform: what the program is compiled for, as JAX names it: "cpu", "tpu", …
         strides: how torch lays out the first argument, in elements; empty where that is no tensor.
     """
 
@@ -45,6 +46,7 @@ class Context:
     shape: tuple[int, ...]
     common: Any
     key: Callable[[], jax.Array]
+    platform: str
     strides: tuple[int, ...] = ()
 
 

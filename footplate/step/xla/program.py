@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from footplate.step.capture import Captured
 from footplate.step.capture.attached import reduction_of
 from footplate.step.lowering import lower
-from footplate.step.lowering.parallel import AXIS
+from footplate.step.lowering.parallel import AXIS, platform_of
 from footplate.step.xla.sharing import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
 
 KEYS = "threefry2x32"
@@ -72,7 +72,7 @@ class Program:
     @cached_property
     def evaluation(self) -> Callable[..., Any]:
         """`(state, rates, key, batch) → (outputs, logs)`."""
-        function, paths = lower(self.captured), self.captured.paths
+        function, paths = lower(self.captured, platform_of(self._mesh)), self.captured.paths
 
         def run(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any]:
             outputs, logs = function(dict(zip(paths, state, strict=True)), _key(key), batch, list(rates))
@@ -82,7 +82,7 @@ class Program:
         return jax.jit(run, in_shardings=shardings, out_shardings=self._whole)
 
     def _step(self) -> Callable[..., Any]:
-        function, paths, apart = lower(self.captured), self.captured.paths, self._apart
+        function, paths, apart = lower(self.captured, platform_of(self._mesh)), self.captured.paths, self._apart
         sums = {name for name, options in self.captured.logs.items() if reduction_of(options) == "sum"}
 
         def step(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any, Any]:
