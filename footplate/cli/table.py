@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from footplate.errors import ConfigError
 
-FIRST, SEPARATOR = "first rows", " · "
-
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
     from rich.console import RenderableType
 
     from footplate.data.table import TableInfo
+
+FIRST, SEPARATOR = "first rows", " · "
 
 
 def parser(name: str) -> ArgumentParser:
