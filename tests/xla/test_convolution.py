@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from footplate.step.lowering import LOWERINGS
+from footplate.step.capture import capture_training, state_of
+from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, parallel, rates_of
 from footplate.step.lowering.interpret import context_for
+from xla.nets import Trained
 from xla.samples import aten
 
 CASES = {
@@ -68,3 +70,24 @@ def test_for_a_tpu_a_convolution_and_its_gradients_stay_one_operation_each(name)
     text = run.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.convolution") == 3
     assert "optimization_barrier" not in text
+
+
+def test_a_step_on_several_devices_has_the_convolutions_of_its_devices(monkeypatch):
+    """In a plan these aren't those of the machine on which it is made."""
+    monkeypatch.setattr(parallel, "platform_of", lambda mesh: "tpu")
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.Flatten(), torch.nn.Linear(512, 3)
+    )
+    module = Trained(net)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    batch = (torch.zeros(2, 8, 8, 8), torch.zeros(2, dtype=torch.int64))
+    captured = capture_training(module, optimizer, batch, averages=True)
+    step = parallel.data_parallel(captured, parallel.mesh_of(jax.devices()[:1]))
+    given = (
+        arrays_of(state_of(module, optimizer)),
+        rates_of(optimizer),
+        jax.random.key(0),
+        batch_arrays(captured, batch),
+    )
+    text = step.trace(*given).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("stablehlo.convolution") == 2  # of the first layer nobody asks for the image's gradient
