@@ -12,12 +12,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report, row
+from common import QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
 from ddp_overhead import free_port
 
 from footplate.parallel.group import join
@@ -32,15 +34,9 @@ OURS, LIMIT = "footplate", "limit: bare all-reduce"
 def main() -> None:
     asked = arguments(__doc__.splitlines()[0])
     before = machine()
-    context = multiprocessing.get_context("spawn")
-    told, port = context.SimpleQueue(), free_port()
     rounds = QUICK_ROUNDS if asked.quick else ROUNDS
-    processes = [context.Process(target=measure, args=(rank, port, rounds, told)) for rank in range(PROCESSES)]
-    for process in processes:
-        process.start()
-    found = told.get()
-    for process in processes:
-        process.join()
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        found, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
     report(
         "xla_exchange",
         "What comparing the forms of a batch of images and classes costs two processes",
@@ -54,7 +50,7 @@ def main() -> None:
     )
 
 
-def measure(rank: int, port: int, rounds: int, told: Any) -> None:
+def measure(rank: int, port: int, rounds: int) -> Rounds:
     """One process; the first one's figures count."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
@@ -74,9 +70,7 @@ def measure(rank: int, port: int, rounds: int, told: Any) -> None:
             calls[name](index)
         return {"call_us": (time.perf_counter() - began) / CALLS * 1e6}
 
-    found = interleave([OURS, LIMIT], turn, rounds)
-    if rank == 0:
-        told.put(found)
+    return interleave([OURS, LIMIT], turn, rounds)
 
 
 if __name__ == "__main__":
