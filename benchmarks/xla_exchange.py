@@ -32,7 +32,7 @@ OURS, LIMIT = "footplate", "limit: bare all-reduce"
 
 
 def main() -> None:
-    asked = arguments(__doc__.splitlines()[0])
+    asked = arguments(__doc__ or "")
     before = machine()
     rounds = QUICK_ROUNDS if asked.quick else ROUNDS
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
