@@ -70,6 +70,7 @@ from footplate.training.prepare import (
     evaluation_loaders,
     explain,
     find_checkpoint,
+    named_checkpoint,
     read_checkpoint,
     refuse_arguments,
     split_datamodule,
@@ -131,7 +132,7 @@ class Trainer(View):
         check_val_every_n_epoch: only in every so many-th epoch; None counts `val_check_interval` over epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: how often metrics are read from the device and reported.
-        enable_checkpointing: without a `ModelCheckpoint` of your own, save after each validation or epoch.
+        enable_checkpointing: without a `ModelCheckpoint` of your own, save after each epoch or validation.
         enable_progress_bar: show progress.
         enable_model_summary: show the layers before training.
         accumulate_grad_batches: batches whose gradients are summed before an optimizer step.
@@ -306,6 +307,8 @@ class Trainer(View):
         self.should_stop = False
         self.progress = Progress()
         self.reports = Reports(self.loggers)
+        self.ckpt_path: str | None = None  # of the last call: what it loaded
+        self.resumed_from: Place | None = None  # named by the user: not to be deleted
         self.dataloaders: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.step_optimizers: list[optim.StepOptimizer] = []
@@ -465,6 +468,7 @@ class Trainer(View):
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
         self._set_up("fit")
         found = self._find_checkpoint(ckpt_path)
+        self.resumed_from = named_checkpoint(ckpt_path, found)
         loaded = None if found is None else read_alike(self, found, lambda path: read_checkpoint(self, path))
         place = None  # of the loader
         if loaded is not None:
@@ -644,7 +648,9 @@ class Trainer(View):
             found = find_checkpoint(self, ckpt_path)
             return None if found is None else self.for_all(found)
 
-        return self.group.ask_first(find)
+        found = self.group.ask_first(find)
+        self.ckpt_path = None if found is None else str(found)
+        return found
 
     def _prepare_module(self) -> None:
         check_model(self)
@@ -846,7 +852,7 @@ class Trainer(View):
     def _save_before_failing(self, error: BaseException) -> None:
         self.failed_in_step = moment_of(error) != "between steps"
         try:
-            said = save_before_end(self)
+            said = save_before_end(self, failing=True)
             self._writer.wait()
         except Exception as failure:  # the first one is what the user is to see
             log.warning("The run could not be saved as it was when it failed: %s", failure)

@@ -391,3 +391,118 @@ def test_a_best_one_that_was_deleted_by_hand_is_no_longer_the_best(trainer):
     trainer(max_epochs=3, callbacks=[second]).fit(Scripted(scores), loader(20), loader(20), ckpt_path="last")
     assert second.best_model_score == 2.0
     assert kept(second.dirpath) == ["epoch=1", "epoch=2"]
+
+
+@pytest.mark.parametrize("chosen", ["its path", "the link", "best"])
+def test_the_checkpoint_that_a_run_was_resumed_from_by_choice_is_not_deleted(chosen, trainer):
+    def saver() -> fp.ModelCheckpoint:
+        return fp.ModelCheckpoint(monitor="val_loss", save_last=False)
+
+    first = trainer(max_epochs=1, callbacks=[saver()])
+    first.fit(Classifier(), loader(), loader(20))
+    path = Path(first.checkpoint_callback.best_model_path)
+    names = {"its path": path, "the link": path.with_name("best.ckpt"), "best": "best"}
+
+    second = trainer(max_epochs=3, callbacks=[saver()])
+    second.fit(Classifier(), loader(), loader(20), ckpt_path=names[chosen])
+
+    better = Path(second.checkpoint_callback.best_model_path)
+    assert kept(path.parent) == sorted([path.name.removesuffix(".ckpt"), better.name.removesuffix(".ckpt")])
+    assert better != path
+
+
+def test_a_run_that_continues_from_its_last_keeps_no_more_than_it_should(trainer):
+    for epochs in (1, 2, 3):
+        made = trainer(max_epochs=epochs)
+        made.fit(Classifier(), loader(), loader(20), ckpt_path="last")
+    assert kept(made.checkpoint_callback.dirpath) == ["epoch=2-step=36"]
+
+
+def test_every_n_epochs_of_zero_saves_in_no_epoch(trainer):
+    made = trainer(callbacks=[fp.ModelCheckpoint(every_n_epochs=0, save_last=False)])
+    made.fit(Classifier(), loader(), loader(20))
+    assert kept(made.checkpoint_callback.dirpath) == []
+
+
+@pytest.mark.parametrize(("save_last", "names"), [(False, ["step=12"]), (True, ["step=12", "step=9"])])
+def test_a_save_by_step_waits_for_a_metric_that_validation_will_log(save_last, names, trainer):
+    saver = fp.ModelCheckpoint(
+        monitor="val_loss", filename="{step}", every_n_train_steps=3, save_top_k=-1, save_last=save_last
+    )
+    during: list[list[str]] = []
+
+    class Looking(fp.Callback):
+        def on_validation_start(self, trainer, pl_module):
+            trainer.wait_for_save()
+            during.append(kept(saver.dirpath))
+
+    made = trainer(max_epochs=1, callbacks=[Looking(), saver], num_sanity_val_steps=0)
+    made.fit(Classifier(), loader(), loader(20))
+
+    assert during == [["step=9"] if save_last else []]  # the last is saved without its metric, for safety
+    assert kept(saver.dirpath) == ["step=12"]
+    assert saver.best_model_score == pytest.approx(float(made.callback_metrics["val_loss"]))
+
+
+def test_a_save_at_the_end_of_an_epoch_waits_for_a_metric_of_a_later_validation(trainer):
+    saver = fp.ModelCheckpoint(monitor="val_loss", filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1)
+    made = trainer(max_epochs=4, callbacks=[saver], num_sanity_val_steps=0, check_val_every_n_epoch=2)
+    made.fit(Classifier(), loader(), loader(20))
+    assert set(saver.best_k_models) == {str(saver.dirpath / f"epoch={epoch}.ckpt") for epoch in (1, 2, 3)}
+
+
+def test_a_metric_that_nothing_logs_is_an_error_once_validation_has_run(trainer):
+    class Logging(fp.Callback):
+        """Somebody's callback, which might log anything."""
+
+    Logging.__module__ = "mine"
+    saver = fp.ModelCheckpoint(monitor="val_los")
+    made = trainer(callbacks=[saver, Logging()], num_sanity_val_steps=0)
+    with pytest.raises(fp.ConfigError, match=r'"val_los".*nothing of that name.*Did you mean "?val_loss'):
+        made.fit(Classifier(), loader(), loader(20))
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("step", "epoch=2-step=36"), ("epoch", "epoch=2-step=36")])
+def test_the_epoch_and_the_step_can_be_monitored(monitor, best, trainer):
+    made = trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor=monitor, mode="max")])
+    made.fit(Classifier(), loader(), loader(20))
+    assert kept(made.checkpoint_callback.dirpath) == [best]
+    assert made.checkpoint_callback.best_model_score == {"step": 36, "epoch": 2}[monitor]
+
+
+def test_what_is_logged_as_the_step_is_what_names_and_monitors_it(trainer):
+    class Counting(Classifier):
+        def on_train_epoch_end(self):
+            self.log("step", 100.0 * (self.current_epoch + 1))
+
+    made = trainer(callbacks=[fp.ModelCheckpoint(monitor="step", mode="max", filename="{step}")])
+    made.fit(Counting(), loader())
+    assert kept(made.checkpoint_callback.dirpath) == ["step=200"]
+
+
+def test_a_metric_of_the_training_epoch_is_that_of_the_epoch_which_ends(trainer):
+    scores: list[float] = []
+
+    class Ending(fp.Callback):
+        turn = 3  # after the saver
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            scores.append(trainer.checkpoint_callback.current_score)
+            assert scores[-1] == pytest.approx(float(trainer.callback_metrics["train_loss_epoch"]))
+
+    saver = fp.ModelCheckpoint(monitor="train_loss_epoch")
+    trainer(max_epochs=2, callbacks=[saver, Ending()]).fit(Classifier(), loader(), loader(20))
+    assert len(set(scores)) == 2
+
+
+@pytest.mark.parametrize(("asked", "saved"), [(True, ["epoch=0-step=2"]), (False, [])])
+def test_save_on_exception_saves_without_a_last(asked, saved, trainer):
+    class Failing(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 2:
+                raise RuntimeError("a mistake")
+
+    made = trainer(callbacks=[fp.ModelCheckpoint(save_top_k=0, save_last=False, save_on_exception=asked)])
+    with pytest.raises(RuntimeError, match="a mistake"):
+        made.fit(Failing(), loader())
+    assert kept(made.checkpoint_callback.dirpath) == saved

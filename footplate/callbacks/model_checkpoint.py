@@ -10,6 +10,7 @@ Several savers may share a directory. Each deletes only what it has saved, and t
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -49,8 +50,13 @@ class ModelCheckpoint(Callback):
         every_n_train_steps: save after every so many optimizer steps.
         train_time_interval: save after every so much time.
         every_n_epochs: save only in every so many-th epoch.
-        save_on_train_epoch_end: save at the end of training epochs rather than of validation.
+        save_on_train_epoch_end: save at the end of training epochs rather than of validation. By default so when
+            validation runs once an epoch or not at all: the metrics of the training epoch are known then.
         enable_version_counter: don't overwrite a file of an earlier run: add `-v1`, `-v2`, …
+        save_on_exception: save when an exception ends training, also without `save_last`; only where the run can be
+            continued from, which a half-finished optimizer step can't.
+
+    A `monitor` that has not been logged yet is waited for until validation has run.
     """
 
     turn = 2
@@ -72,6 +78,7 @@ class ModelCheckpoint(Callback):
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
+        save_on_exception: bool = False,
     ) -> None:
         if save_top_k < -1:
             raise ConfigError(f"ModelCheckpoint(save_top_k={save_top_k}): expected -1 (all), 0 (none) or more.")
@@ -97,6 +104,7 @@ class ModelCheckpoint(Callback):
         self.every_n_epochs = every_n_epochs if every_n_epochs is not None else int(not self._by_step)
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.enable_version_counter = enable_version_counter
+        self.save_on_exception = save_on_exception
 
         self._forget()
 
@@ -109,6 +117,7 @@ class ModelCheckpoint(Callback):
         self._unkept: set[str] = set()  # what the latest save made superfluous
         self._there: set[str] = set()  # what lay in the directory when training began
         self._left_over: set[str] = set()  # of these, what a killed process may not have deleted
+        self._due_after_validation = False  # a save by step that waits for its metric
         self._saved_at = 0
         self._saved_batches = -1
         self._saved_when = 0.0
@@ -133,6 +142,7 @@ class ModelCheckpoint(Callback):
             "unkept": sorted(self._unkept),
             "saved_at": self._saved_at,
             "saved_batches": self._saved_batches,
+            "due_after_validation": self._due_after_validation,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,6 +163,7 @@ class ModelCheckpoint(Callback):
         self._left_over = set(state_dict.get("unkept", ()))
         self._saved_at = state_dict["saved_at"]
         self._saved_batches = state_dict["saved_batches"]
+        self._due_after_validation = state_dict.get("due_after_validation", False)
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
         dirpath = trainer.checkpoint_dir if self.dirpath is None else self.dirpath
@@ -172,7 +183,7 @@ class ModelCheckpoint(Callback):
         best = self.best_k_models, self.best_model_path, self.best_model_score
         self.best_k_models, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
         if self.save_on_train_epoch_end is None:
-            self.save_on_train_epoch_end = not trainer.has_validation
+            self.save_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._by_step or trainer.global_step == self._saved_at:
@@ -181,11 +192,18 @@ class ModelCheckpoint(Callback):
             due = trainer.clock() - self._saved_when >= self.train_time_interval.total_seconds()
         else:
             due = trainer.global_step % self.every_n_train_steps == 0
-        if due:
+        if due and self.monitor is not None and trainer.validation_ends_epoch(batch_idx):
+            self._due_after_validation = True  # the metric is about to be measured
+        elif due:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
-        if trainer.training_in_progress and not self._by_step and not self.save_on_train_epoch_end:
+        if not trainer.training_in_progress:
+            return
+        if self._due_after_validation:
+            self._due_after_validation = False
+            self._save(trainer)
+        elif not self._by_step and not self.save_on_train_epoch_end:
             self._save_in_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
@@ -201,12 +219,30 @@ class ModelCheckpoint(Callback):
         """Save if it is among the best, or as the last; forget and delete what is no longer kept."""
         if trainer.fast_dev_run or trainer.sanity_checking:
             return
-        metrics = trainer.latest_metrics()
-        score = None if self.monitor is None else monitored(trainer, self.monitor, "ModelCheckpoint")
+        values = self._values(trainer)
+        score, kept = None, True
+        if self.monitor is not None:
+            score = monitored(trainer, self.monitor, "ModelCheckpoint", not self._may_wait(trainer), values)
+            kept = score is not None
+            self._due_after_validation = self._by_step and not kept
+        if score is not None and score != score:
+            score = float("inf" if self.mode == "min" else "-inf")  # NaN is worse than any number
         self.current_score = score
-        kept = self._is_kept(score)
+        kept = kept and self._is_kept(score)
         if kept or self.save_last:
-            self._write(trainer, self._path(trainer, metrics, score, kept), score, kept)
+            self._write(trainer, self._path(trainer, values, score, kept), score, kept)
+
+    def _values(self, trainer: Trainer) -> dict[str, float]:
+        """What can be monitored and written into names: the metrics, and the epoch and step unless these were logged."""
+        metrics = trainer.latest_metrics()
+        counters = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        logged = {name: int(metrics[name]) for name in counters if math.isfinite(metrics.get(name, math.nan))}
+        return {**metrics, **counters, **logged}
+
+    def _may_wait(self, trainer: Trainer) -> bool:
+        """Whether a metric may be missing: validation has not run yet, or the first epoch is not over."""
+        before_validation = trainer.has_validation and trainer.progress.validated_at < 0
+        return before_validation or (self._by_step and trainer.current_epoch == 0)
 
     def save_now(self, trainer: Trainer) -> Place | None:
         """Save the run as it stands, as the last, unless it has been: before an early end, and at the end."""
@@ -215,7 +251,7 @@ class ModelCheckpoint(Callback):
         if trainer.progress.batches == self._saved_batches:
             return to_place(self.last_model_path)
         kept = self.monitor is None and self.save_top_k != 0
-        path = self._path(trainer, trainer.latest_metrics(), None, kept)
+        path = self._path(trainer, self._values(trainer), None, kept)
         self._write(trainer, path, None, kept)
         return path
 
@@ -230,6 +266,9 @@ class ModelCheckpoint(Callback):
         self._saved_at, self._saved_when = trainer.global_step, trainer.clock()
         self._saved_batches = trainer.progress.batches
         unkept = self._unkept = (before | self._left_over) - self._own_paths() - self._others_paths(trainer)
+        unkept -= {
+            old for old in unkept if trainer.resumed_from is not None and _same(to_place(old), trainer.resumed_from)
+        }
         self._left_over = set()
         last_link, best_link = self._links()
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
@@ -255,9 +294,7 @@ class ModelCheckpoint(Callback):
             return False
         if self.save_top_k == -1 or score is None or len(self.best_k_models) < self.save_top_k:
             return True
-        if score != score:  # NaN is never among the best
-            return False
-        return any(better(score, other, self.mode) or other != other for other in self.best_k_models.values())
+        return any(better(score, other, self.mode) for other in self.best_k_models.values())
 
     def _remember(self, path: Place, score: float | None) -> None:
         if score is None:
@@ -274,11 +311,10 @@ class ModelCheckpoint(Callback):
         self.best_k_models = dict(ranked)
         self.best_model_path, self.best_model_score = ranked[0]
 
-    def _path(self, trainer: Trainer, metrics: Mapping[str, float], score: float | None, kept: bool) -> Place:
+    def _path(self, trainer: Trainer, values: Mapping[str, float], score: float | None, kept: bool) -> Place:
         """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
         assert self.dirpath is not None
         last_link, best_link = self._links()
-        values = {**metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
         path = self.dirpath / f"{name}{checkpoint.SUFFIX}"
         still_kept = set(self.best_k_models) - ({self._superseded()} if kept else set())
@@ -342,6 +378,4 @@ def _wants_checkpoints(logger: Any) -> bool:
 
 
 def _rank(score: float, mode: str) -> float:
-    if score != score:
-        return float("inf")
     return score if mode == "min" else -score

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from footplate.errors import ConfigError, did_you_mean
@@ -26,13 +27,15 @@ def better(score: float, than: float, mode: str) -> bool:
     return score < than if mode == "min" else score > than
 
 
-def monitored(trainer: Trainer, monitor: str, who: str, strict: bool = True) -> float | None:
-    """The present value of a metric; rank 0's, so that all ranks come to the same conclusion.
+def monitored(
+    trainer: Trainer, monitor: str, who: str, strict: bool = True, values: Mapping[str, float] | None = None
+) -> float | None:
+    """The present value of a metric, or of what else `values` holds; rank 0's, so that all ranks conclude the same.
 
     Raises:
         ConfigError: nothing of that name was logged, and `strict`.
     """
-    value = trainer.group.from_first(trainer.latest_metrics().get(monitor))
+    value = trainer.group.from_first((trainer.latest_metrics() if values is None else values).get(monitor))
     if value is None:
         if not strict:
             return None

@@ -91,7 +91,6 @@ REFUSED_ATTRIBUTES = {
     "tuner": "there is none",
     "init_module": "build large layers in configure_model()",
     "distributed_sampler_kwargs": "data is always shared out between processes",
-    "ckpt_path": "it is the argument that you gave to fit()",
 }
 
 

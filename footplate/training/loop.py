@@ -300,6 +300,10 @@ class TrainingLoop:
             return self.trainer.progress.batches % self._val_every == 0
         return batch_idx % self._val_every == 0 and self._validates_in_epoch()
 
+    def validation_ends_epoch(self, batch_idx: int) -> bool:
+        """Whether a batch is the epoch's last, and validation follows it at once."""
+        return batch_idx + 1 >= self.trainer.num_training_batches and self._validation_due(batch_idx + 1)
+
     def _validates_in_epoch(self) -> bool:
         every = self.trainer.check_val_every_n_epoch
         return every is None or (self.trainer.progress.epoch + 1) % every == 0
@@ -352,15 +356,18 @@ class TrainingLoop:
             for config in trainer.lr_scheduler_configs
             if config.reduce_on_plateau
         ]
+        counters = {("ModelCheckpoint", "epoch"), ("ModelCheckpoint", "step")}
         for who, monitor in watchers:
-            if monitor is not None and monitor not in known:
+            if monitor is not None and monitor not in known and (who, monitor) not in counters:
                 raise ConfigError(f'{who} monitors "{monitor}", which nothing logs. {did_you_mean(monitor, known)}')
 
 
-def save_before_end(trainer: Trainer) -> str:
-    """Save the run as it stands, if it keeps its last checkpoint at all; returns what to tell the user."""
+def save_before_end(trainer: Trainer, failing: bool = False) -> str:
+    """Save the run as it stands, if it keeps its last checkpoint at all, or one of its failure; returns what to tell the
+    user.
+    """
     for callback in trainer.callbacks:
-        if isinstance(callback, ModelCheckpoint) and callback.save_last:
+        if isinstance(callback, ModelCheckpoint) and (callback.save_last or (failing and callback.save_on_exception)):
             path = callback.save_now(trainer)
             return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
     return ""

@@ -10,7 +10,7 @@ import torch
 
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
-from footplate.checkpoint.storage import Place, to_place
+from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.data.adapt import adapt, beside, even, pin_for, share_out
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
@@ -277,6 +277,17 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
             'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
         )
     return to_place(ckpt_path)
+
+
+def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Place | None:
+    """The checkpoint that the user has chosen to continue from; None where the newest was asked for, or none.
+
+    Savers delete what newer checkpoints replace, but not this one: it is the user's.
+    """
+    if ckpt_path in (None, "last"):
+        return None
+    chosen = found if ckpt_path == "best" or found is None else to_place(ckpt_path)
+    return None if chosen is None else store_of(chosen).resolve(chosen)
 
 
 def read_checkpoint(trainer: Trainer, path: Place) -> dict[str, Any]:

@@ -90,6 +90,10 @@ class View:
         whole = interval is None or (isinstance(interval, float) and interval == 1.0)
         return whole and self.check_val_every_n_epoch == 1
 
+    def validation_ends_epoch(self, batch_idx: int) -> bool:
+        """Whether a training batch is the epoch's last, and validation follows it at once."""
+        return self._loop is not None and self._loop.validation_ends_epoch(batch_idx)
+
     @property
     def has_step_limit(self) -> bool:
         """Whether `max_steps` limits the run."""

@@ -128,7 +128,7 @@ ATTRIBUTES = (
         "estimated_stepping_batches should_stop fast_dev_run accumulate_grad_batches gradient_clip_val log_every_n_steps "
         "check_val_every_n_epoch limit_train_batches limit_val_batches limit_test_batches limit_predict_batches "
         "overfit_batches num_sanity_val_steps datamodule barebones train_dataloader val_dataloaders test_dataloaders "
-        "predict_dataloaders fit validate test predict save_checkpoint print default_root_dir"
+        "predict_dataloaders ckpt_path fit validate test predict save_checkpoint print default_root_dir"
     ),
     Row("accelerator", "different", "a `footplate.Accelerator`: `name`, `stats(device)`"),
     Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, "
