@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from footplate.errors import ConfigError
+from footplate.step.loss_sum import LOSS_SUM, WEIGHT
 from footplate.step.transfer import rebuild
 
 
@@ -58,16 +59,19 @@ def cut(batch: Any, count: int) -> list[Piece]:
 def joined(outputs: Sequence[Any], pieces: Sequence[Piece], device: torch.device) -> Any:
     """What several training steps returned, as one of the whole batch would have, detached, on one device.
 
-    Losses and tensors of no dimension become their mean, weighted by rows; tensors with rows follow each other; of anything
-    else there is a list. A copy that returned None counts as a loss of 0.
+    Losses and tensors of no dimension become their mean, weighted by rows, and a sum of losses and its weight are added up;
+    tensors with rows follow each other; of anything else there is a list. A copy that returned None counts as a loss of 0.
     """
     found = [(output, piece.share) for output, piece in zip(outputs, pieces, strict=True) if output is not None]
     if not found:
         return None
     first = found[0][0]
     if isinstance(first, Mapping):
+        sums = (LOSS_SUM, WEIGHT) if LOSS_SUM in first else ()
         return {
-            key: _together([(output.get(key), share) for output, share in found], key == "loss", device)
+            key: _added([output.get(key) for output, _ in found], device)
+            if key in sums
+            else _together([(output.get(key), share) for output, share in found], key == "loss", device)
             for key in first
         }
     return _together(found, True, device) if isinstance(first, Tensor) else first
@@ -80,6 +84,17 @@ def _together(found: Sequence[tuple[Any, float]], is_loss: bool, device: torch.d
     if all(value.numel() == 1 if is_loss else value.ndim == 0 for value in values):
         return weighted(found, device)
     return torch.cat([value.detach().to(device, non_blocking=True) for value in values])
+
+
+def _added(values: Sequence[Any], device: torch.device) -> Any:
+    """The sum of numbers or one-element tensors; the first that is neither, for the step to complain about."""
+    wrong = [value for value in values if not isinstance(value, (Tensor, int, float))]
+    if wrong:
+        return wrong[0]
+    total, *others = [value.detach().to(device) if isinstance(value, Tensor) else value for value in values]
+    for other in others:
+        total = total + other
+    return total
 
 
 def weighted(values: Sequence[tuple[Tensor, float]], device: torch.device) -> Tensor:

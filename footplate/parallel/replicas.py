@@ -39,6 +39,7 @@ from footplate.parallel.copies import Copy
 from footplate.parallel.cutting import Piece, cut, joined
 from footplate.parallel.logged import together
 from footplate.parallel.threads import Threads
+from footplate.step.loss_sum import LOSS_SUM
 from footplate.step.transfer import to_device
 
 
@@ -152,14 +153,15 @@ class Replicas(Strategy):
 
     def _one_output(self, outputs: Sequence[Any], pieces: Sequence[Piece]) -> Any:
         """What the training step of the whole batch would have returned; keeps the copies' losses for `backward`."""
-        losses = [output.get("loss") if isinstance(output, Mapping) else output for output in outputs]
+        key = LOSS_SUM if any(isinstance(output, Mapping) and LOSS_SUM in output for output in outputs) else "loss"
+        losses = [output.get(key) if isinstance(output, Mapping) else output for output in outputs]
         self._losses = {
-            index: (loss, piece.share)
+            index: (loss, 1.0 if key == LOSS_SUM else piece.share)
             for index, (loss, piece) in enumerate(zip(losses, pieces, strict=True))
             if isinstance(loss, Tensor) and loss.requires_grad
         }
         output = joined(outputs, pieces, self._devices[0])
-        self._loss = output.get("loss") if isinstance(output, Mapping) else output
+        self._loss = output.get(key) if isinstance(output, Mapping) else output
         if self._losses and isinstance(self._loss, Tensor):
             self._loss.requires_grad_()
         return output

@@ -4,7 +4,8 @@ A checkpoint is written by rank 0 and holds the model once. What differs between
 each: the gradients of an unfinished accumulation window, running metrics, the loader's position, the states of the global
 generators. With as many ranks as before, each takes its own. With another number, totals stay what they were:
 
-    gradients    every rank takes the average of theirs, whose average over the new ranks is the same
+    gradients    every rank takes the average of theirs, whose average over the new ranks is the same; of gradients of
+                 sums of losses, and of the weight of these, each takes an equal share of the total
     metrics      merged; rank 0 takes them, the others begin at nothing
     loader       the place in global batches, which is the same for all
     generators   rank r takes those of rank r; a rank that is new gets a fresh seed
@@ -40,21 +41,26 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
     seed = rng.mix(state["seed"], state["progress"]["batches"], world.rank)
     return {
         **state,
-        "step": _average_gradients([part.get("step", state["step"]) for part in parts]),
+        "step": _share_out_gradients([part.get("step", state["step"]) for part in parts], world.size),
         "metrics": merge_states([part["metrics"] for part in parts], reductions) if world.rank == 0 else {},
         "loader": parts[world.rank % len(parts)]["loader"],
         "rng": parts[world.rank]["rng"] if world.rank < len(parts) else _fresh_generators(seed),
     }
 
 
-def _average_gradients(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _share_out_gradients(steps: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any]:
     if not any("gradients" in step for step in steps):
         return steps[0]
-    found: dict[str, torch.Tensor] = {}
+    sums = any("weight" in step for step in steps)
+    divisor = ranks if sums else len(steps)
+    totals: dict[str, torch.Tensor] = {}
     for step in steps:
         for name, gradient in step.get("gradients", {}).items():
-            found[name] = found[name] + gradient if name in found else gradient
-    return {**steps[0], "gradients": {name: gradient / len(steps) for name, gradient in found.items()}}
+            totals[name] = totals[name] + gradient if name in totals else gradient
+    shared = {**steps[0], "gradients": {name: gradient / divisor for name, gradient in totals.items()}}
+    if sums:
+        shared["weight"] = sum(step["weight"] for step in steps if "weight" in step) / divisor
+    return shared
 
 
 def _fresh_generators(seed: int) -> dict[str, Any]:

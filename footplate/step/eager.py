@@ -6,7 +6,9 @@ For each batch, in this order (the hooks in brackets only where somebody overrid
 
 and at the end of an accumulation window
 
-    unscale → [on_before_optimizer_step] → clip → optimizer.step
+    unscale → divide by the weight of the window → [on_before_optimizer_step] → clip → optimizer.step
+
+The division is for steps that return a sum of losses with its weight; see `loss_sum.py`.
 
 A module that overrides `optimizer_step`, or an optimizer that re-evaluates the loss (LBFGS), gets the same sequence as
 a closure. With `automatic_optimization = False`, `training_step` does all of it itself.
@@ -26,6 +28,7 @@ from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.optim import StepOptimizer, wants_closure
 from footplate.step.base import Step, StepSpec
+from footplate.step.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.transfer import detach
 from footplate.step.unrecorded import clearer, stepper
 
@@ -42,7 +45,10 @@ class EagerStep(Step):
         self._context = self._forward_context if not spec.precision.plain else contextlib.nullcontext
         self._plain = spec.precision.plain
         self._accumulated = 0
-        self._skip_window = False
+        self._weight: Tensor | None = None  # of the window so far, where the step returns sums of losses
+        self._weight_dtype = torch.float32 if spec.device.type == "mps" else torch.float64  # mps has no float64
+        self._returned_sum: bool | None = None  # whether this rank's first batch that had a loss returned a sum
+        self._ranks_return_sums: bool | None = None  # what all ranks know when the first window has ended
         self._arguments: dict[str, int] = {}
         self._strategy = spec.strategy
         self._several, self._copies = spec.strategy.several, spec.strategy.copies
@@ -120,7 +126,11 @@ class EagerStep(Step):
     def _train_plainly(self, batch: Any, batch_idx: int) -> Any:
         """`_train_batch` where nothing comes between its parts."""
         output = self._forward(batch, batch_idx)
-        loss = output if type(output) is Tensor else self._loss_of(output)
+        if type(output) is Tensor:
+            loss = output
+        else:
+            output = self._with_mean(output)
+            loss = self._loss_of(output)
         self._clear()
         if loss is None:
             return None
@@ -135,7 +145,9 @@ class EagerStep(Step):
             self._strategy.begin_batch(ends_window)
             self._batch_weight = 1.0 if self.spec.weight is None else self.spec.weight(batch_idx)
         if optimizer is None:
-            return detach(self._forward(batch, batch_idx))
+            output = self._forward(batch, batch_idx)
+            refuse_loss_sum(output, f"{type(self.spec.module).__name__}.training_step")
+            return detach(output)
         if self._by_closure and ends_window:
             return self._step_by_closure(optimizer, batch, batch_idx, epoch)
 
@@ -143,7 +155,7 @@ class EagerStep(Step):
         self._backpropagate(output, optimizer, batch_idx, epoch)
         if ends_window:
             self._step(optimizer)
-        return detach(output)
+        return detach(self._with_mean(output))
 
     def _forward(self, batch: Any, batch_idx: int) -> Any:
         if self._plain:
@@ -154,8 +166,10 @@ class EagerStep(Step):
 
     def _backpropagate(self, output: Any, optimizer: Optimizer, batch_idx: int, epoch: int) -> None:
         """Clear the gradients at the beginning of a window, then add this batch's."""
-        loss = self._loss_of(output)
+        declared = self._declared(output)
+        loss = self._loss_of(output) if declared is None else declared[0]
         if self._accumulated == 0:
+            self._weight = None
             for hook in self._before_zero_grad:
                 hook(optimizer)
             if self._own_zero_grad:
@@ -166,10 +180,13 @@ class EagerStep(Step):
             return
         if loss is None:
             loss = self._no_loss()
-        if self.spec.accumulate_grad_batches != 1:
-            loss = loss / self.spec.accumulate_grad_batches
-        if self._batch_weight != 1.0:
-            loss = loss * self._batch_weight
+        if declared is not None:
+            loss = self._counted(*declared)
+        else:
+            if self.spec.accumulate_grad_batches != 1:
+                loss = loss / self.spec.accumulate_grad_batches
+            if self._batch_weight != 1.0:
+                loss = loss * self._batch_weight
         for hook in self._before_backward:
             hook(loss)
         if self._scaler is not None:
@@ -200,6 +217,9 @@ class EagerStep(Step):
     def _prepare_gradients(self, optimizer: Optimizer) -> None:
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
+        weight = self._window_weight()
+        if weight is not None:
+            divide_gradients(_parameters(optimizer), weight)
         for hook in self._before_optimizer_step:
             hook(optimizer)
         if self._clips:
@@ -220,7 +240,7 @@ class EagerStep(Step):
             output = self._forward(batch, batch_idx)
             returned.append(output)
             self._backpropagate(output, optimizer, batch_idx, epoch)
-            return self._judged(optimizer, self._loss_of(output))
+            return self._closure_loss(optimizer, output)
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
             def evaluate() -> Any:
@@ -242,12 +262,52 @@ class EagerStep(Step):
             )
         self._accumulated = 0
         self.spec.on_optimizer_step()
-        return detach(returned[-1])
+        return detach(self._with_mean(returned[-1]))
 
     def finish_window(self, epoch: int, batch_idx: int) -> None:
         if self._optimizer is not None and self._accumulated:
             self._strategy.average(_parameters(self._optimizer))
             self._step(self._optimizer)
+
+    def _declared(self, output: Any) -> tuple[Tensor, Tensor] | None:
+        """The sum of losses and its weight, where the step returns these: from every batch, or from none."""
+        declared = loss_sum_of(output, type(self.spec.module).__name__, self._weight_dtype)
+        if output is None:
+            return None
+        if self._returned_sum is None:
+            self._returned_sum = declared is not None
+        if self._returned_sum != (declared is not None):
+            now, before = ("loss_sum", "a loss") if declared is not None else ("a loss", "loss_sum")
+            raise ConfigError(
+                f"{type(self.spec.module).__name__}.training_step() returned {now} for this batch and {before} for earlier "
+                'ones: return {"loss_sum": …, "weight": …} for every batch, or for none.'
+            )
+        return declared
+
+    def _with_mean(self, output: Any) -> Any:
+        """What `training_step` returned; beside a sum of losses stands the batch's mean, as "loss"."""
+        declared = self._declared(output)
+        return output if declared is None else {**output, "loss": mean(*declared)}
+
+    def _counted(self, total: Tensor, weight: Tensor) -> Tensor:
+        """Add a batch's weight to the window's; returns the loss to run the backward pass on."""
+        if self._batch_weight == 0.0:  # this rank was given another one's rows
+            total, weight = total * 0.0, weight * 0.0
+        if self._several and not self._strategy.own_gradients:
+            weight = self._strategy.mean(weight)
+        self._weight = weight if self._weight is None else self._weight + weight
+        return total
+
+    def _window_weight(self) -> Tensor | None:
+        """The weight of the window, averaged over the ranks as the gradients are; None where losses are plain."""
+        if not self._several or not self._strategy.own_gradients:
+            return self._weight
+        if self._ranks_return_sums is None:  # a rank that has skipped all its batches can't know by itself
+            self._ranks_return_sums = bool(self.spec.group.maximum([int(self._weight is not None)])[0])
+        if not self._ranks_return_sums:
+            return None
+        nothing = torch.zeros((), dtype=self._weight_dtype, device=self.spec.device)
+        return self._strategy.mean(nothing if self._weight is None else self._weight)
 
     def _loss_of(self, output: Any) -> Tensor | None:
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -333,12 +393,17 @@ class EagerStep(Step):
             named = self.spec.module.named_parameters()
             state["accumulated"] = self._accumulated
             state["gradients"] = {name: p.grad for name, p in named if p.grad is not None}
+            if self._weight is not None:
+                state["weight"] = self._weight
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
         self._accumulated = state.get("accumulated", 0)
+        self._weight = state.get("weight")
+        if self._weight is not None:
+            self._weight = self._weight.to(self.spec.device, self._weight_dtype)
         parameters = dict(self.spec.module.named_parameters())
         for name, gradient in state.get("gradients", {}).items():
             parameter = parameters[name]
@@ -360,6 +425,17 @@ class EagerStep(Step):
             return self._judged(optimizer, loss)
 
         return averaged
+
+    def _closure_loss(self, optimizer: Optimizer, output: Any) -> Any:
+        """What the closure of automatic optimisation returns to the optimizer."""
+        declared = self._declared(output)
+        if declared is None:
+            return self._judged(optimizer, self._loss_of(output))
+        total, weight = declared
+        if self._several and wants_closure(optimizer):
+            counts = float(self._batch_weight != 0.0)
+            total, weight = (self._strategy.mean(number.detach().double() * counts) for number in (total, weight))
+        return mean(total, weight)
 
     def _judged(self, optimizer: Optimizer, loss: Any) -> Any:
         """What a closure returns. An optimizer that decides by it whether to go on (LBFGS) gets the loss over all ranks."""

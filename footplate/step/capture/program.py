@@ -48,6 +48,7 @@ def capture_training(
     precision: str = "32-true",
     accumulate_grad_batches: int = 1,
     ends_window: bool = True,
+    parts: int = 1,
     fed: tuple[Attribute, ...] = (),
     present: Present | None = None,
 ) -> Captured:
@@ -69,6 +70,7 @@ def capture_training(
             the module has that type already (`Precision.convert_module`), and batches are converted in the program.
         accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back isn't.
         ends_window: whether the optimizer steps after this batch.
+        parts: into how many parts the rows of a batch are cut, of which `batch` is one.
         fed: numbers among the attributes of the module and its submodules that are to be inputs and no constants.
         present: what counters are; by default the module's, and 0 for `batch_idx`. The graph holds as long as
             `Captured.counted` finds no decision broken.
@@ -86,6 +88,7 @@ def capture_training(
         Precision.parse(precision),
         accumulate_grad_batches,
         ends_window,
+        parts,
     )
     _refuse_unfit(module, len(optimizers), settings)
 

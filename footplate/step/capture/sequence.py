@@ -6,6 +6,7 @@ With automatic optimisation, each hook only where it is overridden:
 
 and at the end of a window of accumulated batches (of every batch, as a rule)
 
+    division by the window's weight, of losses that are sums (`step/loss_sum.py`)
     on_before_optimizer_step → configure_gradient_clipping or clipping → optimizer.step
 
 A batch whose `training_step` returns None is skipped: nothing follows.
@@ -37,6 +38,7 @@ from footplate.step.capture.averaging import average_gradients, average_logs, av
 from footplate.step.capture.optimizers import TensorRates, begin_momentum
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Installed
+from footplate.step.loss_sum import loss_sum_of, mean, refuse_loss_sum
 from footplate.step.precision import Precision
 
 
@@ -51,6 +53,7 @@ class Settings:
         precision: in which the forward pass is computed.
         accumulate_grad_batches: the batches of a window.
         ends_window: whether the optimizer steps after this batch.
+        parts: into how many parts the rows of the batch are cut: a sum over them is their average times this.
     """
 
     gradient_clip_val: float | None
@@ -59,6 +62,7 @@ class Settings:
     precision: Precision
     accumulate_grad_batches: int
     ends_window: bool
+    parts: int
 
 
 class Sequence:
@@ -106,8 +110,13 @@ class Sequence:
             if self._settings.averages:
                 self._average_step([], torch.zeros(()))
             return None
-        loss = self._loss(output)
-        result = loss.detach()
+        sums = loss_sum_of(output, type(module).__name__, self._logs.counters.floating)
+        if sums is not None and self._settings.parts != 1:  # batches of a window may be cut into different parts
+            sums = sums[0] * self._settings.parts, sums[1] * self._settings.parts
+        loss = self._loss(output) if sums is None else sums[0]
+        result = (
+            loss.detach() if sums is None else torch.stack([sums[0].detach().reshape(()).to(sums[1].dtype), sums[1]])
+        )
         if overrides(module, "on_before_zero_grad"):
             module.on_before_zero_grad(optimizer)
         if overrides(module, "optimizer_zero_grad"):
@@ -115,17 +124,21 @@ class Sequence:
             module.optimizer_zero_grad(epoch, batch_idx, optimizer)
         else:
             optimizer.zero_grad(set_to_none=True)
-        if self._settings.accumulate_grad_batches != 1:
+        if self._settings.accumulate_grad_batches != 1 and sums is None:
             loss = loss / self._settings.accumulate_grad_batches
         self._backward(loss)
         if self._settings.averages:
             result = self._average_step(installed.parameters, result)
-        installed.accumulate()
+        installed.accumulate(None if sums is None else result[1])
         averaged = dict(self._logs.values)
         if overrides(module, "on_after_backward"):
             module.on_after_backward()
         if self._settings.ends_window:
+            if sums is not None:
+                installed.divide_gradients()
             self._step(optimizer)
+        if sums is not None:
+            result = mean(result[0], result[1]).to(loss.dtype)
         if self._settings.averages:
             values = self._logs.values
             later = [name for name, value in values.items() if value is not averaged.get(name)]
@@ -189,6 +202,7 @@ class Sequence:
 
     def _manual(self, batch: Any) -> Any:
         output = self._forward(batch)
+        refuse_loss_sum(output, self._who)
         loss = output.get("loss") if isinstance(output, Mapping) else output
         result = loss.detach() if isinstance(loss, Tensor) else torch.zeros(())
         if self._settings.averages:

@@ -6,10 +6,11 @@ The state is a flat dictionary from paths to tensors, in this order:
     ("buffers", "net.1.running_mean")
     ("optimizer", "net.0.weight", "exp_avg")        what the optimizer remembers of that parameter
     ("gradients", "net.0.weight")                   what a window of accumulated batches has summed; zeros at first
+    ("window", "weight")                            the weight of these sums, where losses are sums (`step/loss_sum.py`)
 
 The names are the module's and the optimizer's own, so a state from any hardware loads on any other. An optimizer makes
 its state in its first step; here it is made before (`optimizers.py`), so that the first step is the same program as all
-others. Gradients are there only where batches are accumulated.
+others. Gradients and their weight are there only where batches are accumulated.
 """
 
 from __future__ import annotations
@@ -25,18 +26,25 @@ from torch.overrides import TorchFunctionMode
 
 from footplate.step.capture.optimizers import Optimizers, as_list, initial_state, named_groups, not_begun, prepare
 from footplate.step.capture.refusals import CaptureError, calling_place
+from footplate.step.loss_sum import divisor
 
 Path = tuple[str, ...]
 State = dict[Path, Tensor]
 
 
-def state_of(module: nn.Module, optimizer: Optimizers = None, gradients: bool = False) -> State:
+WEIGHT: Path = ("window", "weight")
+
+
+def state_of(
+    module: nn.Module, optimizer: Optimizers = None, gradients: bool = False, weight: Tensor | None = None
+) -> State:
     """The state as it is now, of detached tensors that share their memory with the module's and the optimizer's.
 
     Args:
         module: whose parameters and buffers.
         optimizer: one, several (manual optimisation), or None for an evaluation.
         gradients: with what a window of accumulated batches has summed so far; zeros where there is nothing.
+        weight: of these sums; None for 0.
 
     Raises:
         CaptureError: an optimizer of an unsupported class, or one that trains what isn't the module's.
@@ -53,6 +61,7 @@ def state_of(module: nn.Module, optimizer: Optimizers = None, gradients: bool = 
         for name, parameter, _, _ in trained:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             state["gradients", name] = gradient.detach()
+        state[WEIGHT] = torch.zeros(()) if weight is None else weight.float()
     return state
 
 
@@ -91,6 +100,7 @@ class Installed:
         self._module, self._optimizers = module, as_list(optimizer)
         self._state, self._rates = state, rates
         self._name = {id(tensor): path[1] for path, tensor in state.items() if path[0] == "params"}
+        self._weight: Tensor | None = None
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -140,12 +150,26 @@ class Installed:
         """What the optimizers train."""
         return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
 
-    def accumulate(self) -> None:
-        """Add the gradients of earlier batches of the window to those of this one."""
+    def accumulate(self, weight: Tensor | None = None) -> None:
+        """Add the gradients of earlier batches of the window to those of this one.
+
+        Args:
+            weight: of this batch, where its loss is a sum; that of earlier batches is added.
+        """
+        if weight is not None:
+            self._weight = self._state[WEIGHT] + weight if WEIGHT in self._state else weight
         for parameter in self.parameters:
             before = self._state.get(("gradients", self._name[id(parameter)]))
             if parameter.grad is not None and before is not None:
                 parameter.grad = before + parameter.grad
+
+    def divide_gradients(self) -> None:
+        """Divide the gradients of the window by its weight."""
+        assert self._weight is not None
+        by = divisor(self._weight)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = (parameter.grad / by).to(parameter.grad.dtype)
 
     def read(self, ends_window: bool = True) -> list[Tensor]:
         """The state as it has become, in the order of the state that was installed.
@@ -179,6 +203,9 @@ class Installed:
             elif path[0] == "optimizer":
                 value = memory[path[1], path[2]]
                 found.append(value if value.dtype == before.dtype else value.to(before.dtype))
+            elif path == WEIGHT:
+                weight = before if self._weight is None else self._weight.to(before.dtype)
+                found.append(torch.zeros_like(before) if ends_window else weight)
             else:
                 summed = self._state["params", path[1]].grad
                 now = before if summed is None else summed.detach()

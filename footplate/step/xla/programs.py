@@ -222,7 +222,8 @@ class Programs:
             spec.module, trained_by(spec), pytree.tree_unflatten(share, batch.tree),
             gradient_clip_val=spec.gradient_clip_val, gradient_clip_algorithm=spec.gradient_clip_algorithm,
             averages=devices > 1 and not self.whole, precision=spec.precision.name,
-            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window, fed=fed, present=present,
+            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window,
+            parts=1 if self.whole else parts, fed=fed, present=present,
         )  # fmt: skip
         return Program(captured, self.mesh, parts, self.whole, spec.sharded, ends_window)
 

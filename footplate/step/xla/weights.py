@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding
 from footplate.errors import CheckpointError, ConfigError
 from footplate.step.base import StepSpec
 from footplate.step.capture import load_state, state_of
-from footplate.step.capture.state import Path, State
+from footplate.step.capture.state import WEIGHT, Path, State
 from footplate.step.lowering import tensors_like
 from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import AXIS
@@ -50,6 +50,7 @@ class Weights:
 
     Attributes:
         summed: batches of the window so far, whose gradients are in the state.
+        weight: of these sums, where losses are sums; as the host knew it last.
         alone: whether the other processes are no longer to be asked for anything.
     """
 
@@ -58,6 +59,7 @@ class Weights:
         self._optimizers = trained_by(spec)
         self._apart = spec.sharded and mesh.size > here.size  # no process has all of the state
         self.summed = 0
+        self.weight: torch.Tensor | None = None
         self.alone = False
         self._like = self._host_state()
         self._state: Arrays | None = None
@@ -142,12 +144,14 @@ class Weights:
         if not self.summed:
             return {}
         named = self._spec.module.named_parameters()
-        return {"accumulated": self.summed, "gradients": {name: p.grad for name, p in named if p.grad is not None}}
+        state = {"accumulated": self.summed, "gradients": {name: p.grad for name, p in named if p.grad is not None}}
+        return state if self.weight is None or not self.weight.item() else {**state, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The counterpart of `state_dict`; module and optimizers have been loaded."""
         self._state, self._state_here, self._ahead = None, None, False
         self.summed = state.get("accumulated", 0)
+        self.weight = state.get("weight")
         parameters = dict(self._spec.module.named_parameters())
         for name, gradient in state.get("gradients", {}).items():
             parameters[name].grad = gradient.to(parameters[name].dtype)
@@ -160,13 +164,16 @@ class Weights:
     def _load(self, state: State) -> None:
         with torch.inference_mode(False), torch.no_grad():
             load_state(self._spec.module, self._optimizers, state)
+        self.weight = state.get(WEIGHT)
 
     def _host_state(self) -> State:
         """The state in the module's and the optimizers' own tensors."""
-        state = state_of(self._spec.module, self._optimizers, gradients=self._spec.accumulate_grad_batches != 1)
+        accumulates = self._spec.accumulate_grad_batches != 1
+        state = state_of(self._spec.module, self._optimizers, gradients=accumulates, weight=self.weight)
         if self.summed:
             return state
-        return {path: torch.zeros_like(one) if path[0] == "gradients" else one for path, one in state.items()}
+        of_window = ("gradients", WEIGHT[0])
+        return {path: torch.zeros_like(one) if path[0] in of_window else one for path, one in state.items()}
 
 
 def _evaluated(state: dict[Path, Any]) -> dict[Path, Any]:
