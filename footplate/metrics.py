@@ -51,7 +51,7 @@ class Entry:
     latest: Any = None
     synced: float | None = None  # the latest over all ranks, with sync_dist
     waiting: list[Any] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
     total: float = 0.0
     weight: float = 0.0
     values: list[float] = field(default_factory=list)  # only for a reduction given as a function
@@ -73,9 +73,9 @@ class Entry:
         if not self.waiting:
             return []
         values = to_floats(self.waiting, self.name)
-        for value, weight in zip(values, self.weights, strict=True):
+        for value, weight in zip(values, to_floats(self.weights, self.name), strict=True):
             if self.reduce_fx == "mean":
-                self.total += value * weight
+                self.total += value * weight if weight else 0.0  # a mean over nothing is NaN, and counts for nothing
                 self.weight += weight
             elif self.reduce_fx == "sum":
                 self.total += value
@@ -139,7 +139,7 @@ class MetricLog:
         reduce_fx: str | Callable[[Tensor], Tensor] = "mean",
         sync_dist: bool = False,
         add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
+        batch_size: float | Tensor | None = None,
     ) -> None:
         """See `footplate.Module.log`."""
         if type(value) is dict:  # each of its items is logged by itself
@@ -165,9 +165,7 @@ class MetricLog:
         entry.latest = value
         if entry.on_epoch and self.counts:
             entry.waiting.append(value)
-            entry.weights.append(
-                self._weight() if batch_size is None and entry.reduce_fx == "mean" else batch_size or 1
-            )
+            entry.weights.append(self._weight(entry, batch_size))
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
 
@@ -271,8 +269,12 @@ class MetricLog:
         self._entries[name] = entry
         return entry
 
-    def _weight(self) -> float:
-        return 1.0 if self.batch is None else float(batch_rows(self.batch))
+    def _weight(self, entry: Entry, batch_size: float | Tensor | None) -> float | Tensor:
+        if isinstance(batch_size, Tensor):
+            return _own(batch_size)
+        if batch_size is not None:
+            return float(batch_size)
+        return float(batch_rows(self.batch)) if entry.reduce_fx == "mean" and self.batch is not None else 1.0
 
     def _summary(self, entry: Entry) -> Summary:
         options = (

@@ -257,7 +257,7 @@ class TrainerBound:
         sync_dist: bool = False,
         sync_dist_group: Any = None,
         add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
+        batch_size: float | Tensor | None = None,
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
@@ -277,7 +277,8 @@ class TrainerBound:
             sync_dist: reduce over all ranks too.
             sync_dist_group: the process group to reduce over; all ranks by default.
             add_dataloader_idx: with several evaluation loaders, append `/dataloader_idx_N` to the name.
-            batch_size: the weight of this value in the epoch's mean; by default the first dimension of the batch.
+            batch_size: the weight of this value in the epoch's mean. Default: the first dimension of the batch. For a mean
+                over tokens, give the number of tokens. A tensor on the device costs no synchronisation.
             metric_attribute: accepted for Lightning's sake; metrics are found by themselves.
             rank_zero_only: the call is made on rank 0 alone, so it is never reduced over ranks.
 

@@ -1,4 +1,4 @@
-"""A step that returns `{"loss_sum": …, "weight": …}`: however a batch is cut, its gradient is that of the whole batch's mean."""
+"""A step that returns `{"loss_sum": …, "weight": …}`: any cut of a batch gives the gradient of the mean over all of it."""
 
 from __future__ import annotations
 
@@ -208,6 +208,37 @@ def test_a_rank_whose_every_batch_is_skipped_still_divides(tmp_path: Path) -> No
     for found in ranks.run(job, 2):
         for name, value in whole(rows).items():
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+
+
+class LogsMean(Tokens):
+    """Logs the mean of each batch, which is NaN for one without tokens, with the number of its tokens."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = super().training_step(batch, batch_idx)
+        mean, count = (output["loss_sum"] / output["weight"]).detach(), output["weight"]
+        self.log("by_tensor", mean, on_step=False, on_epoch=True, batch_size=count)
+        self.log("by_number", mean, on_step=False, on_epoch=True, batch_size=int(count))
+        return output
+
+
+@pytest.mark.parametrize("strategy", [{}, {"devices": 2, "strategy": "replicas"}])
+def test_a_mean_that_is_logged_with_the_count_of_its_tokens_is_the_mean_over_all_tokens(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    class Ends(LogsMean):
+        def on_train_end(self) -> None:
+            self.found = dict(self.trainer.callback_metrics)
+
+    model = fitted(tmp_path, Ends(), 2, accumulate_grad_batches=6, **strategy)
+
+    tokens, labels = RAGGED.tensors
+    with torch.no_grad():
+        net = Tokens().double().net
+        wanted = F.cross_entropy(net(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    assert {name: float(value) for name, value in model.found.items()} == {
+        "by_tensor": pytest.approx(float(wanted)),
+        "by_number": pytest.approx(float(wanted)),
+    }
 
 
 class Sometimes(Tokens):

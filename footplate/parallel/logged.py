@@ -34,7 +34,7 @@ class Logged:
     reduce_fx: str | Callable[[Tensor], Tensor]
     sync_dist: bool
     add_dataloader_idx: bool
-    batch_size: int | None
+    batch_size: float | Tensor | None
 
 
 def together(calls: Sequence[Sequence[Logged]], rows: Sequence[int], device: torch.device) -> list[Logged]:
@@ -63,8 +63,12 @@ def _one(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Logge
     weights = [float(rows if call.batch_size is None else call.batch_size) for call, rows in same]
     total = sum(weights)
     if kind == "mean":
-        value = _weighted(values, [weight / total if total else 1 / len(same) for weight in weights], device)
-        return [replace(first, value=value, batch_size=int(total))]
+        weighing = [index for index, weight in enumerate(weights) if weight]  # a mean over nothing may be NaN
+        if weighing:
+            values, weights = [values[index] for index in weighing], [weights[index] / total for index in weighing]
+        else:
+            weights = [1 / len(same)] * len(same)
+        return [replace(first, value=_weighted(values, weights, device), batch_size=total)]
     if kind == "sum":
         return [replace(first, value=_weighted(values, [1.0] * len(same), device))]
     if not any(isinstance(value, Tensor) for value in values):

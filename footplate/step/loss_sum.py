@@ -44,8 +44,8 @@ def loss_sum_of(output: Any, name: str, dtype: torch.dtype = torch.float64) -> t
         )
     if isinstance(weight, bool) or not isinstance(weight, (Tensor, int, float)):
         raise ConfigError(
-            f'{name}.training_step() returned "loss_sum" with "weight": {_described(weight)}. Expected a number or a tensor '
-            'with one element, such as the number of tokens that "loss_sum" adds up.'
+            f'{name}.training_step() returned "loss_sum" with "weight": {_described(weight)}. Expected a number or a '
+            'tensor with one element, such as the number of tokens that "loss_sum" adds up.'
         )
     if not isinstance(weight, Tensor):
         return total, total.new_full((), float(weight), dtype=dtype)
@@ -62,8 +62,8 @@ def refuse_loss_sum(output: Any, who: str) -> None:
     """
     if isinstance(output, Mapping) and LOSS_SUM in output:
         raise ConfigError(
-            f'{who}() returned "{LOSS_SUM}", which has no meaning with manual optimisation: divide the loss yourself before '
-            "self.manual_backward(loss)."
+            f'{who}() returned "{LOSS_SUM}", which has no meaning with manual optimisation: divide the loss yourself '
+            "before self.manual_backward(loss)."
         )
 
 

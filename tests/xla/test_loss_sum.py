@@ -9,6 +9,8 @@ import pytest
 import torch
 from test_loss_sum import Tokens, fitted, same, whole
 
+from footplate.step.capture.refusals import CaptureError
+
 
 @pytest.mark.parametrize(
     ("batch_size", "window", "devices", "strategy"),
@@ -52,3 +54,14 @@ def test_hooks_see_the_mean_of_the_batch(tmp_path: Path) -> None:
     ]
 
     torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), rtol=1e-6, atol=0)
+
+
+def test_a_count_on_the_device_as_batch_size_is_refused_with_another_way(tmp_path: Path) -> None:
+    class Logs(Tokens):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            output = super().training_step(batch, batch_idx)
+            self.log("loss", output["loss_sum"], batch_size=output["weight"])
+            return output
+
+    with pytest.raises(CaptureError, match="Log the sum and the count"):
+        fitted(tmp_path, Logs(), 4, accelerator="xla")

@@ -41,7 +41,12 @@ class Logs:
                 "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
             )
         self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self.options[name] = dict(zip(_OPTIONS, args, strict=False)) | kwargs
+        options = self.options[name] = dict(zip(_OPTIONS, args, strict=False)) | kwargs
+        if isinstance(options.get("batch_size"), Tensor):
+            raise CaptureError(
+                f'self.log("{name}", …, batch_size=…) was given a tensor:\n    {calling_place()}\n'
+                'A captured step takes a number there. Log the sum and the count, each with reduce_fx="sum".'
+            )
 
     @property
     def reductions(self) -> dict[str, str]:
