@@ -3,8 +3,10 @@
     Loader(table, 64, shuffle=True, image_size=224, cache="/local/cache")
 
 The first epoch decodes and keeps each row's pixels (uint8) under the row's number; from then on a row is a copy out of
-the page cache, and the table's images are not read at all. The file belongs to one content: table, version, filter,
-split, column, size and channels are its key. A `transform` runs after the cache, so random augmentation stays random.
+the page cache, and the table's images are not read at all. A `transform` runs after the cache, so random augmentation
+stays random. The file belongs to one content. Its key is the table's digest with all parts (`footplate.data.digest`), the
+column, size and channels of its images, and the version of the decoder. Where the table lies is no part of the key, so a
+copy of a Delta table shares the cache of the original.
 
     KEY.BOOT/pixels, KEY.BOOT/state      being filled: valid until the machine restarts, as nothing is forced to disk
     KEY/pixels, KEY/state                complete and forced to disk: valid for good
@@ -18,19 +20,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from footplate.data.images import ImageFormat, decode_into
+from footplate.data.digest import Digest
+from footplate.data.images import ImageFormat, decode_into, decoder_version
 from footplate.errors import DataError
+from footplate.hashing import hashed
 
+_LAYOUT = 2  # of the files, and of how images are scaled
 _MISSING, _THERE, _BAD = 0, 1, 2
 _UNDECODABLE = "it could not be decoded when the cache was built"
 
@@ -48,12 +52,12 @@ class DecodedCache:
     max_bytes: int | None = None
 
     def open(
-        self, fingerprint: str, column: str, format: ImageFormat, size: tuple[int, int], num_rows: int
+        self, digest: Digest, column: str, format: ImageFormat, size: tuple[int, int], num_rows: int
     ) -> CachedImages:
         """The cache of one column, made if it isn't there.
 
         Args:
-            fingerprint: of the table.
+            digest: of the table.
             column: the image column.
             format: what its images become.
             size: (height, width) that they have then.
@@ -63,19 +67,18 @@ class DecodedCache:
             DataError: the directory can't be written, or the disk is full.
         """
         shape = (format.channels, *size)
-        key = hashlib.sha1(f"1 {fingerprint} {column} {shape} {num_rows}".encode()).hexdigest()[:20]
+        key = hashed(_LAYOUT, digest.key, column, shape, num_rows, decoder_version())[:20]
         root = Path(self.directory)
         complete, filling = root / key, root / f"{key}.{_boot()}"
         try:
             root.mkdir(parents=True, exist_ok=True)
-            with (root / f"{key}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with _locked(complete):
                 place = complete if complete.exists() else filling
                 if not place.exists():
                     for stale in root.glob(f"{key}.*-*"):
                         shutil.rmtree(stale)
                     _reserve(place, int(np.prod(shape)), num_rows, self.max_bytes)
-            return CachedImages(place, complete, shape, format)
+                return CachedImages(place, complete, shape, format)
         except OSError as error:
             raise DataError(
                 f"cache={str(root)!r} can't be used ({error.strerror or error}). Give a writable local directory with "
@@ -112,8 +115,10 @@ class CachedImages:
     def _seal(self) -> None:
         for mapped in self._maps:
             mapped.flush()
-        with contextlib.suppress(OSError):  # another rank was first, or the disk failed: then it stays as it was
-            self._place.rename(self._final)
+        with contextlib.suppress(OSError), _locked(self._final):  # so that nobody opens it under the old name meanwhile
+            self._place.rename(
+                self._final
+            )  # fails if another rank was first, or the disk failed: then it stays as it was
 
     def fill(self, views: Sequence[np.ndarray | None], numbers: np.ndarray, out: np.ndarray) -> list[tuple[int, str]]:
         """Put rows into `out` (rows, channels, height, width): from the cache, or decoded and kept.
@@ -142,6 +147,14 @@ class CachedImages:
                 self._state[numbers[row]] = _BAD if failed else _THERE
             bad += [(row, reason) for _, reason in failed]
         return bad
+
+
+@contextlib.contextmanager
+def _locked(complete: Path) -> Iterator[None]:
+    """Hold the lock of a cache, by which processes agree on where it lies."""
+    with complete.with_name(f"{complete.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _reserve(place: Path, row_bytes: int, num_rows: int, max_bytes: int | None) -> None:

@@ -20,6 +20,7 @@ from footplate.data.delta_versions import Version, number_of
 from footplate.data.parquet import DataFile, ParquetSource
 from footplate.data.types import is_bytes
 from footplate.errors import DataError
+from footplate.hashing import hashed
 
 _READABLE = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping", "typeWidening"}
 _READABLE |= {"typeWidening-preview"}
@@ -54,7 +55,7 @@ def open_delta(
                 "way. Write the rows to a table that isn't."
             )
     prefix = path.rstrip("/") + "/"
-    files = []
+    files, live = [], []
     for action in sorted(actions, key=lambda action: action["path"]):
         relative = unquote(action["path"])
         if "://" in relative or relative.startswith("/"):
@@ -65,11 +66,13 @@ def open_delta(
             physical.get(str(key), str(key)): value for key, value in (action.get("partition") or {}).items()
         }
         files.append(DataFile(prefix + relative, values, masks.pop(relative, None)))
+        live.append((relative, action["size_bytes"], str(action["modification_time"]), values))
     if masks:
         raise DataError(
             f"{uri}: deletion vectors of unknown files ({', '.join(masks)}); the table can't be read safely."
         )
-    return ParquetSource(uri, files, filesystem, "delta", table.version(), schema, renamed)
+    content = hashed(str(table.metadata().id), str(schema), renamed, live)
+    return ParquetSource(uri, files, filesystem, "delta", table.version(), content, schema, renamed)
 
 
 def _at_version(

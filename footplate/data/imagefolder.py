@@ -8,7 +8,6 @@ Classes are numbered in the order of their names. Without class directories ther
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow.fs as pafs
 from footplate.data.location import FoundFile, Location, is_image
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
+from footplate.hashing import hashed
 
 _ROWS_PER_GROUP = 32
 _ROWS_PER_PIECE = 8
@@ -45,8 +45,9 @@ class ImageFolderSource:
         if self._classes != [""]:
             self.schema = self.schema.insert(1, pa.field("label", pa.int64()))
             self.schema = self.schema.insert(2, pa.field("label_name", pa.string()))
-        content = "\n".join(f"{file.relative} {file.nbytes} {file.changed}" for file in files)
-        self.version = hashlib.sha1(content.encode()).hexdigest()[:16]
+        self.content = hashed([f"{file.nbytes} {file.relative}" for file in files])
+        self.written = hashed([file.changed for file in files])
+        self.version = hashed(self.content, self.written)[:16]
 
     @property
     def is_remote(self) -> bool:

@@ -107,6 +107,11 @@ def _flag(data: np.ndarray, format: ImageFormat) -> int:
     return cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR
 
 
+def decoder_version() -> str:
+    """What decodes images: another version may give other pixels for the same bytes."""
+    return f"OpenCV {_cv2().__version__}"
+
+
 def jpeg_size(data: np.ndarray) -> tuple[int, int] | None:
     """(height, width) that a JPEG's header states; None when the bytes are something else."""
     head = data[:_HEADER_BYTES].tobytes()

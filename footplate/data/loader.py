@@ -158,13 +158,12 @@ class Loader:
 
     @property
     def content(self) -> str:
-        """What must be the same on every rank. Of files that are told by their times, each machine may have copies."""
+        """What must be the same on every rank; each machine may have copies of the files."""
         table = self.table
-        version = "" if table.kind in ("tfrecord", "imagefolder") else f" (version {table.version})"
         order = "shuffled" if self.shuffle else "in order"
         meant = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
         return (
-            f"{table.num_rows} rows of {table.kind}{version}, {order} by seed {self.seed}, {self.global_batch_size} over "
+            f"{table.num_rows} rows of {table.digest.shared}, {order} by seed {self.seed}, {self.global_batch_size} over "
             f"all ranks at a time [{digest(meant)}]"
         )
 
@@ -236,7 +235,7 @@ class Loader:
             "streams": self._streams,
             "window": self._window,
             "window_rows": self._window_rows,
-            "table": self.table.fingerprint,
+            "table": self.table.digest.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -254,11 +253,7 @@ class Loader:
                 f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is of an earlier version of "
                 "Footplate, resume with that: the order of rows was another."
             )
-        if state_dict["table"] != here["table"]:
-            raise CheckpointError(
-                f"The checkpoint was made on other rows: its table is {state_dict['table']}, this one is "
-                f"{here['table']} ({self.table.uri}). Open the same version with the same filter and split to resume."
-            )
+        self.table.digest.check_resumed(state_dict["table"])
         for name in ("seed", "shuffle", "drop_last"):
             if state_dict[name] != here[name]:
                 raise CheckpointError(
@@ -283,9 +278,9 @@ class Loader:
 
     def _open_caches(self) -> dict[str, CachedImages]:
         if self._caches is None:
-            recipe, print_, rows = self._recipe, self.table.fingerprint, self.table.num_rows
+            recipe, known, rows = self._recipe, self.table.digest, self.table.num_rows
             self._caches = {
-                name: self._cache.open(print_, name, format, recipe.shapes[name][1:], rows)
+                name: self._cache.open(known, name, format, recipe.shapes[name][1:], rows)
                 for name, format in recipe.formats.items()
                 if self._cache is not None
             }

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from footplate.data.filecache import FileCache
-from footplate.data.remote import wrap
+from footplate.data.remote import identify, wrap
 from footplate.errors import DataError
 
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -70,24 +70,29 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells a local file from another one that was put into its place; remote ones are watched by their file system.
+    """What tells a file from another one that was put into its place.
 
     Attributes:
         nbytes: its size.
-        changed: when it was changed last, nanoseconds since 1970.
+        changed: when it was changed last, nanoseconds since 1970; 0 where there is a tag.
+        tag: what an object store calls its content (an ETag or a generation); empty for a local file.
     """
 
-    nbytes: int = -1
-    changed: int = -1
+    nbytes: int
+    changed: int
+    tag: str = ""
 
     @classmethod
     def of(cls, filesystem: pafs.FileSystem, path: str) -> Stamp:
         """The stamp that a file has now."""
+        known = identify(filesystem, path)
+        if known is not None:
+            return cls(known.size, 0, known.tag)
         info = filesystem.get_file_info(path)
         return cls(info.size or 0, info.mtime_ns or 0)
 
     def check(self, filesystem: pafs.FileSystem, path: str) -> None:
-        """Make sure that a file still is the one that it was.
+        """Make sure that a local file still is the one that it was; a remote file system does so by itself.
 
         Raises:
             FileNotFoundError: it is gone, or another one has taken its place.
@@ -124,9 +129,10 @@ def locate(
         options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
         if endpoint and endpoint.startswith("http://"):
             options["AWS_ALLOW_HTTP"] = "true"
-        return Location(uri, wrap(connect(scheme, environ), cache), path, f"s3://{path}", options)
+        return Location(uri, wrap(connect(scheme, environ), cache, endpoint or ""), path, f"s3://{path}", options)
     if scheme in ("gs", "gcs"):
-        return Location(uri, wrap(connect(scheme, environ), cache), path, f"gs://{path}")
+        service = environ.get("STORAGE_EMULATOR_HOST", "")
+        return Location(uri, wrap(connect(scheme, environ), cache, service), path, f"gs://{path}")
     raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
 
 

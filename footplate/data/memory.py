@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.data.source import RowGroup
+from footplate.data.values import hash_table
 from footplate.errors import DataError
 
 _ROWS_PER_GROUP = 65_536
@@ -26,12 +27,26 @@ class MemorySource:
     in_memory = True
     is_remote = False
     kind = "memory"
+    written = ""
 
     def __init__(self, table: pa.Table, name: str) -> None:
         self.uri = name
         self._table = table
         self.schema = table.schema.remove_metadata()
-        self.version = _digest(table)
+
+    @property
+    def content(self) -> str:
+        """A hash of all values, made when it is first asked for."""
+        return self._content
+
+    @functools.cached_property
+    def _content(self) -> str:
+        return hash_table(self._table)
+
+    @property
+    def version(self) -> str:
+        """The content in one word."""
+        return self.content[:16]
 
     @property
     def files(self) -> list[str]:
@@ -105,11 +120,3 @@ def _column(values: Any) -> Any:
             flat = pa.FixedSizeListArray.from_arrays(flat, size)
         return flat
     return values
-
-
-def _digest(table: pa.Table) -> str:
-    """What identifies the content: the rows' number, the types, and the first and last rows."""
-    digest = hashlib.sha1(f"{table.num_rows} {table.schema.remove_metadata()}".encode())
-    for part in (table.slice(0, 64), table.slice(max(0, table.num_rows - 64))):
-        digest.update(repr(part.to_pydict()).encode())
-    return digest.hexdigest()[:16]

@@ -1,20 +1,19 @@
 """Parquet files as a source: a file, a directory (hive partitions too), a glob, or the files of a Delta snapshot.
 
-Opening reads each file's footer, once and in parallel: it tells row groups, sizes and types, and its hash is what
-identifies a plain Parquet table's content, so that a run is never resumed on other rows without a word.
+Opening reads each file's footer, once and in parallel. It tells row groups, sizes, types, and the bounds of the values. A
+plain Parquet table is known by its footers and by the times at which its files were written; see docs/digests.md.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -27,6 +26,7 @@ from footplate.data.location import FoundFile, Location, Stamp
 from footplate.data.pruning import bounded, bounds_help, known_value
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
+from footplate.hashing import hashed
 
 _TAIL_BYTES = 64 * 1024
 _MAGIC = b"PAR1"
@@ -53,10 +53,10 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Footer:
-    """What a Parquet file says about itself, a digest of it that changes whenever the content does, and its stamp."""
+    """What a Parquet file says about itself, a hash of that and of the file's size, and the file's stamp."""
 
     metadata: pq.FileMetaData
-    digest: bytes
+    content: str
     stamp: Stamp
 
     @functools.cached_property
@@ -78,7 +78,7 @@ def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
         DataError: the file is missing, empty, truncated, or not Parquet.
     """
     try:
-        stamp = Stamp() if filesystem.type_name != "local" else Stamp.of(filesystem, path)
+        stamp = Stamp.of(filesystem, path)
         with filesystem.open_input_file(path) as file:
             size = file.size()
             tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
@@ -91,8 +91,7 @@ def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
             if length > len(tail):
                 tail = file.read_at(min(size, length), max(0, size - length))
         footer = tail[-length:]
-        digest = hashlib.sha1(footer + str(size).encode()).digest()
-        return Footer(pq.read_metadata(pa.BufferReader(footer)), digest, stamp)
+        return Footer(pq.read_metadata(pa.BufferReader(footer)), hashed(footer, size), stamp)
     except FileNotFoundError:
         raise DataError(f"{path}: this file of the table is not there (any more).") from None
     except (pa.ArrowInvalid, OSError) as error:
@@ -107,7 +106,8 @@ class ParquetSource:
         files: the files, in order.
         filesystem: where they lie.
         kind: "parquet" or "delta".
-        version: what identifies the content; for plain Parquet None, and the footers' digest is used.
+        version: the number of a Delta version; None for plain Parquet.
+        content: a hash of the content, where a log says what that is; None for plain Parquet, whose files say it.
         schema: the table's schema if the table has one of its own; otherwise it is the first file's.
         renamed: the files' own name of a column, where it differs from the table's (column mapping).
     """
@@ -121,6 +121,7 @@ class ParquetSource:
         filesystem: pafs.FileSystem,
         kind: str = "parquet",
         version: int | None = None,
+        content: str | None = None,
         schema: pa.Schema | None = None,
         renamed: dict[str, str] | None = None,
     ) -> None:
@@ -129,6 +130,7 @@ class ParquetSource:
         self._files = tuple(files)
         self._filesystem = filesystem
         self._version = version
+        self._logged = content
         self._schema = schema
         self._renamed = renamed or {}
 
@@ -156,13 +158,27 @@ class ParquetSource:
 
     @property
     def version(self) -> int | str:
-        """The Delta version, or for plain Parquet a digest of names and footers."""
-        if self._version is None:
-            digest = hashlib.sha1()
-            for file, footer in zip(self._files, self._footers, strict=True):
-                digest.update(file.path.rsplit("/", 1)[-1].encode() + footer.digest)
-            self._version = cast(Any, digest.hexdigest()[:16])
-        return cast("int | str", self._version)
+        """The Delta version; for plain Parquet, content and times in one word."""
+        return hashed(self.content, self.written)[:16] if self._version is None else self._version
+
+    @property
+    def content(self) -> str:
+        """What the log says; for plain Parquet a hash of the files' names, partition values, sizes and footers."""
+        return self._footers_content if self._logged is None else self._logged
+
+    @functools.cached_property
+    def _footers_content(self) -> str:
+        files = zip(self._files, self._footers, strict=True)
+        return hashed([(file.path.rpartition("/")[2], file.partition, footer.content) for file, footer in files])
+
+    @property
+    def written(self) -> str:
+        """A hash of the times of plain Parquet files, or of the tags that an object store gives them."""
+        return self._footers_written if self._logged is None else ""
+
+    @functools.cached_property
+    def _footers_written(self) -> str:
+        return hashed([str(footer.stamp) for footer in self._footers])
 
     @property
     def is_remote(self) -> bool:
@@ -190,7 +206,8 @@ class ParquetSource:
 
     def typed(self, schema: pa.Schema) -> ParquetSource:
         """The same files, as a table with a schema of its own."""
-        found = ParquetSource(self.uri, self._files, self._filesystem, self.kind, self._version, schema, self._renamed)
+        named = {"kind": self.kind, "version": self._version, "content": self._logged, "renamed": self._renamed}
+        found = ParquetSource(self.uri, self._files, self._filesystem, schema=schema, **named)
         found._footers = self._footers
         return found
 

@@ -36,9 +36,25 @@ _LASTING = re.compile(
 )
 
 
-def wrap(filesystem: pafs.FileSystem, cache: FileCache | None) -> pafs.FileSystem:
-    """A remote file system with retries, and with a cache if there is to be one."""
-    return pafs.PyFileSystem(RemoteFiles(filesystem, cache.open() if cache else None))
+def wrap(filesystem: pafs.FileSystem, cache: FileCache | None, service: str = "") -> pafs.FileSystem:
+    """A remote file system with retries, and with a cache if there is to be one.
+
+    Args:
+        filesystem: the bare one.
+        cache: keeps what is read.
+        service: the address of the service, if it isn't the usual one: two services may have a bucket of one name.
+    """
+    return pafs.PyFileSystem(RemoteFiles(filesystem, cache.open() if cache else None, service))
+
+
+def identify(filesystem: pafs.FileSystem, path: str) -> Identity | None:
+    """What a remote file is, from the first time that it was asked for; None for a local file.
+
+    Raises:
+        OSError: it isn't there, or the service can't be reached.
+    """
+    handler = filesystem.handler if isinstance(filesystem, pafs.PyFileSystem) else None
+    return handler.identify(path) if isinstance(handler, RemoteFiles) else None
 
 
 def retrying(work: Callable[[], T]) -> T:
@@ -133,8 +149,8 @@ class RemoteFile(io.RawIOBase):
 class RemoteFiles(pafs.FileSystemHandler):
     """What pyarrow asks of a file system written in Python; reading and looking are retried, the rest is passed on."""
 
-    def __init__(self, inner: pafs.FileSystem, blocks: BlockStore | None) -> None:
-        self._inner, self._blocks = inner, blocks
+    def __init__(self, inner: pafs.FileSystem, blocks: BlockStore | None, service: str) -> None:
+        self._inner, self._blocks, self._service = inner, blocks, service
         self._known: dict[str, Identity] = {}  # files once opened, which a complete cache opens again without a request
 
     def __eq__(self, other: object) -> bool:
@@ -155,12 +171,17 @@ class RemoteFiles(pafs.FileSystemHandler):
     def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
         return retrying(lambda: self._inner.get_file_info(selector))
 
-    def open_input_file(self, path: str) -> pa.NativeFile:
+    def identify(self, path: str) -> Identity:
+        """What a file is, from the first time that it was asked for."""
         known = self._known.get(path)
         if known is None:
             with retrying(lambda: self._inner.open_input_file(path)) as native:
                 known = self._known[path] = self._identify(path, native)
-        name = f"{self._inner.type_name} {path} {known.size} {known.tag}"
+        return known
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        known = self.identify(path)
+        name = f"{self._inner.type_name} {self._service} {path} {known.size} {known.tag}"
         return pa.PythonFile(RemoteFile(lambda: self._open(path, known), name, known.size, self._blocks), mode="r")
 
     def _open(self, path: str, known: Identity) -> pa.NativeFile:

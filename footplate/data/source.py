@@ -52,7 +52,17 @@ class Source(Protocol):
 
     @property
     def version(self) -> int | str:
-        """What identifies the content."""
+        """The number of a Delta version; of any other source, its content in one word."""
+        ...
+
+    @property
+    def content(self) -> str:
+        """A hash of what it holds, for `Digest.content`: the same for a copy of the files."""
+        ...
+
+    @property
+    def written(self) -> str:
+        """A hash of when its files were written, for `Digest.written`."""
         ...
 
     @property

@@ -14,7 +14,6 @@ are.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +25,13 @@ import pyarrow as pa
 
 from footplate.data.arrow import indices
 from footplate.data.delta_versions import Version
+from footplate.data.digest import Digest
 from footplate.data.filecache import FileCache
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, candidates, positions, to_expression
 from footplate.data.source import RowGroup
 from footplate.errors import ConfigError, DataError, did_you_mean
+from footplate.hashing import hashed
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TableInfo:
     Attributes:
         uri: the table as it was named.
         kind: "delta", "parquet", "tfrecord", "imagefolder" or "memory".
-        version: what identifies its content.
+        version: the Delta version, or its content in one word.
         columns: names and types.
         num_rows: rows that the table means.
         num_files: files that hold them.
@@ -104,7 +105,7 @@ class Table:
 
     @property
     def version(self) -> int | str:
-        """What identifies the content: the Delta version, or a digest."""
+        """The Delta version; of any other source, its content in one word."""
         return self._source.version
 
     @property
@@ -118,10 +119,22 @@ class Table:
         return self._source.is_remote
 
     @functools.cached_property
+    def digest(self) -> Digest:
+        """What these rows are known by, for caches, checkpoints and checks between ranks; see `footplate.data.digest`.
+
+        Of a table in memory, the first call reads all values.
+        """
+        source = self._source
+        sizes = [group.num_rows for group in source.groups([])]
+        chosen = zip(sizes, self._positions, strict=True)
+        rows = hashed(sizes, [None if places is None or len(places) == n else places for n, places in chosen])
+        number = source.version if isinstance(source.version, int) else None
+        return Digest(source.kind, source.content, rows, source.written, source.uri, number)
+
+    @property
     def fingerprint(self) -> str:
-        """Identifies the rows meant: kind, version, filter and split. A checkpoint keeps it."""
-        meant = f"{self.version} {self._filter} {self._splits} {self._counts.tolist()}"
-        return f"{self.kind}-{self.version}-{hashlib.sha1(meant.encode()).hexdigest()[:12]}"
+        """The digest in one word: equal only for the same rows of the same content."""
+        return self.digest.key
 
     @property
     def columns(self) -> list[str]:
@@ -157,7 +170,7 @@ class Table:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("row_groups", "fingerprint", "_positions", "_counts"):
+        for name in ("row_groups", "digest", "_positions", "_counts"):
             state.pop(name, None)
         return state
 

@@ -1,7 +1,8 @@
 """TFRecord files as a source, without TensorFlow.
 
 A TFRecord file is a chain of records: length (8 bytes), its checksum (4), the data, its checksum (4). Opening walks
-along the lengths, whose checksums are verified; the data's own are not. A record is a `tf.train.Example`: a map of
+along the lengths, whose checksums are verified; the data's own are not, but they are collected: they are what the content
+is known by. A record is a `tf.train.Example`: a map of
 feature names to lists of bytes, floats or int64s. A feature that has one value in the first records is a column of
 single values, one that has several is a column of lists; one that a record lacks is null there. Records that are no
 Examples are one column of bytes, `record`.
@@ -10,7 +11,6 @@ Examples are one column of bytes, `record`.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ import pyarrow.fs as pafs
 from footplate.data.location import FoundFile, Location
 from footplate.data.source import RowGroup
 from footplate.errors import DataError
+from footplate.hashing import hashed
 
 _GROUP_BYTES = 4 * 2**20
 _ROWS_TO_LOOK_AT = 16
@@ -44,16 +45,20 @@ class TFRecordSource:
 
     in_memory = False
     kind = "tfrecord"
+    written = ""
 
     def __init__(self, uri: str, files: Sequence[FoundFile], filesystem: pafs.FileSystem) -> None:
         self.uri = uri
         self._found = list(files)
         self._filesystem = filesystem
         self._groups: list[tuple[int, np.ndarray]] = []  # file number; start of each record's data and of the next
+        known = []
         for number, file in enumerate(self._found):
-            self._groups += [(number, part) for part in _cut(self._walk(file))]
-        content = "\n".join(f"{file.relative} {file.nbytes} {file.changed}" for file in files)
-        self.version = hashlib.sha1(content.encode()).hexdigest()[:16]
+            offsets, checksums = self._walk(file)
+            self._groups += [(number, part) for part in _cut(offsets)]
+            known.append((file.relative, offsets, checksums))
+        self.content = hashed(known)
+        self.version = self.content[:16]
 
     @property
     def is_remote(self) -> bool:
@@ -132,24 +137,29 @@ class TFRecordSource:
         arrays = [pa.array(values, field.type) for values, field in zip(rows, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
-    def _walk(self, file: FoundFile) -> np.ndarray:
-        """Where each record's data starts, and at the end where one more would, int64."""
-        starts, at = [], 0
+    def _walk(self, file: FoundFile) -> tuple[np.ndarray, bytes]:
+        """Where each record's data starts, and at the end where one more would, int64; and the checksums of all data."""
+        starts, checksums, at = [], [], 0
         with self._filesystem.open_input_file(file.path) as handle:
             chunk, base = b"", 0
             while at < file.nbytes:
-                if at < base or at + 12 > base + len(chunk):
-                    chunk, base = handle.read_at(min(_CHUNK, file.nbytes - at), at), at
+                before = max(0, at - 4)  # where the checksum of the data before this record lies
+                if before < base or at + 12 > base + len(chunk):
+                    chunk, base = handle.read_at(min(_CHUNK, file.nbytes - before), before), before
                 head = chunk[at - base : at - base + 12]
                 if head[:2] == b"\x1f\x8b" and at == 0:
                     raise DataError(f"{file.path}: compressed TFRecord files can't be read; write them uncompressed.")
                 if len(head) < 12 or _masked_crc(head[:8]) != struct.unpack("<I", head[8:])[0]:
                     raise DataError(f"{file.path}: damaged at byte {at} (a record's length has a wrong checksum).")
+                checksums.append(chunk[before - base : at - base])
                 starts.append(at + 12)
                 at += 12 + struct.unpack("<Q", head[:8])[0] + 4
-        if at != file.nbytes:
-            raise DataError(f"{file.path}: truncated: its last record ends at byte {at}, the file at {file.nbytes}.")
-        return np.array([*starts, at + 12], dtype=np.int64)
+            if at != file.nbytes:
+                raise DataError(
+                    f"{file.path}: truncated: its last record ends at byte {at}, the file at {file.nbytes}."
+                )
+            checksums.append(handle.read_at(4, at - 4) if at else b"")
+        return np.array([*starts, at + 12], dtype=np.int64), b"".join(checksums)
 
     def _records(self, group: int, start: int, stop: int) -> list[bytes]:
         number, offsets = self._groups[group]

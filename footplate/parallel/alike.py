@@ -7,7 +7,6 @@ what they have, and where that differs, all of them raise and say what it is.
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from footplate.errors import ConfigError
+from footplate.hashing import hashed
 
 if TYPE_CHECKING:
     from footplate.parallel.group import Group
@@ -70,5 +70,5 @@ def parameters_of(module: nn.Module) -> str:
 
 
 def digest(value: Any) -> str:
-    """A few characters that are others where a plain value is."""
-    return hashlib.sha1(repr(value).encode()).hexdigest()[:8]
+    """A few characters that are others where a value is; of arrays and tensors, every element counts."""
+    return hashed(value)[:12]
