@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from footplate.callbacks.summary import ModelSummary as ModelSummary
     from footplate.callbacks.timer import Timer as Timer
     from footplate.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
+    from footplate.data.combined import CombinedLoader as CombinedLoader
     from footplate.data.loader import Loader as Loader
     from footplate.data.module import TableDataModule as TableDataModule
     from footplate.data.table import Table as Table
@@ -54,6 +55,7 @@ _HOMES = {
     "CSV": "footplate.tracking.csv",
     "Callback": "footplate.callbacks.base",
     "CheckpointError": "footplate.errors",
+    "CombinedLoader": "footplate.data.combined",
     "ConfigError": "footplate.errors",
     "DataError": "footplate.errors",
     "DataModule": "footplate.module",

@@ -14,6 +14,7 @@ import torch
 
 import footplate
 from footplate import rng
+from footplate.data.combined import rewound
 from footplate.errors import CheckpointError
 from footplate.hparams import split_plain
 
@@ -117,6 +118,8 @@ class RunState:
         here = self.progress.batch_idx
         if position.get("epoch") != self.progress.epoch or position.get("batch", 0) <= here:
             return position
+        if "parts" in position:
+            return rewound(position, here)
         if "own" in position:
             raise CheckpointError(
                 f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it "

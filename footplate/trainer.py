@@ -85,6 +85,7 @@ from footplate.training.settings import (
     check_compile,
     check_count,
     check_fewest,
+    check_flag,
     check_limit,
     check_replicas,
     check_seconds,
@@ -141,6 +142,8 @@ class Trainer(View):
         deterministic: only deterministic algorithms; "warn" to be told of the others.
         benchmark: let cuDNN try algorithms for the shapes at hand.
         sync_batchnorm: let batch norm see the batches of all processes.
+        use_distributed_sampler: share the rows of a torch DataLoader out among the processes. False uses its sampler as it
+            is, in each process.
         max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
             checkpoint.
         max_host_restarts: likewise, when a machine was lost, or what starts processes on it.
@@ -201,6 +204,7 @@ class Trainer(View):
         deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
         sync_batchnorm: bool = False,
+        use_distributed_sampler: bool = True,
         max_restarts: int = 3,
         max_host_restarts: int = 10,
         min_devices: int | None = None,
@@ -238,6 +242,7 @@ class Trainer(View):
         every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
         ranks = 1 if drives_all else self.world.size  # that torch is to bring together
         self.parallel = make_strategy(strategy, ranks, every_device)
+        self.use_distributed_sampler = check_flag("use_distributed_sampler", use_distributed_sampler)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, ranks)
         self._syncs_statistics = sync_batchnorm and drives_all
         self._shards = strategy == "fsdp" and drives_all
@@ -474,7 +479,7 @@ class Trainer(View):
         if loaded is not None:
             self.seed = loaded.get("seed", self.seed)
             loaded = part_of(loaded, self.world, self._metric_reductions)
-            place = loaded["loader"] if "global_batch_size" in loaded.get("loader", {}) else None
+            place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
 
         self.parallel.check(self.module)
         loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)

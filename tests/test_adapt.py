@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pyarrow as pa
@@ -22,9 +23,18 @@ from torch.utils.data import (
 )
 
 import footplate as fp
-from footplate.data.adapt import ReplayedLoader, SeededDataLoader, StatefulLoader, adapt, pin_for
+from footplate.data.adapt import (
+    ReplayedLoader,
+    SeededDataLoader,
+    StatefulLoader,
+    adapt,
+    even,
+    pin_for,
+    share_out,
+)
 from footplate.data.loader import Loader
 from footplate.data.table import Table
+from footplate.parallel.world import World
 
 
 class Noisy(Dataset):
@@ -231,12 +241,42 @@ def test_each_kind_gets_its_own():
     assert adapt(DataLoader(Noisy(3)), 1).dataset.rows == 3
 
 
-@pytest.mark.parametrize(
-    ("given", "message"), [({"a": [1], "b": [2]}, "several loaders"), (3, "returned int, which can't be iterated")]
-)
-def test_what_is_no_loader_is_refused(given, message):
-    with pytest.raises(fp.ConfigError, match=message):
+@pytest.mark.parametrize("given", [3, {"a": 3}, {"a": DataLoader(Noisy(3)), "b": [3.0, DataLoader(Noisy(3))]}])
+def test_what_is_no_loader_is_refused(given):
+    with pytest.raises(fp.ConfigError, match=r"returned (int|float), which can't be iterated"):
         adapt(given, 1)
+
+
+def test_a_sampler_that_is_used_as_it_is_gives_each_rank_its_own_rows():
+    def of(rank, rows):
+        return adapt(DataLoader(range(8), 2, sampler=rows), 1, world=World(rank, 2, rank, 2, True), shared=False)
+
+    loaders = [of(0, range(0, 8, 2)), of(1, [7, 7])]
+    assert [len(loader) for loader in loaders] == [2, 1]
+    assert [[batch.tolist() for batch in loader] for loader in loaders] == [[[0, 2], [4, 6]], [[7, 7]]]
+    assert not any(even(loader) for loader in loaders)
+    given = DataLoader(Noisy(8), 2)
+    assert share_out(given, 1, World(0, 2, 0, 2, True), shared=False) is given
+
+
+def test_overfitting_resumes_at_the_first_batch_of_the_next_epoch_and_in_the_middle_of_one():
+    table = Table({"x": [float(row) for row in range(8)]})
+
+    def make():
+        return adapt(Loader(table, 2, shuffle=True), 1, shuffle=False)
+
+    def batches(loader, epoch, count):
+        loader.set_epoch(epoch)
+        return [batch["x"].tolist() for batch in itertools.islice(loader, count)]
+
+    first = make()
+    expected = batches(first, 0, 2)
+    assert batches(first, 1, 2) == expected
+    ended, middle = make(), make()
+    ended.load_state_dict(first.state_dict())
+    assert batches(ended, 2, 2) == expected
+    middle.load_state_dict({**first.state_dict(), "batch": 1})
+    assert batches(middle, 1, 1) == expected[1:]
 
 
 @pytest.mark.parametrize(("asked", "device", "pinned"), [

@@ -22,6 +22,7 @@ from footplate import callbacks as ours
 from footplate.checkpoint import load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
+from footplate.data.combined import is_combined
 from footplate.errors import ConfigError, did_you_mean
 from footplate.hooks import overrides, step_arguments
 from footplate.module import TrainerBound
@@ -63,7 +64,6 @@ REFUSED_HOOKS = {
 REFUSED_ARGUMENTS = {
     "profiler": (None, "use torch.profiler around trainer.fit()"),
     "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
-    "use_distributed_sampler": (True, "data is always shared out between processes; leave it out"),
     "reload_dataloaders_every_n_epochs": (0, "give a loader whose set_epoch() changes what it yields"),
     "barebones": (False, "there is little to leave out: logger=False, enable_checkpointing=False"),
     "enable_autolog_hparams": (True, "call save_hyperparameters(logger=False)"),
@@ -235,7 +235,11 @@ def _of_type(trainer: Trainer, kind: type) -> list[Any]:
 
 
 def _loaders(name: str) -> Any:
-    return lambda trainer: vars(trainer).get("dataloaders", {}).get(name)
+    def found(trainer: Trainer) -> Any:
+        given = vars(trainer).get("dataloaders", {}).get(name)
+        return given.iterables if is_combined(given) else given
+
+    return found
 
 
 def _limit(stage: str) -> Any:

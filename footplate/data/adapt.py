@@ -6,6 +6,7 @@
     anything with state_dict            (torchdata's StatefulDataLoader, say) asked for its own position
     a list of batches                   indexed
     any other iterable                  read again up to where it was, with a warning that says what that means
+    several loaders                     each made resumable, and combined; see `combined.py`
 
 All have the same things: `len()` if it can be known, iteration over the rest of the epoch, `set_epoch`, and
 `state_dict`/`load_state_dict`.
@@ -36,13 +37,23 @@ from torch.utils.data import (
 )
 
 from footplate import rng
+from footplate.data.combined import (
+    Combination,
+    CombinedLoader,
+    TrainingCombination,
+    flatten,
+    holds_loaders,
+    is_combined,
+    leaves_of,
+    mode_of,
+)
 from footplate.data.sharing import Share, share_batches, share_rows
 from footplate.errors import CheckpointError, ConfigError
 from footplate.parallel.alike import digest
 from footplate.parallel.world import SINGLE, World
 
 
-def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE) -> Any:
+def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE, shared: bool = True) -> Any:
     """Wrap what a user gave as a training loader, unless it is a `footplate.data.Loader` already.
 
     Args:
@@ -50,38 +61,44 @@ def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE) -
         seed: the run's.
         shuffle: False keeps a DataLoader's order fixed (to overfit a few batches).
         world: this process's place among the ranks.
+        shared: whether the rows of a DataLoader are shared out among the ranks. Otherwise its sampler is used as it is.
 
     Raises:
-        ConfigError: it can't be iterated, or is several loaders.
+        ConfigError: it can't be iterated.
     """
+    if holds_loaders(loader):
+        leaves, build = flatten(loader)
+        seeds = [seed, *(rng.mix(seed, index) for index in range(1, len(leaves)))]  # else equal sets have equal orders
+        parts = [adapt(*one, shuffle, world, shared) for one in zip(apart(leaves), seeds, strict=True)]
+        return TrainingCombination(parts, build, mode_of(loader, "max_size_cycle"))
     if isinstance(loader, DataLoader):
         if isinstance(loader.dataset, IterableDataset):
             own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
             return StatefulLoader(loader) if own_state else ReplayedLoader(loader)
-        return SeededDataLoader(loader, seed, shuffle, world)
+        return SeededDataLoader(loader, seed, shuffle, world, shared)
     if hasattr(loader, "set_epoch") and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader if shuffle else SameEpoch(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return StatefulLoader(loader)
-    of_loaders = isinstance(loader, (list, tuple)) and any(isinstance(item, DataLoader) for item in loader)
-    if of_loaders or isinstance(loader, dict) or type(loader).__name__ == "CombinedLoader":
-        raise ConfigError(
-            "train_dataloader() returned several loaders: return one, whose batches hold all that a step needs."
-        )
     if not isinstance(loader, Iterable):
         raise ConfigError(f"train_dataloader() returned {type(loader).__name__}, which can't be iterated over.")
     return ReplayedLoader(loader)
 
 
-def share_out(loader: Any, seed: int, world: World) -> Any:
+def share_out(loader: Any, seed: int, world: World, shared: bool = True) -> Any:
     """An evaluation loader, of which each rank gets its share where that can be; rows are never given twice.
 
     Args:
         loader: any iterable of batches.
         seed: the run's.
         world: this process's place among the ranks.
+        shared: see `adapt`.
     """
-    if world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+    if is_combined(loader):
+        leaves, build = flatten(loader)
+        parts = [share_out(leaf, seed, world, shared) for leaf in apart(leaves)]
+        return Combination(parts, build, mode_of(loader, "sequential"))
+    if shared and world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         return SeededDataLoader(loader, seed, world=world)
     return loader
 
@@ -93,7 +110,19 @@ def beside(loader: Any, training: Any) -> Any:
         loader: any iterable of batches.
         training: what trains in the same run, if anything does.
     """
-    return loader.beside() if loader is training and hasattr(loader, "beside") else loader
+    if is_combined(loader):
+        leaves, build = flatten(loader)
+        return CombinedLoader(build(iter([beside(leaf, training) for leaf in leaves])), mode_of(loader, "sequential"))
+    among = any(loader is one for one in leaves_of(training))
+    return loader.beside() if among and hasattr(loader, "beside") else loader
+
+
+def apart(loaders: Sequence[Any]) -> list[Any]:
+    """The same loaders, each with a place of its own also where one is there twice."""
+    return [
+        one.beside() if hasattr(one, "beside") and any(one is other for other in loaders[:index]) else one
+        for index, one in enumerate(loaders)
+    ]
 
 
 def pin_for(loader: Any, device: torch.device) -> None:
@@ -117,6 +146,8 @@ def made_elsewhere(loader: Any) -> bool:
     """
     while isinstance(loader, (SameEpoch, ReplayedLoader, SeededDataLoader)):
         loader = loader.loader
+    if isinstance(loader, Combination):
+        return all(map(made_elsewhere, loader.parts))
     if isinstance(loader, DataLoader):
         parts = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
         by_torch = type(loader).__iter__ is DataLoader.__iter__ and all(map(_draws_before, parts))
@@ -132,18 +163,24 @@ def _draws_before(sampler: Any) -> bool:
 def even(loader: Any) -> bool:
     """Whether every rank is certain to have as many batches as the others."""
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
-    return isinstance(loader, SeededDataLoader) or hasattr(loader, "rank_rows")
+    if isinstance(loader, Combination):
+        return all(map(even, loader.parts))
+    return (isinstance(loader, SeededDataLoader) and loader.shared) or hasattr(loader, "rank_rows")
 
 
 def content(loader: Any) -> str:
     """What a loader that is shared out holds, in words that are the same on every rank; nothing of any other."""
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    if isinstance(loader, Combination):
+        return "; ".join(filter(None, map(content, loader.parts)))
     return getattr(loader, "content", "") if even(loader) else ""
 
 
 def draw(loader: Any) -> str | None:
     """See `SeededDataLoader.draw`; None of any other."""
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    if isinstance(loader, Combination):
+        return "; ".join(filter(None, map(draw, loader.parts))) or None
     return loader.draw() if isinstance(loader, SeededDataLoader) else None
 
 
@@ -152,6 +189,8 @@ def weigher(loader: Any, world: World) -> Callable[[int], float] | None:
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
     if world.size == 1:
         return None
+    if isinstance(loader, Combination):
+        return functools.partial(loader.weight, weights=[weigher(part, world) for part in loader.parts])
     if isinstance(loader, SeededDataLoader):
         return loader.weight
     if hasattr(loader, "rank_rows"):
@@ -270,10 +309,11 @@ class StatefulLoader(Positioned):
 
 
 class SameEpoch:
-    """A loader that shuffles by epoch, kept at its first."""
+    """A loader that shuffles by epoch, kept at its first. Its state says in which epoch of the run it is."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self._epoch = 0
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -282,16 +322,21 @@ class SameEpoch:
         return iter(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Stay at the first epoch."""
+        """Begin the first epoch again, unless `epoch` is the one that was restored."""
+        if epoch != self._epoch:
+            self.loader.set_epoch(1)
         self.loader.set_epoch(0)
+        self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's own."""
-        return self.loader.state_dict()
+        """The loader's own, but for the epoch."""
+        state = self.loader.state_dict()
+        return {**state, "epoch": state["epoch"] + self._epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The loader's own."""
-        self.loader.load_state_dict(state)
+        """Go on in that epoch of the run."""
+        self._epoch = state["epoch"]
+        self.loader.load_state_dict({**state, "epoch": 0})
 
 
 class SeededDataLoader(Positioned):
@@ -309,11 +354,15 @@ class SeededDataLoader(Positioned):
         seed: the run's.
         shuffle: False keeps the order fixed.
         world: this process's place among the ranks.
+        shared: False leaves the sampler as it is, so that each rank has the rows that its own gives.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, shuffle: bool = True, world: World = SINGLE) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], seed: int, shuffle: bool = True, world: World = SINGLE, shared: bool = True
+    ) -> None:
         super().__init__()
         self.given = loader
+        self.shared = shared
         self._seed = seed
         sampler = loader.batch_sampler
         self._by_rows = type(sampler) is BatchSampler
@@ -322,7 +371,8 @@ class SeededDataLoader(Positioned):
         if not shuffle:
             self._by_rows = self._batched
             self._source = range(len(loader.dataset))  # type: ignore[arg-type]
-        self._shares_itself = isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler)
+        by_itself = isinstance(getattr(sampler, "sampler", loader.sampler), DistributedSampler)
+        self._shares_itself = by_itself or not shared
         self._world = SINGLE if self._shares_itself else world
         self._rank = world.rank
         self._unit = (loader.batch_size or 1) if self._by_rows else 1
@@ -419,8 +469,8 @@ class SeededDataLoader(Positioned):
         if self._shares_itself or not self._batched:
             self._misfit = (
                 f"The checkpoint was made in mid-epoch on {ranks} rank(s), this run has {self._ranks}, and "
-                f"{'a DistributedSampler' if self._shares_itself else 'batch_size=None'} can't be shared out anew. "
-                f"Resume on {ranks}, or give the DataLoader a batch_size and no sampler of that kind."
+                f"{'a sampler that shares out by itself' if self._shares_itself else 'batch_size=None'} can't be shared "
+                f"out again. Resume on {ranks}, or let the trainer share out a DataLoader with a batch_size."
             )
         elif state.get("batch_size") != self._unit:
             self._misfit = (

@@ -12,6 +12,7 @@ from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.data.adapt import adapt, beside, even, pin_for, share_out
+from footplate.data.combined import leaves_of, loaders_of
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hooks import overrides
@@ -185,8 +186,9 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
             "or define train_dataloader()."
         )
     overfit = trainer.overfit_batches
-    pin_for(found, trainer.device)
-    loader = adapt(found, trainer.seed, shuffle=not overfit, world=trainer.world)
+    for leaf in leaves_of(found):
+        pin_for(leaf, trainer.device)
+    loader = adapt(found, trainer.seed, not overfit, trainer.world, trainer.use_distributed_sampler)
     if saved is None and trainer.ranks_meant > trainer.world.size:
         saved = as_meant(loader.state_dict(), trainer.ranks_meant, trainer.world.size)
     if saved is not None:
@@ -206,6 +208,9 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
 
 def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
     """A fresh loader's state on fewer ranks than it was meant for, with the global batches of all; None if it has none."""
+    if "parts" in state:
+        parts = [{**one, "state": as_meant(one["state"], meant, ranks) or one["state"]} for one in state["parts"]]
+        return {**state, "parts": parts}
     size = state.get("global_batch_size")
     return None if size is None else {**state, "global_batch_size": size // ranks * meant, "ranks": meant}
 
@@ -218,10 +223,11 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     """
     name = LOADERS[stage]
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
-    for loader in as_list(found):
-        pin_for(loader, trainer.device)
-    training = trainer.dataloaders.get("train")
-    loaders = [share_out(beside(loader, training), trainer.seed, trainer.world) for loader in as_list(found)]
+    for leaf in leaves_of(found):
+        pin_for(leaf, trainer.device)
+    training, shared = trainer.dataloaders.get("train"), trainer.use_distributed_sampler
+    given = [beside(loader, training) for loader in loaders_of(found)]
+    loaders = [share_out(loader, trainer.seed, trainer.world, shared) for loader in given]
     totals = [count_batches(loader) for loader in loaders]
     if trainer.parallel.lockstep and trainer.group.several:
         pairs = zip(loaders, totals, strict=True)

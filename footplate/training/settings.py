@@ -139,6 +139,17 @@ def check_fewest(value: Any, devices: int) -> int | None:
     return fewest
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """True or False.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: expected True or False.")
+    return value
+
+
 def check_seconds(name: str, value: Any) -> float:
     """A time in seconds, above 0.
 

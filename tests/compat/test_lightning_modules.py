@@ -24,6 +24,8 @@ from models.finetunes import BertClassifier, ImagesDataModule, LitClassification
 from models.optimising import Gan
 from models.zoo import Plain, loaders
 from torch import nn
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate.compat.lightning import load_from_checkpoint
@@ -251,12 +253,49 @@ def test_a_plain_torch_module_is_told_what_it_lacks(trainer: Any) -> None:
         trainer().fit(nn.Linear(2, 2), loaders()[0])
 
 
-@pytest.mark.parametrize(
-    "combine", [lambda loader: {"a": loader, "b": loader}, lambda loader: CombinedLoader([loader])]
-)
-def test_several_training_loaders_are_refused(trainer: Any, combine: Any) -> None:
-    with pytest.raises(fp.ConfigError, match="several loaders: return one"):
-        trainer().fit(Plain(), combine(loaders()[0]))
+COMBINED = {
+    "dict": lambda short, long: {"a": short, "b": long},
+    "list": lambda short, long: [short, (long, short)],
+    **{
+        mode: lambda short, long, mode=mode: CombinedLoader({"a": [short], "b": long}, mode)
+        for mode in ("min_size", "max_size_cycle", "max_size")
+    },
+}
+
+
+@pytest.mark.parametrize("combine", COMBINED.values(), ids=list(COMBINED))
+def test_several_loaders_train_and_evaluate_as_with_lightning(trainer: Any, tmp_path: Path, combine: Any) -> None:
+    class Several(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.seen = nn.Linear(2, 1), []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            tensors = [one for one in tree_flatten(batch)[0] if one is not None]
+            return sum(self.net(one).square().mean() for one in tensors)
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.seen.append((dataloader_idx, batch_idx, str(batch)))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def data() -> Any:
+        rows = torch.arange(12.0).reshape(6, 2) / 12
+        return combine(DataLoader(rows[:2]), DataLoader(rows, 2))  # pyright: ignore[reportArgumentType]
+
+    def lightnings() -> Any:
+        return pl.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+
+    modules = [Several(), Several()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    for module, runner in zip(modules, [lightnings(), trainer(max_epochs=2)], strict=True):
+        runner.fit(module, data(), data())
+    assert modules[0].seen == modules[1].seen
+    assert all(torch.equal(a, b) for a, b in zip(*(module.parameters() for module in modules), strict=True))
 
 
 def test_fit_again_begins_a_new_run(trainer: Any) -> None:

@@ -265,6 +265,7 @@ VALUES: dict[str, Any] = {
     "benchmark": False,
     "strategy": "ddp",
     "sync_batchnorm": True,
+    "use_distributed_sampler": False,
     "inference_mode": False,
     "detect_anomaly": True,
     "overfit_batches": 2,

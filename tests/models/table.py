@@ -101,7 +101,7 @@ ARGUMENTS = (
         "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches check_val_every_n_epoch "
         "num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary "
         "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches "
-        "sync_batchnorm"
+        "sync_batchnorm use_distributed_sampler"
     ),
     Row("num_nodes", "different", "makes its calls on the cluster (Ray, Spark) that the process is connected to; processes "
         "that were started already must be `num_nodes` × `devices`"),
