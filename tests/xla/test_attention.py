@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import footplate as fp
 from footplate.step.capture import capture_training, state_of
 from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
 from footplate.step.lowering.table import Context
@@ -118,6 +119,94 @@ def test_shared_keys_and_a_bias_that_learns_are_eager_torchs(learns):
         losses, _ = compiled(module, sgd(module), batches)
     assert losses == pytest.approx(eager(reference, sgd(reference), batches), rel=1e-6)
     assert worst(module, reference) <= 1e-6
+
+
+class Masked(nn.Module):
+    """Attention under a mask that `make(x)` builds in the step."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make, self.qkv, self.head = make, nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.head(F.scaled_dot_product_attention(q, k, v, self.make(x)).mean(1))
+
+
+def _later(x: torch.Tensor) -> torch.Tensor:
+    place = torch.arange(x.shape[1])
+    return place[None, :] > place[:, None]
+
+
+MASKS = {  # what the mask is, as the step builds it, and what is left of it: (whether there is a mask, whether causal)
+    "none": (lambda x: torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), (False, False)),
+    "causal": (lambda x: ~_later(x), (False, True)),
+    "causal, for each row": (
+        lambda x: (~_later(x)).expand(len(x), -1, -1) & torch.ones(1, dtype=torch.bool),
+        (False, True),
+    ),
+    "causal, added": (lambda x: torch.zeros(5, 5).masked_fill(_later(x), -torch.inf), (False, True)),
+    "causal, added finite": (lambda x: _later(x) * torch.finfo(torch.float32).min, (False, True)),
+    "changed in place": (lambda x: torch.zeros(5, 5).masked_fill_(_later(x), -1.0).triu_(), (True, False)),
+    "a window": (lambda x: ~_later(x) & ~_later(x).flip(0, 1).roll(2, 0), (True, False)),
+    "anticausal": (lambda x: ~_later(x).T, (True, False)),
+    "one for each query": (lambda x: torch.ones(5, 1, dtype=torch.bool).cumsum(0) > 0, (False, False)),
+    "data": (lambda x: (x[:, None, :, 0] < 9) & ~_later(x), (True, False)),
+    "drawn": (lambda x: torch.rand(5, 5) < 2.0, (True, False)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_constants_is_known_for_what_it_is(name):
+    make, wanted = MASKS[name]
+    torch.manual_seed(0)
+    module = Trained(Masked(make)).double()
+    reference = copy.deepcopy(module)
+    batch = (torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,)))
+
+    captured = capture_training(module, sgd(module), batch)
+
+    (node,) = [node for node in captured.graph.graph.nodes if node.target is torch.ops.footplate.attention.default]
+    assert (node.args[3] is not None, node.args[6]) == wanted
+    if name in ("causal", "causal, added finite", "a window"):
+        with jax.enable_x64(True):
+            losses, _ = compiled(module, sgd(module), [batch])
+        assert losses == pytest.approx(eager(reference, sgd(reference), [batch]), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_language_model_of_transformers_has_causal_attention_and_no_matrix_of_its_length(use_cache):
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    net = transformers.LlamaForCausalLM(config)
+
+    class Learns(fp.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.net(input_ids=batch, labels=batch, use_cache=use_cache).loss
+
+    module = Learns()
+    captured = capture_training(module, sgd(module), torch.randint(0, 50, (2, 17)))
+
+    found = [node for node in captured.graph.graph.nodes if node.target is torch.ops.footplate.attention.default]
+    assert [(node.args[3], node.args[6]) for node in found] == [(None, True)] * 2
+    assert all(
+        tuple(node.meta["val"].shape[-2:]) != (17, 17)
+        for node in captured.graph.graph.nodes
+        if "val" in node.meta and isinstance(node.meta["val"], torch.Tensor)
+    )
 
 
 class Relative(nn.Module):

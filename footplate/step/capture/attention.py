@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import register_flop_formula
 
+from footplate.step.capture.masks import simplified
+
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is masked."""
@@ -166,6 +168,7 @@ def _attend(
 ) -> Tensor:  # fmt: skip
     if attn_mask is not None and is_causal:  # which torch refuses
         return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    attn_mask, is_causal = simplified(attn_mask, is_causal)
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])

@@ -39,7 +39,7 @@ from footplate.step.capture.refusals import place_within
 
 __all__ = [
     "FakeTensorMode", "as_compiled", "drop_inputs", "fake_like", "fake_mode", "is_traced", "outside_of_capture", "pytree",
-    "trace",
+    "trace", "without_modes",
 ]  # fmt: skip
 
 
@@ -83,12 +83,13 @@ def trace(
         with draws[0].followed():
             return [_plain(output) for output in function(list(map(_functional, given, learning)))]
 
+    # A child that the user has given to torch.compile is traced as it was before.
     # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of the
     # graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with (
         only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
-        _use_lazy_graph_module(True),
+        _use_lazy_graph_module(True), torch.compiler.set_stance("force_eager"),
     ):  # fmt: skip
         graph = make_fx(functional, decomposition_table=cast(Any, core_aten_decompositions()))(*inputs)
     draws[0].number(graph.graph)
@@ -147,6 +148,13 @@ def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
 def outside_of_capture() -> Iterator[None]:
     """Real tensors with values, also where fake ones are made."""
     with unset_fake_temporarily(), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Real tensors with values, and nothing of what is computed goes into the graph."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield
 
 

@@ -30,6 +30,7 @@ _NEEDS_VALUES = {
     "DynamicOutputShapeException": "makes a tensor whose shape depends on values",
 }
 _NEEDS_VALUES_TEXTS = ("tracing tensor", "data-dependent", "numpy() on", ".numpy() is not supported", "data_ptr")
+_CHECKS = "aten._linalg_check_errors"
 
 
 class CaptureError(FootplateError):
@@ -80,6 +81,12 @@ def explained(who: str) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:
+        if _CHECKS in str(error):
+            raise CaptureError(
+                f"{who} calls a function of torch.linalg that raises when a matrix has no inverse (inv, solve, cholesky):\n"
+                f'    {raising_place(error)}\nXLA\'s table doesn\'t have these. Train with accelerator="cpu" or "cuda", or '
+                "compute without them."
+            ) from error
         reason = _reason(error)
         if reason is None:
             raise
