@@ -162,7 +162,7 @@ def batch_size_of(batch: Any) -> int:
 
 
 def example_of(data: Any) -> Any:
-    """An example batch: of a batch itself, of a loader its first, of a data module its training loader's first.
+    """An example batch: a batch itself, or the first one of a loader, a list of batches, or a data module.
 
     Raises:
         ConfigError: there is no batch in it.
@@ -171,6 +171,8 @@ def example_of(data: Any) -> Any:
         for name, given in (("prepare_data", ()), ("setup", ("fit",))):
             getattr(data, name)(*given)
         data = data.train_dataloader()
+    if isinstance(data, list) and data and all(isinstance(item, (dict, tuple, list)) for item in data):
+        return data[0]  # batches, one after the other, as `fit` takes them
     if isinstance(data, (Tensor, dict, tuple, list)):
         return data
     if not isinstance(data, Iterable):

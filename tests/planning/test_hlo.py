@@ -28,6 +28,10 @@ print(step.lower(jnp.ones((8, 16)), jnp.ones((4, 4), jnp.bfloat16)).compile().as
         ("%a = (f32[8]{0:T(256)}, bf16[2,2]{1,0}) all-reduce(%b, %c)", Collective("all-reduce", 1, 40)),
         ("%a = f32[] all-reduce-start(%b)", Collective("all-reduce", 1, 4)),
         ("%a = (f32[2]{0}, f32[16]{0}) all-gather-start(%b)", Collective("all-gather", 1, 64)),
+        (
+            "%a = (f32[64]{0}, f32[64]{0}, u32[], u32[]) collective-permute-start(%b)",
+            Collective("collective-permute", 1, 256),
+        ),
         ("ROOT %a = pred[4]{0} all-to-all(%b)", Collective("all-to-all", 1, 4)),
     ],
 )

@@ -41,6 +41,12 @@ def test_the_batch_is_the_global_one():
     assert eight.collectives[0].nbytes == WEIGHTS + 8
 
 
+def test_a_list_of_batches_is_planned_as_it_is_trained_on_by_its_first():
+    of_one, of_list = (fp.plan(Small(), data, on=["H100"]) for data in (batch(64), [batch(64), batch(64), batch(9)]))
+    assert of_list.choices[0].per_device == of_one.choices[0].per_device == 64
+    assert of_list.choices[0].roofline == of_one.choices[0].roofline
+
+
 def test_the_cheapest_and_the_fastest_are_named_among_those_that_are_known():
     plan = fp.plan(Small(), batch(64), on=["T4", "A100", "H100"])
     assert plan.fastest.target.name == "H100"
