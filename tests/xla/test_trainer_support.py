@@ -255,3 +255,87 @@ def test_a_process_that_is_terminated_saves_and_another_continues_bit_for_bit(tm
     states = [checkpoint.load(checkpoint.newest([tmp_path / root / "checkpoints"])) for root in ("whole", "cut")]
     for key in ("state_dict", "optimizer_states", "global_step"):
         assert equal(states[1][key], states[0][key])
+
+
+class Slots(Steady):
+    """Computes with the ids of its rows, which are whole numbers, before it learns."""
+
+    def __init__(self, slots) -> None:
+        super().__init__()
+        self.slots = slots
+
+    def training_step(self, batch, batch_idx):
+        x, ids = batch
+        slots = self.slots(ids)
+        self.log("slots", slots.sum())
+        return self(x).mean() + slots.float().mean()
+
+
+def of_ids(tmp_path, ids, slots, **given):
+    """The sum of slots that a step of XLA logs for some ids."""
+    trainer = fp.Trainer(
+        accelerator="xla", devices=1, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path,
+        logger=False, enable_progress_bar=False, enable_model_summary=False, **given,
+    )  # fmt: skip
+    trainer.fit(Slots(slots), [(torch.zeros(len(ids), 8), torch.tensor(ids))])
+    return int(trainer.callback_metrics["slots"])
+
+
+def test_ids_beyond_32_bits_are_refused_by_name_and_not_wrapped_round(tmp_path):
+    ids = [5_000_000_123, 2**40 + 7, 3, 4]
+
+    with pytest.raises(fp.DataError, match=r"batch\[1\]: int64 values go from 3 to 1099511627783"):
+        of_ids(tmp_path, ids, lambda ids: ids % 1000)
+
+    assert of_ids(tmp_path, ids, lambda ids: ids % 1000, precision="64-true") == sum(one % 1000 for one in ids)
+    assert of_ids(tmp_path, [2**31 - 1, -(2**31)], lambda ids: ids % 1000) == 647 + 352
+
+
+def test_a_constant_beyond_32_bits_is_refused_with_its_line(tmp_path):
+    with pytest.raises(fp.FootplateError, match=r"beyond 32 bits[^\n]*\n.*ids % 2\*\*40"):
+        of_ids(tmp_path, [1], lambda ids: ids % 2**40)
+
+
+def test_a_hash_that_may_wrap_round_is_told_once_with_its_line(tmp_path, caplog):
+    of_ids(tmp_path, [1, 2], lambda ids: ids * 3 % 1000)
+    assert "multiplies whole numbers" not in caplog.text
+
+    of_ids(tmp_path, [1, 2], lambda ids: ids * 1_000_003 % 1000)
+    assert caplog.text.count("multiplies whole numbers") == 1
+    assert "ids * 1_000_003 % 1000" in caplog.text
+
+
+def test_complex_numbers_in_a_batch_are_refused_by_name(tmp_path):
+    trainer = fp.Trainer(accelerator="xla", devices=1, max_epochs=1, logger=False, default_root_dir=tmp_path)
+    with pytest.raises(fp.DataError, match=r"batch\[0\]: complex64 has no counterpart"):
+        trainer.fit(Steady(), [(torch.zeros(4, 8, dtype=torch.complex64), torch.zeros(4, dtype=torch.long))])
+
+
+class Solves(Steady):
+    def training_step(self, batch, batch_idx):
+        return torch.linalg.inv(self.net[3].weight[:, :3]).sum()
+
+
+def test_linear_algebra_that_checks_its_result_is_refused_with_its_line(tmp_path):
+    trainer = fp.Trainer(accelerator="xla", devices=1, max_epochs=1, logger=False, default_root_dir=tmp_path)
+    with pytest.raises(CaptureError, match=r"torch.linalg[^\n]*\n[^\n]*torch.linalg.inv\(self"):
+        trainer.fit(Solves(), loader(20))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_child_that_was_given_to_torch_compile_is_captured_as_it_was(tmp_path, in_place):
+    models = [Steady(), Steady()]
+    models[1].load_state_dict(models[0].state_dict())
+    if in_place:
+        models[1].net[0].compile()
+    else:
+        models[1].net = torch.compile(models[1].net)
+
+    for index, model in enumerate(models):
+        fp.Trainer(
+            accelerator="xla", devices=1, max_epochs=1, logger=False, enable_progress_bar=False, seed=1,
+            default_root_dir=tmp_path / str(index), enable_model_summary=False, enable_checkpointing=False,
+        ).fit(model, loader(20))  # fmt: skip
+
+    found = [list(model.parameters()) for model in models]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from footplate.errors import FootplateError
 from footplate.step.capture.draws import DRAW
-from footplate.step.lowering.arrays import array_type, to_array
+from footplate.step.lowering.arrays import NotRepresentable, array_type, to_array
 from footplate.step.lowering.table import Context, is_array, lowering_of
 
 
@@ -102,7 +102,36 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
         raise MissingOperation(f"no lowering for {node.target}")
     expected = node.meta.get("val")
     with jax.named_scope(str(node.target)):
-        return conformed(str(node.target), lowering(_context(node, expected, key, platform), *args, **kwargs), expected)
+        try:
+            result = lowering(_context(node, expected, key, platform), *args, **kwargs)
+        except OverflowError as error:
+            raise NotRepresentable(
+                f"{node.target} is given a number beyond 32 bits, which whole numbers on the device have:\n"
+                f"    {node.meta.get('stack_trace') or 'in the backward pass'}\n"
+                'Compute with it in the loader, or use precision="64-true".'
+            ) from error
+        return conformed(str(node.target), result, expected)
+
+
+def products_of_whole_numbers(graph: GraphModule) -> list[str]:
+    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers, shifts."""
+    of_inputs: set[Node] = set()
+    lines = []
+    for node in graph.graph.nodes:
+        if node.op != "placeholder" and of_inputs.isdisjoint(node.all_input_nodes):
+            continue
+        of_inputs.add(node)
+        value, line = node.meta.get("val"), node.meta.get("stack_trace")
+        if not isinstance(value, Tensor) or value.dtype != torch.int64:
+            continue
+        by_large = any(isinstance(number, int) and abs(number) >= _LARGE for number in node.args)
+        if line and (str(node.target).startswith(_POWERS) or (by_large and str(node.target).startswith("aten.mul."))):
+            lines.append(line)
+    return list(dict.fromkeys(lines))
+
+
+_LARGE = 1024  # what an index or a count is seldom multiplied with, and a hash is
+_POWERS = ("aten.pow.", "aten.prod.", "aten.cumprod.", "aten.bitwise_left_shift.", "aten.__lshift__")
 
 
 def _context(node: Node, expected: Any, key: Callable[[], jax.Array], platform: str) -> Context:

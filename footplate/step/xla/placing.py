@@ -17,7 +17,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from footplate.errors import DataError
 from footplate.step.base import StepSpec
+from footplate.step.capture.functional import pytree
+from footplate.step.lowering.arrays import NotRepresentable, host_array
 from footplate.step.xla import sharing
 from footplate.step.xla.programs import Programs
 from footplate.step.xla.sharing import Flat
@@ -95,7 +98,7 @@ class Placing:
         """Put a batch onto the devices that each process has as a whole, to train on it."""
         mesh, parts = self._programs.mesh, self._programs.parts(everyones)
         with self.numbers():
-            cut = [sharing.spread(sharing.host_array(leaf), parts, mesh.size) for leaf in everyones.leaves]
+            cut = [sharing.spread(array, parts, mesh.size) for array in _host_arrays(everyones)]
             arrays = sharing.place_all(mesh, cut, sharing.spec_of(parts, sharing.ROWS))
         return Placed(batch, own, everyones, arrays)
 
@@ -116,4 +119,20 @@ class Placing:
     def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
         """A batch's values in the order in which this process's devices take its rows."""
         devices = self._programs.here.size
-        return [sharing.spread(sharing.host_array(leaf), parts, devices) for leaf in batch.leaves]
+        return [sharing.spread(array, parts, devices) for array in _host_arrays(batch)]
+
+
+def _host_arrays(batch: Flat) -> list[np.ndarray]:
+    """The values of a batch's tensors.
+
+    Raises:
+        DataError: the devices don't have the type or the values of one of them.
+    """
+    found = []
+    for index, leaf in enumerate(batch.leaves):
+        try:
+            found.append(host_array(leaf))
+        except NotRepresentable as error:
+            leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(batch.leaves, batch.tree))
+            raise DataError(f"batch{pytree.keystr(leaves[index][0])}: {error}") from error
+    return found

@@ -35,6 +35,7 @@ from footplate.step.capture.counters import Present
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import Optimizers, settings
 from footplate.step.capture.reads import Attribute, is_number
+from footplate.step.lowering.interpret import products_of_whole_numbers
 from footplate.step.xla.program import Program
 from footplate.step.xla.sharing import Flat, part, parts_of, parts_to_evaluate, rows_of
 
@@ -98,6 +99,7 @@ class Programs:
         self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # of each stage: numbers that are inputs
         self._never_fed: set[Attribute] = set()
         self._indexed: dict[str, bool] = {}  # whether the step of a stage takes its loader's index
+        self._warned: set[str] = set()  # lines that multiply whole numbers
         self._changes = 0
         self._reason = ""  # for the next program
         self._made_from = self._things()
@@ -225,7 +227,19 @@ class Programs:
             accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window,
             parts=1 if self.whole else parts, fed=fed, present=present,
         )  # fmt: skip
+        self._warn_of_products(captured)
         return Program(captured, self.mesh, parts, self.whole, spec.sharded, ends_window)
+
+    def _warn_of_products(self, captured: Captured) -> None:
+        new = [line for line in products_of_whole_numbers(captured.graph) if line not in self._warned]
+        if new and self.spec.precision.name != "64-true":
+            self._warned.update(new)
+            log.warning(
+                "%s multiplies whole numbers, which have 32 bits on the device: beyond 2,147,483,647 they wrap round, "
+                'and nothing says so. If a hash may do that, compute it in the loader, or use precision="64-true":\n    %s',
+                captured.name,
+                "\n    ".join(new),
+            )
 
     def _evaluate(
         self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None, fed: tuple[Attribute, ...]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from footplate.errors import DataError
 from footplate.step.capture.functional import pytree
-from footplate.step.lowering.arrays import array_type, to_array
+from footplate.step.lowering.arrays import host_array
 from footplate.step.lowering.parallel import AXIS
 
 WHOLE = PartitionSpec()
@@ -147,14 +147,6 @@ def spread(array: np.ndarray, parts: int, devices: int) -> np.ndarray:
         return array
     cut = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
     return np.repeat(cut, devices // parts, axis=0).reshape(-1, *array.shape[1:])
-
-
-def host_array(tensor: Tensor) -> np.ndarray:
-    """A tensor's values as NumPy's, in the type that JAX has for them; shares the tensor's memory where it can."""
-    tensor = tensor.detach()
-    if str(tensor.dtype) == "torch.bfloat16":
-        return np.asarray(to_array(tensor))
-    return np.asarray(tensor.numpy(), dtype=array_type(tensor.dtype))
 
 
 def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: bool = True) -> tuple[jax.Array, ...]:
