@@ -2,12 +2,12 @@
 
     python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
-`chaos_train.py` trains with two ranks for some 315 batches. It is struck up to `BLOWS_EACH` times, blow after blow as
-`chaos_plan.plan` draws them, and started again by the same command whenever it has ended; then the next training begins,
-on the other of two kinds of data, until all blows have fallen. A seventh of them don't wait until the training has
-recovered from the last one.
+`chaos_train.py` trains for some 315 batches. It is struck up to `BLOWS_EACH` times, blow after blow as `chaos_plan.plan`
+draws them, and started again by the same command whenever it has ended; then the next training begins, on the other of two
+kinds of data and with 2, 3 and 4 ranks in turn, until all blows have fallen. A seventh of them don't wait until the training
+has recovered from the last one.
 
-Compared, bit for bit, with a run that nobody has struck: every batch's loss and learning rate in every attempt on both
+Compared, bit for bit, with a run that nobody has struck: every batch's loss and learning rate in every attempt on all
 ranks, every validation, every epoch's mean, the final weights. Counted besides:
 
 - `diverged`: trainings' values that differ or are missing, as the number of blows since which they do;
@@ -43,10 +43,13 @@ from common import machine, report
 from processes import Program
 
 RECIPES = ("table", "workers")
+WORLDS = (2, 3, 4)
 BLOWS_EACH = 8
 STUCK_S = 90.0
 PATIENCE_S = 3.0
 DISK_BYTES = 4 << 20
+ANY = ("",)
+FULL = ("The disk is full", "No space left on device")  # the second one where not even a run's directory can be made
 _SCRIPT = str(Path(__file__).with_name("chaos_train.py"))
 
 
@@ -71,15 +74,19 @@ class Training:
     Args:
         directory: empty.
         recipe: one of `RECIPES`.
+        world: how many ranks.
         findings: where what is wrong is noted.
     """
 
-    def __init__(self, directory: Path, recipe: str, findings: Findings) -> None:
+    def __init__(self, directory: Path, recipe: str, world: int, findings: Findings) -> None:
         self.directory = directory
         self.recipe = recipe
+        self.world = world
         self.falls: list[Fall] = []
         self._findings = findings
-        self._excuses: dict[int, str] = {}  # exit codes that blows explain, with what must have been said then
+        self._excuses: dict[
+            int, tuple[str, ...]
+        ] = {}  # exit codes that blows explain, with messages that belong to them
         self._seen = 0
         self.program = self._start()
 
@@ -115,7 +122,9 @@ class Training:
 
     def _start(self) -> Program:
         self._excuses = {}
-        return Program([sys.executable, _SCRIPT, str(self.directory), self.recipe], self.directory / "said.txt")
+        return Program(
+            [sys.executable, _SCRIPT, str(self.directory), self.recipe, str(self.world)], self.directory / "said.txt"
+        )
 
     def _nursery(self) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
@@ -125,7 +134,7 @@ class Training:
         return None
 
     def _ranks(self) -> list[psutil.Process]:
-        """The ranks' processes, the first before the second."""
+        """The ranks' processes, in the order of ranks."""
         nursery = self._nursery()
         with contextlib.suppress(psutil.Error):
             return sorted(nursery.children() if nursery else [], key=lambda process: process.pid)
@@ -155,7 +164,7 @@ class Training:
             if now - begun > STUCK_S:
                 self._findings.note("stuck", 1, **self._circumstances())
                 self.program.kill()
-                self._excuses[-signal.SIGKILL] = ""
+                self._excuses[-signal.SIGKILL] = ANY
             time.sleep(0.02)
 
     def _progressed(self) -> bool:
@@ -180,7 +189,7 @@ class Training:
         if code == 0:
             return True
         said = self.program.said()
-        if code not in self._excuses or self._excuses[code] not in said:
+        if not any(message in said for message in self._excuses.get(code, ())):
             self._findings.note("unexpected", 1, exit_code=code, said=said, **self._circumstances())
         self._make_room()
         self.program = self._start()
@@ -199,7 +208,7 @@ class Training:
                 self._findings.note("corrupt", 1, error=str(error), **self._circumstances())
 
     def _circumstances(self) -> dict[str, Any]:
-        return {"recipe": self.recipe, "blows": [asdict(fall.blow) for fall in self.falls]}
+        return {"recipe": self.recipe, "world": self.world, "blows": [asdict(fall.blow) for fall in self.falls]}
 
     # Blows; each returns whether it has fallen
 
@@ -218,7 +227,7 @@ class Training:
         return self._signal_rank(blow, signal.SIGSTOP)
 
     def _terminate_rank(self, blow: Blow) -> bool:
-        self._excuses[143] = ""
+        self._excuses[143] = ANY
         return self._signal_rank(blow, signal.SIGTERM)
 
     def _kill_nursery(self, blow: Blow) -> bool:
@@ -226,11 +235,11 @@ class Training:
         return nursery is not None and _send(nursery, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
-        self._excuses[-signal.SIGKILL] = ""
+        self._excuses[-signal.SIGKILL] = ANY
         return _send(psutil.Process(self.program.process.pid), signal.SIGKILL)
 
     def _terminate_supervisor(self, blow: Blow) -> bool:
-        self._excuses |= {143: "", -signal.SIGTERM: ""}  # the latter before the trainer has set its handlers
+        self._excuses |= {143: ANY, -signal.SIGTERM: ANY}  # the latter before the trainer has set its handlers
         return _send(psutil.Process(self.program.process.pid), signal.SIGTERM)
 
     def _kill_in_write(self, blow: Blow) -> bool:
@@ -240,7 +249,7 @@ class Training:
         return self._order({"do": "kill", "event": 1 + int(blow.where * FILE_EVENTS)})
 
     def _fill_disk(self, blow: Blow) -> bool:
-        self._excuses[1] = "The disk is full"
+        self._excuses[1] = FULL
         if not (self.directory / "run").is_mount():
             return self._order({"do": "full", "byte": int(blow.where * self._checkpoint_bytes())})
         _fill(self.directory / "run" / "ballast", leave=int(blow.where * self._checkpoint_bytes()))
@@ -337,11 +346,11 @@ def directory(disk: bool) -> Iterator[Path]:
                 subprocess.run(["umount", "-l", str(run)], check=True)
 
 
-def leave_alone(recipe: str) -> tuple[list[Line], str]:
+def leave_alone(recipe: str, world: int) -> tuple[list[Line], str]:
     """The journal and the result of a training that nobody strikes."""
     with directory(disk=False) as root:
         findings = Findings()
-        training = Training(root, recipe, findings)
+        training = Training(root, recipe, world, findings)
         try:
             training.finish()
         finally:
@@ -353,23 +362,25 @@ def leave_alone(recipe: str) -> tuple[list[Line], str]:
 
 def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any]], int]:
     """Strike trainings until all blows have fallen: what is wrong, the blows, what followed each, how many trainings."""
-    untouched = {recipe: leave_alone(recipe) for recipe in RECIPES}
+    untouched: dict[tuple[str, int], tuple[list[Line], str]] = {}
     findings, falls, followed = Findings(), [], []
     blows = plan(kills, seed)
     trainings = 0
     while blows:
-        recipe = RECIPES[trainings % len(RECIPES)]
+        kind = recipe, world = RECIPES[trainings % len(RECIPES)], WORLDS[trainings % len(WORLDS)]
         trainings += 1
-        print(f"training {trainings} ({recipe}), {len(blows)} blows to come", flush=True)
+        if kind not in untouched:
+            untouched[kind] = leave_alone(recipe, world)
+        print(f"training {trainings} ({recipe}, {world} ranks), {len(blows)} blows to come", flush=True)
         with directory(disk=True) as root:
-            training = Training(root, recipe, findings)
+            training = Training(root, recipe, world, findings)
             try:
                 while blows and len(training.falls) < BLOWS_EACH and training.strike(blows[0]):
                     blows.pop(0)
                 training.finish()
             finally:
                 training.close()
-            compare(training, *untouched[recipe], findings, seed)
+            compare(training, *untouched[kind], findings, seed)
             falls += training.falls
             followed += aftermath(training.lines(), training.falls)
     return findings, falls, followed, trainings
@@ -384,7 +395,16 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
         faults.append(f"the result is {found}, not {result}")
     falls = [{"kind": fall.blow.kind, "at": fall.at} for fall in training.falls]
     if faults:
-        findings.note("diverged", 1, seed=seed, recipe=training.recipe, falls=falls, faults=faults[:20], of=len(faults))
+        findings.note(
+            "diverged",
+            1,
+            seed=seed,
+            recipe=training.recipe,
+            world=training.world,
+            falls=falls,
+            faults=faults[:20],
+            of=len(faults),
+        )
     findings.note("overlapping", overlaps(lines), seed=seed, falls=falls)
     litter = training.litter()
     findings.note("litter", len(litter), seed=seed, falls=falls, names=litter)

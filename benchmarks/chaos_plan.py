@@ -38,7 +38,7 @@ class Blow:
         kind: one of `KINDS`.
         hasty: it falls without waiting until the training has got going again after the last one.
         pause_s: how long to wait before it.
-        rank: whom it strikes, if it strikes a rank.
+        rank: whom it strikes, if it strikes a rank: the remainder of this and the number of ranks.
         where: a number from 0 to 1: which byte, which file operation.
         jump_s: by how much the clock is moved.
     """
@@ -86,7 +86,7 @@ def plan(kills: int, seed: int) -> list[Blow]:
             kind=kind,
             hasty=chance.random() < 0.15,
             pause_s=chance.uniform(0.0, LONGEST_PAUSE_S),
-            rank=chance.randrange(2),
+            rank=chance.randrange(12),
             where=chance.random(),
             jump_s=chance.uniform(-30, 30) * 86400,
         )

@@ -1,8 +1,8 @@
 """The training that `chaos.py` strikes, as a user would have written it, with a journal.
 
-    python chaos_train.py DIR RECIPE
+    python chaos_train.py DIR RECIPE RANKS
 
-Two ranks, dropout, shuffled data, gradient accumulation, validation, a learning rate that changes with each step, a
+Dropout, shuffled data, gradient accumulation, validation, a learning rate that changes with each step, a
 checkpoint every few steps, `ckpt_path="last"`. It is started again by the same command, however it has ended.
 
 `DIR/journal-RANK.log` gets a line for each batch, validation and epoch of every attempt, with the values as hexadecimal
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import footplate as fp
 
-ROWS, BATCH, EPOCHS = 1000, 8, 5  # 63 batches of 2 × 8 rows in each epoch, the last of them smaller
+ROWS_EACH, BATCH, EPOCHS = 500, 8, 5  # 63 batches of 8 rows on each rank in each epoch, the last of them smaller
 PAUSE_S = 0.006
 HEARTBEAT_TIMEOUT_S = 3.0
 
@@ -111,37 +111,37 @@ def numbers(rows: int, seed: int) -> tuple[Any, Any]:
     return x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
 
 
-def table(directory: Path) -> Any:
+def table(directory: Path, rows: int) -> Any:
     """The rows as a Parquet table, written at the first start."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = directory / "table.parquet"
     if not path.exists():
-        x, y = numbers(ROWS, 0)
+        x, y = numbers(rows, 0)
         columns = {"x": pa.array(x.tolist(), pa.list_(pa.float32(), 16)), "label": pa.array(y.tolist())}
         pq.write_table(pa.table(columns), path.with_suffix(".new"), row_group_size=100)
         path.with_suffix(".new").rename(path)
     return fp.Table(path)
 
 
-def recipe(name: str, directory: Path) -> tuple[Any, dict[str, Any]]:
+def recipe(name: str, directory: Path, ranks: int) -> tuple[Any, dict[str, Any]]:
     """The training data, and arguments of the trainer."""
     if name == "table":
-        data = fp.Loader(table(directory), batch_size=BATCH, shuffle=True, seed=3, num_threads=1)
+        data = fp.Loader(table(directory, ROWS_EACH * ranks), batch_size=BATCH, shuffle=True, seed=3, num_threads=1)
         return data, {"accumulate_grad_batches": 2, "val_check_interval": 25}
-    data = DataLoader(Augmented(*numbers(ROWS, 0)), BATCH, shuffle=True, num_workers=1)
+    data = DataLoader(Augmented(*numbers(ROWS_EACH * ranks, 0)), BATCH, shuffle=True, num_workers=1)
     return data, {"accumulate_grad_batches": 3, "val_check_interval": 21, "gradient_clip_val": 1.0}
 
 
-def main(directory: Path, name: str) -> None:
+def main(directory: Path, name: str, ranks: int) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     move_clock(directory)
     torch.manual_seed(7)
     model = Classifier()
-    data, settings = recipe(name, directory)
+    data, settings = recipe(name, directory, ranks)
     trainer = fp.Trainer(
-        accelerator="cpu", devices=2, max_restarts=100_000, heartbeat_timeout=HEARTBEAT_TIMEOUT_S, seed=1,
+        accelerator="cpu", devices=ranks, max_restarts=100_000, heartbeat_timeout=HEARTBEAT_TIMEOUT_S, seed=1,
         max_epochs=EPOCHS, default_root_dir=directory / "run", logger=False, log_every_n_steps=5,
         enable_progress_bar=False, enable_model_summary=False,
         callbacks=[Journal(directory), Saboteur(directory), fp.ModelCheckpoint(every_n_train_steps=4)], **settings,
@@ -155,4 +155,4 @@ def main(directory: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

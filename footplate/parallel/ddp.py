@@ -5,6 +5,10 @@ It wraps a tiny module whose forward is the user's `training_step`, so that all 
 
     DistributedDataParallel( _Step( module ) )(batch, batch_idx)  →  module.training_step(batch, batch_idx)
 
+Which gradients travel together decides in which order a sum over three or more ranks is added up, hence its last bits. So
+the buckets are a function of the parameters alone, from the first step on (`_FixedBuckets`): a run that was killed adds up
+as it did before. They are made again when a parameter is frozen or unfrozen.
+
 With manual optimisation there may be several backward passes and optimizers in any order, which DDP's bookkeeping can't
 follow: there, the gradients of an optimizer are averaged in flat buckets just before it steps.
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from footplate.parallel.base import Strategy
 from footplate.parallel.buckets import average_gradients, mean_over_ranks, send_from_first
+
+_learns = attrgetter("requires_grad")
 
 
 class DDP(Strategy):
@@ -39,7 +46,9 @@ class DDP(Strategy):
     def __init__(self, find_unused_parameters: bool = False) -> None:
         self._find_unused_parameters = find_unused_parameters
         self.skips = not find_unused_parameters
-        self._wrapped: DistributedDataParallel | None = None
+        self._wrapped: _FixedBuckets | None = None
+        self._learning: list[nn.Parameter] = []
+        self._frozen: list[nn.Parameter] = []
         self._buffers: list[Tensor] = []
 
     def prepare(self, module: nn.Module) -> None:
@@ -48,17 +57,17 @@ class DDP(Strategy):
     def training_step(self, module: Any) -> Callable[..., Any]:
         self._buffers = list(module.buffers())
         self.release()
-        if not module.automatic_optimization or not any(p.requires_grad for p in module.parameters()):
+        if not module.automatic_optimization or not any(map(_learns, module.parameters())):
             return module.training_step
-        self._wrapped = DistributedDataParallel(
-            _Step(module),
-            init_sync=False,
-            find_unused_parameters=self._find_unused_parameters,
-        )
-        return self._wrapped
+        self._wrap(_Step(module))
+        return self._forward
 
     def begin_batch(self, syncs: bool) -> None:
         if self._wrapped is not None:
+            if any(map(_learns, self._frozen)) or not all(map(_learns, self._learning)):
+                step = self._wrapped.module
+                self.release()
+                self._wrap(step)
             if self._wrapped.require_backward_grad_sync != syncs:
                 self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
             if self._buffers:
@@ -79,6 +88,36 @@ class DDP(Strategy):
         if self._wrapped is not None:
             self._wrapped = None
             gc.collect()  # its hooks on the parameters go with it
+
+    def _wrap(self, step: nn.Module) -> None:
+        """Have the gradients of all parameters that learn now averaged in the backward pass."""
+        self._learning = [parameter for parameter in step.parameters() if parameter.requires_grad]
+        self._frozen = [parameter for parameter in step.parameters() if not parameter.requires_grad]
+        self._wrapped = _FixedBuckets(step, init_sync=False, find_unused_parameters=self._find_unused_parameters)
+
+    def _forward(self, *args: Any) -> Any:
+        assert self._wrapped is not None
+        return self._wrapped(*args)
+
+
+class _FixedBuckets(DistributedDataParallel):
+    """`DistributedDataParallel` with the same buckets in every step.
+
+    Torch's own has one bucket for all parameters in its first step, and then makes buckets in the order in which that
+    step's gradients became ready. A resumed run's first step is another one, so it would add up in another order. Here
+    the buckets are final before the first step: the last parameters of the module come first, as their gradients are
+    ready in about that order. (With `find_unused_parameters`, torch does the same by itself.)
+    """
+
+    def __init__(self, step: nn.Module, **settings: Any) -> None:
+        super().__init__(step, **settings)
+        if not self.find_unused_parameters:
+            self.reducer._push_all_rebuilt_params()
+            self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()
+        return (parameters, sparse) if self.find_unused_parameters else (parameters[::-1], sparse[::-1])
 
 
 class _Step(nn.Module):

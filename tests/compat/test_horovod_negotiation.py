@@ -172,6 +172,21 @@ def test_neighbouring_sums_of_one_kind_travel_together():
     assert [one.names for one in fused] == [("0", "1"), ("2",), ("3",)]
 
 
+@pytest.mark.parametrize(
+    ("signature", "together"),
+    [
+        (LARGE, False),
+        (replace(LARGE, dtypes=("bfloat16",), op="product"), False),
+        (replace(LARGE, dtypes=("complex64",)), False),
+        (replace(LARGE, dtypes=("int32",)), True),
+        (replace(LARGE, op="max"), True),
+    ],
+)
+def test_of_three_ranks_only_what_may_be_added_in_any_order_travels_together(signature, together):
+    first, second = (replace(run, members=(0, 1, 2)) for run in runs(signature, signature))
+    assert len(fuse([first, second])) == (1 if together else 2)
+
+
 def test_small_ones_stay_by_themselves_as_their_values_have_come_already():
     assert HAVE.small
     assert [one.names for one in fuse(runs(HAVE, HAVE, LARGE, HAVE))] == [("0",), ("1",), ("2",), ("3",)]

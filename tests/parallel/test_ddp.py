@@ -10,8 +10,12 @@ import torch
 import torch.nn.functional as F
 from models import ranks
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import footplate as fp
+from footplate.parallel.ddp import DDP
+from footplate.parallel.group import join
+from footplate.parallel.world import World
 
 from .common import Plain, equal, loader, make, same, seeded, weights
 
@@ -62,6 +66,14 @@ class Unfreezes(Plain):
         self.net[0].requires_grad_(self.current_epoch > 0)
 
 
+class UnfreezesInMidEpoch(Plain):
+    """Trains its first layer from the third batch of the first epoch on, and its last one until then."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.net[0].requires_grad_(self.global_step > 1)
+        self.net[2].requires_grad_(self.global_step < 2)
+
+
 class Skips(Plain):
     """Rank 1 skips its third batch."""
 
@@ -110,6 +122,7 @@ CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
     "two optimizers by hand": (Manual, 51, {}),
     "a closure": (Closure, 48, {"max_epochs": 1}),
     "unfreezing": (Unfreezes, 48, {}),
+    "unfreezing in mid-epoch": (UnfreezesInMidEpoch, 48, {"max_epochs": 1}),
 }
 
 
@@ -184,6 +197,43 @@ def test_running_statistics_are_those_of_rank_0_everywhere(tmp_path):
     for name, value in first["weights"].items():
         if "running" not in name:
             assert torch.equal(value, second["weights"][name]), name
+
+
+class Deep(Plain):
+    """Four layers of 1 MB each; the output layer has the first one's weights, and is the first to be declared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(512, 512, bias=False)
+        self.net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+        self.out.weight = self.net[0].weight
+
+
+def bucket_sizes() -> list[list[int]]:
+    """How many numbers each bucket of each step holds, in the order in which they are sent."""
+    strategy, module, found = DDP(), seeded(Deep), []
+    join(World.from_environ(), "gloo", torch.device("cpu"))
+    strategy.prepare(module)
+    module.training_step = lambda batch: module.out(module.net(batch)).square().mean()
+    step = strategy.training_step(module)
+    assert strategy._wrapped is not None
+
+    def send(group, bucket):  # DDP refuses annotations that are strings
+        found[-1].append(bucket.buffer().numel())
+        return allreduce_hook(group, bucket)
+
+    strategy._wrapped.register_comm_hook(None, send)
+    for _ in range(3):
+        found.append([])
+        strategy.begin_batch(True)
+        step(torch.ones(2, 512)).backward()
+    return found
+
+
+def test_the_first_step_has_the_buckets_of_all_steps_and_the_first_of_them_is_small_and_leaves_early():
+    layer = 512 * 512
+    for sizes in ranks.run(bucket_sizes, 2):
+        assert sizes == [[layer, 3 * layer]] * 3
 
 
 def different_parameters(root) -> dict[str, torch.Tensor]:

@@ -33,6 +33,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+class Unfreezes(Classifier):
+    """Trains the first layer from the sixth batch on; the last one rests for five batches, in which the run is cut off."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        batches = self.trainer.progress.batches
+        layers = [layer for layer in self.net if isinstance(layer, torch.nn.Linear)]
+        layers[0].requires_grad_(batches >= 5)
+        layers[-1].requires_grad_(not 10 <= batches < 15)
+
+
 class Watch(fp.Callback):
     """Notes every batch's loss in a file of its rank, and when told how, where: ends the run."""
 
@@ -46,12 +56,14 @@ class Watch(fp.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def train(root: Path, case: dict[str, Any], end_at: int | None = None, number: int = 0, who: int = -1) -> Any:
+def train(
+    root: Path, case: dict[str, Any], end_at: int | None = None, number: int = 0, who: int = -1, devices: int = 2
+) -> Any:
     root.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(7)
     model = case.get("module", Classifier)()
     trainer = fp.Trainer(
-        accelerator="cpu", devices=2, logger=False, enable_progress_bar=False, enable_model_summary=False, seed=1,
+        accelerator="cpu", devices=devices, logger=False, enable_progress_bar=False, enable_model_summary=False, seed=1,
         max_epochs=4, default_root_dir=root, log_every_n_steps=1,
         callbacks=[Watch(root, end_at, number, who), fp.ModelCheckpoint(**case.get("every", {"every_n_train_steps": 2}))],
         **case.get("trainer", {}),
@@ -91,6 +103,31 @@ def test_two_ranks_that_were_cut_off_are_bit_for_bit_the_two_that_were_not(name,
     assert rest[0]["metrics"] == whole[0]["metrics"]
     attempts = (tmp_path / "cut" / "losses-0").read_text().splitlines()
     assert len(attempts) < 48 + 30, "it began anew instead of continuing"
+
+
+# Of three ranks' gradients, the order of addition shows in the sum.
+OF_THREE: dict[str, dict[str, Any]] = {
+    "dropout and shuffling": {},
+    "accumulation, saved inside a window": {"trainer": {"accumulate_grad_batches": 4, "val_check_interval": 3}},
+    "looking for unused parameters": {"trainer": {"strategy": "ddp_find_unused_parameters_true"}},
+    "freezing in mid-epoch": {"module": Unfreezes},
+}
+
+
+@pytest.mark.parametrize("name", OF_THREE)
+def test_three_ranks_that_were_killed_are_bit_for_bit_the_three_that_were_not(name, tmp_path):
+    case = OF_THREE[name]
+    whole = ranks.run(lambda: train(tmp_path / "whole", case, devices=3), 3)
+    with ranks.start(lambda: train(tmp_path / "cut", case, 13, signal.SIGKILL, devices=3), 3) as cut:
+        assert cut.exit_codes() == [-9, -9, -9]
+    rest = ranks.run(lambda: train(tmp_path / "cut", case, devices=3), 3)
+
+    for rank in range(3):
+        assert losses(tmp_path / "cut", rank) == losses(tmp_path / "whole", rank)
+        for key, value in whole[0]["weights"].items():
+            assert torch.equal(value, rest[rank]["weights"][key]), key
+    attempts = (tmp_path / "cut" / "losses-0").read_text().splitlines()
+    assert len(attempts) < 13 + len(losses(tmp_path / "whole", 0)), "it began anew instead of continuing"
 
 
 def test_a_signal_to_one_rank_ends_all_within_seconds(tmp_path):
