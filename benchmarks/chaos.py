@@ -4,8 +4,8 @@
 
 `chaos_train.py` trains for some 315 batches. It is struck up to `BLOWS_EACH` times, blow after blow as `chaos_plan.plan`
 draws them, and started again by the same command whenever it has ended; then the next training begins, on the other of two
-kinds of data and with 2, 3 and 4 ranks in turn, until all blows have fallen. A seventh of them don't wait until the training
-has recovered from the last one.
+kinds of data and with 2, 3 and 4 ranks in turn, until all blows have fallen. A seventh of them don't wait until the
+training has recovered from the last one.
 
 Compared, bit for bit, with a run that nobody has struck: every batch's loss and learning rate in every attempt on all
 ranks, every validation, every epoch's mean, the final weights. Counted besides:
