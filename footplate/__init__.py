@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from footplate.tracking.mlflow import MLflow as MLflow
     from footplate.tracking.tensorboard import TensorBoard as TensorBoard
     from footplate.trainer import Trainer as Trainer
+    from footplate.training.tuner import Tuner as Tuner
 
 _HOMES = {
     "Accelerator": "footplate.hardware.base",
@@ -78,6 +79,7 @@ _HOMES = {
     "TensorBoard": "footplate.tracking.tensorboard",
     "Timer": "footplate.callbacks.timer",
     "Trainer": "footplate.trainer",
+    "Tuner": "footplate.training.tuner",
     "export_model": "footplate.export",
     "plan": "footplate.planning.study",
     "scale": "footplate.scaling.study",

@@ -359,6 +359,8 @@ class Trainer(View):
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
+        if self._searched_only("fit", model, train_dataloaders, datamodule):
+            return
         if self.launch_id is None:
             self.job_fit = job.next_fit()
         if self.starts_ranks:
@@ -435,6 +437,8 @@ class Trainer(View):
         from footplate.training.predictions import PredictionWriter
 
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
+        if self._searched_only("predict", model, dataloaders, datamodule):
+            return None
         keep = output is None if return_predictions is None else return_predictions
         if self.starts_ranks:
             from footplate.training.ranks import in_ranks
@@ -521,6 +525,8 @@ class Trainer(View):
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
     ) -> list[dict[str, float]]:
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
+        if self._searched_only(stage, model, dataloaders, datamodule):
+            return []
         if self.starts_ranks:
             from footplate.training.ranks import in_ranks
 
@@ -592,7 +598,15 @@ class Trainer(View):
             callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
         if self.world.rank != 0:
             callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
+        if not all(isinstance(one, Callback) for one in callbacks):
+            callbacks = [one for one in callbacks if not compat().is_finder(one)]
         return sorted(callbacks, key=turn)
+
+    def _searched_only(self, method: str, model: Any, loaders: Any, datamodule: Any) -> bool:
+        """Make the searches that Lightning's callbacks ask for; whether nothing else is wanted."""
+        if all(isinstance(one, Callback) for one in (*self.own_callbacks, *self.callbacks)):
+            return False
+        return compat().searched(self, method, self.module if model is None else model, loaders, datamodule)
 
     def _set_up(self, stage: Stage) -> None:
         if self.world.local_rank == 0:
@@ -723,6 +737,11 @@ class Trainer(View):
         """Log what a step has computed of a batch, as if the module did it now."""
         self.metrics.batch = batch
         self.module.log(name, value, **options)
+
+    def replace_schedulers(self, configs: list[optim.SchedulerConfig]) -> None:
+        """Let other schedulers set the learning rates from here on, in checkpoints too."""
+        self.lr_scheduler_configs = configs
+        self._state.schedulers = [config.scheduler for config in configs]
 
     def _lend_weights(self) -> None:
         if hasattr(self, "step"):

@@ -22,6 +22,7 @@ from footplate import callbacks as ours
 from footplate.checkpoint import load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
+from footplate.compat.lightning_tuner import is_finder, searched
 from footplate.data.combined import is_combined
 from footplate.errors import ConfigError, did_you_mean
 from footplate.hooks import overrides, step_arguments
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attach_module",
+    "is_finder",
     "load_from_checkpoint",
     "refused_arguments",
+    "searched",
     "trainer_attribute",
     "translate_callbacks",
     "translate_loggers",
@@ -83,12 +86,11 @@ REFUSED_ATTRIBUTES = {
     "_checkpoint_connector": "use trainer.save_checkpoint",
     "_data_connector": "use the loaders you passed",
     "_callback_connector": "trainer.callbacks has the callbacks",
-    "_accelerator_connector": "trainer.accelerator and trainer.device say where it runs",
     "_signal_connector": "trainer.interrupted tells of a signal",
     "precision_plugin": "trainer.precision names the precision",
     "scaler": "the loss is scaled by the step itself",
     "profiler": "use torch.profiler around trainer.fit()",
-    "tuner": "there is none",
+    "tuner": "footplate.Tuner(trainer) searches",
     "init_module": "build large layers in configure_model()",
     "distributed_sampler_kwargs": "data is always shared out between processes",
 }
@@ -257,6 +259,9 @@ _ATTRIBUTES: dict[str, Any] = {
     "num_nodes": lambda trainer: trainer.world.size // trainer.world.local_size,
     "is_global_zero": lambda trainer: trainer.world.rank == 0,
     "default_root_dir": lambda trainer: str(trainer.run_dir),
+    "_accelerator_connector": lambda trainer: SimpleNamespace(
+        is_distributed=max(trainer.ranks_asked, trainer.world.size) > 1
+    ),
     "log_dir": lambda trainer: str(trainer.run_dir),
     "state": _state,
     "strategy": _strategy,

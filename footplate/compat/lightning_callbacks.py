@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
 REFUSED_CALLBACKS = {
-    "BatchSizeFinder": "it drives Lightning's own loops. Set the loader's batch size yourself",
-    "LearningRateFinder": "it drives Lightning's own loops. Set the learning rate yourself",
     "StochasticWeightAveraging": "it rewrites Lightning's own loops. Lightning's WeightAveraging runs here and does the "
     "same but for recomputing batch-norm statistics",
     "GradientAccumulationScheduler": "the window is fixed for a run. Use Trainer(accumulate_grad_batches=…)",

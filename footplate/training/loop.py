@@ -71,7 +71,7 @@ class TrainingLoop:
         self._checked = trainer.progress.batches > 0
         self._log_every = trainer.log_every_n_steps
         self._val_every = trainer.val_check_batches
-        self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+        self._by_step = False
         self._batch_start = trainer.hooks.get("on_train_batch_start")
         self._batch_end = trainer.hooks.get("on_train_batch_end")
         self._late_batch_end = trainer.hooks.late("on_train_batch_end")
@@ -219,6 +219,7 @@ class TrainingLoop:
         elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
             self.validate()  # the run was cut off between a step and the validation after it
         trainer.metrics.by_step = True
+        self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
         trainer.step.begin_epoch()
 
     def _end_epoch(self, complete: bool) -> None:

@@ -318,8 +318,6 @@ def test_a_duration_between_validations_is_refused() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "BatchSizeFinder": lambda: pl.callbacks.BatchSizeFinder(),
-    "LearningRateFinder": lambda: pl.callbacks.LearningRateFinder(),
     "StochasticWeightAveraging": lambda: pl.callbacks.StochasticWeightAveraging(0.1),
     "GradientAccumulationScheduler": lambda: pl.callbacks.GradientAccumulationScheduler({0: 2}),
     "DeviceStatsMonitor": lambda: pl.callbacks.DeviceStatsMonitor(),

@@ -133,6 +133,7 @@ ATTRIBUTES = (
     Row("accelerator", "different", "a `footplate.Accelerator`: `name`, `stats(device)`"),
     Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, "
         "`reduce_boolean_decision`, `broadcast`, `all_gather`, `barrier`"),
+    Row("_accelerator_connector", "different", "a stand-in: `is_distributed`"),
     Row("precision", "different", "an object; `trainer.precision.name` is \"bf16-mixed\""),
     Row("min_epochs", "different", "None where Lightning has 0"),
     Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),
@@ -154,6 +155,9 @@ CALLBACKS = (
         "ModelPruning BasePredictionWriter SpikeDetection"
     ),
     Row("EarlyStopping", "translated", "footplate.EarlyStopping"),
+    Row("BatchSizeFinder", "different", "footplate.Tuner searches before the call begins, with its arguments"),
+    Row("LearningRateFinder", "different", "footplate.Tuner searches before `fit` begins, with its arguments; a subclass "
+        "that searches in later epochs is refused"),
     Row("ModelCheckpoint", "translated", "footplate.ModelCheckpoint: a checkpoint is a directory; `best_model_score` is a "
         "float"),
     Row("LearningRateMonitor", "translated", "footplate.LearningRateMonitor"),
