@@ -56,6 +56,7 @@ from footplate.training.ahead import between_any_two, rates_ahead
 from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
+from footplate.training.lock import check as check_writer
 from footplate.training.lock import only_writer
 from footplate.training.loop import TrainingLoop, save_before_end
 from footplate.training.notice import watching
@@ -840,9 +841,9 @@ class Trainer(View):
         meta = {**describe(state, self.progress), "metrics": finite(self.reports.callback), "launch": self.launch_id}
         meta["job_fit"] = self.job_fit
         if joint is None:
-            self._writer.save(state, path, meta, then, first=self._flush_loggers)
+            self._writer.save(state, path, meta, then, first=self._before_write)
         else:
-            self._writer.complete(joint, state, meta, then, first=self._flush_loggers)
+            self._writer.complete(joint, state, meta, then, first=self._before_write)
 
     def wait_for_save(self) -> None:
         """Until what was saved last is complete. All ranks call it.
@@ -860,7 +861,9 @@ class Trainer(View):
                 raise CheckpointError(faults[0])
         self.group.ask_each(self._writer.wait)
 
-    def _flush_loggers(self) -> None:
+    def _before_write(self) -> None:
+        """In the writing thread: refuse to write beside a later attempt, then write what the loggers still have."""
+        check_writer(self.run_dir)
         for logger in self.loggers:
             logger.flush()
 

@@ -101,3 +101,74 @@ def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
         only_writer(tmp_path / "file" / "run"),
     ):
         pass
+
+
+def as_attempt(monkeypatch, number: int, launch: str = "one") -> None:
+    monkeypatch.setenv("FOOTPLATE_LAUNCH", launch)
+    monkeypatch.setenv("FOOTPLATE_ATTEMPT", str(number))
+
+
+def refused(directory) -> bool:
+    try:
+        with only_writer(directory, patience_s=0.1):
+            return False
+    except fp.ConfigError:
+        return True
+
+
+def test_a_later_attempt_of_a_launch_takes_over_a_lock_that_is_left_and_nobody_else_does(tmp_path, holder, monkeypatch):
+    as_attempt(monkeypatch, 1)
+    process = holder(tmp_path)
+    assert refused(tmp_path)
+    as_attempt(monkeypatch, 2, "another launch")
+    assert refused(tmp_path)
+    as_attempt(monkeypatch, 0)
+    assert refused(tmp_path)
+
+    as_attempt(monkeypatch, 2)
+    with only_writer(tmp_path, patience_s=0.1):
+        assert process.poll() is None, "the earlier attempt should still hold its lock"
+        as_attempt(monkeypatch, 1)
+        assert refused(tmp_path)
+        process.kill()
+        process.wait()
+        as_attempt(monkeypatch, 7, "another launch")
+        assert refused(tmp_path), "the end of the earlier attempt must not free the later one's lock"
+    assert not refused(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "holds.py"]
+
+
+def test_a_later_attempt_of_a_job_takes_over_too(tmp_path, holder, monkeypatch):
+    monkeypatch.setenv("FOOTPLATE_JOB_ID", "flowers/1")
+    monkeypatch.setenv("FOOTPLATE_JOB_ATTEMPT", "1")
+    holder(tmp_path)
+    assert refused(tmp_path)
+    monkeypatch.setenv("FOOTPLATE_JOB_ATTEMPT", "2")
+    assert not refused(tmp_path)
+
+
+def test_an_attempt_that_was_replaced_writes_no_further_checkpoint(tmp_path, trainer, monkeypatch):
+    class Replaced(fp.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 4:
+                trainer.wait_for_save()
+                successor.append(subprocess.Popen([sys.executable, "-c", TAKES_OVER, trainer.run_dir], env=later))
+                assert successor[0].wait() == 0
+
+    as_attempt(monkeypatch, 0)
+    successor: list[subprocess.Popen] = []
+    later = {**os.environ, "FOOTPLATE_ATTEMPT": "1"}
+    saver = fp.ModelCheckpoint(every_n_train_steps=2)
+    run = trainer(max_epochs=1, callbacks=[Replaced(), saver])
+    with pytest.raises(fp.CheckpointError, match="a later attempt trains in it now"):
+        run.fit(Classifier(), loader())
+    steps = [fp.checkpoint.load(path)["global_step"] for path in (run.run_dir / "checkpoints").glob("*.ckpt")]
+    assert max(steps) < 6
+
+
+TAKES_OVER = """
+import pathlib, sys
+from footplate.training.lock import only_writer
+with only_writer(pathlib.Path(sys.argv[1]), patience_s=0.1):
+    pass
+"""

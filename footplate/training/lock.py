@@ -1,8 +1,12 @@
 """One writer in a run's directory.
 
-The directory's `.lock` is locked with `flock`: the kernel lets go of it when its holder dies, however that happens, so a
-lock can't be left over. What is written in it only says who holds it. A forked child (a loader's worker) closes its copy
-of the file at once, so that it doesn't hold the lock in its parent's place.
+The directory's `.lock` is locked with `flock`: the kernel releases it when its holder dies, however that happens. A forked
+child (a loader's worker) closes its copy of the file at once, so that it doesn't hold the lock in its parent's place.
+
+On a shared disk, the lock of a process whose machine is lost may stay for a long time: the file server waits for a client
+that doesn't answer. A later attempt of the same launch, or of the same job, then takes over: it locks a new file and
+renames that to `.lock`. If the earlier attempt is still alive, it notices before it writes its next checkpoint, and ends
+(`check`). Everybody else is refused. The file says who holds the lock, of which launch, and in which attempt.
 """
 
 from __future__ import annotations
@@ -12,18 +16,20 @@ import errno
 import json
 import logging
 import os
+import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-from footplate.errors import ConfigError
+from footplate.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -44,60 +50,147 @@ def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[Non
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        file = _locked(directory, patience_s)
     except OSError as error:
         raise ConfigError(
             f'default_root_dir="{directory}" can\'t be written to: {error.strerror}. Choose another directory.'
         ) from None
-    with _closed_in_children(file):
-        _lock(file, directory, patience_s)
-        _write_holder(file, directory)
+    with _closed_in_children(file, directory):
         yield
 
 
-def _lock(file: int, directory: Path, patience_s: float) -> None:
-    if fcntl is None:
-        return
+def check(directory: Path) -> None:
+    """Make sure that this process, if it has locked a directory, still holds it.
+
+    Raises:
+        CheckpointError: a later attempt has taken over.
+    """
+    for file, held in _held.items():
+        if held == directory and not _is_current(file, directory):
+            raise CheckpointError(
+                f'default_root_dir="{directory}": a later attempt trains in it now, so this one writes nothing more.'
+            )
+
+
+def _locked(directory: Path, patience_s: float) -> int:
+    """A descriptor of the directory's lock, which it holds."""
     deadline = time.monotonic() + patience_s
     while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                log.warning(
-                    "%s: this file system has no locks (%s), so nothing keeps a second process from writing there.",
-                    directory, error.strerror,
-                )  # fmt: skip
-                return
+        file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        with _closed_unless_kept(file) as keep:
+            if _flock(file, directory) and _is_current(file, directory):
+                _write_holder(file)
+                return keep()
+            holder = _holder(file)
         if time.monotonic() > deadline:
+            if _follows(holder):
+                log.warning("%s: this attempt takes over from %s, which is lost", directory, _described(holder))
+                return _take_over(directory)
             raise ConfigError(
-                f'default_root_dir="{directory}" is in use: {_holder(file)} trains in it. '
+                f'default_root_dir="{directory}" is in use: {_described(holder)} trains in it. '
                 "Wait for it or end it, or choose another directory."
             )
         time.sleep(0.05)
 
 
-def _write_holder(file: int, directory: Path) -> None:
-    holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now().isoformat(" ", "seconds")}
+@contextlib.contextmanager
+def _closed_unless_kept(file: int) -> Iterator[Callable[[], int]]:
+    """Close a descriptor at the end, unless the function that this gives was called; that returns it."""
+    kept: list[int] = []
+
+    def keep() -> int:
+        kept.append(file)
+        return file
+
     try:
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode(), 0)
+        yield keep
+    finally:
+        if not kept:
+            os.close(file)
+
+
+def _flock(file: int, directory: Path) -> bool:
+    """Lock a file; False if another process has locked it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise ConfigError(
-            f'default_root_dir="{directory}" can\'t be written to: {error.strerror}. Choose another directory.'
-        ) from None
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        log.warning(
+            "%s: this file system has no locks (%s), so nothing keeps a second process from writing there.",
+            directory, error.strerror,
+        )  # fmt: skip
+    return True
 
 
-def _holder(file: int) -> str:
+def _take_over(directory: Path) -> int:
+    """Put a new, locked file in the place of one that somebody else has locked."""
+    new = directory / f"{NAME}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        with _closed_unless_kept(file) as keep:
+            _flock(file, directory)
+            _write_holder(file)
+            new.rename(directory / NAME)
+            return keep()
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _is_current(file: int, directory: Path) -> bool:
+    """Whether the directory's lock is this open file, and not one that was put in its place."""
+    try:
+        return os.path.samestat(os.fstat(file), (directory / NAME).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _attempts() -> dict[str, int]:
+    """What this process is an attempt of, and which one."""
+    found = {}
+    for kind, attempt in (("LAUNCH", "ATTEMPT"), ("JOB_ID", "JOB_ATTEMPT")):
+        name = os.environ.get(f"FOOTPLATE_{kind}")
+        if name:
+            found[f"{kind} {name}"] = int(os.environ.get(f"FOOTPLATE_{attempt}") or 0)
+    return found
+
+
+def _follows(holder: dict[str, Any]) -> bool:
+    """Whether this process is a later attempt of what the holder is an attempt of."""
+    theirs = holder.get("attempts")
+    theirs = theirs if isinstance(theirs, dict) else {}
+    return any(attempt > theirs[name] for name, attempt in _attempts().items() if isinstance(theirs.get(name), int))
+
+
+def _write_holder(file: int) -> None:
+    holder = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "since": datetime.now().isoformat(" ", "seconds"),
+        "attempts": _attempts(),
+    }
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps(holder).encode(), 0)
+
+
+def _holder(file: int) -> dict[str, Any]:
+    """What a lock's file says of its holder."""
     try:
         holder = json.loads(os.pread(file, 1000, 0))
-        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not {"pid", "host", "since"} <= holder.keys():
         return "another process"
+    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
 
 
-_held: set[int] = set()
+_held: dict[int, Path] = {}  # descriptors of locks, with their directories
 
 
 def _close_all() -> None:
@@ -107,13 +200,13 @@ def _close_all() -> None:
 
 
 @contextlib.contextmanager
-def _closed_in_children(file: int) -> Iterator[None]:
-    _held.add(file)
+def _closed_in_children(file: int, directory: Path) -> Iterator[None]:
+    _held[file] = directory
     try:
         yield
     finally:
         if file in _held:
-            _held.remove(file)
+            del _held[file]
             os.close(file)
 
 
