@@ -18,12 +18,14 @@ from footplate.lazy import lazy
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from footplate.callbacks.accumulation import GradientAccumulationScheduler as GradientAccumulationScheduler
     from footplate.callbacks.base import Callback as Callback
     from footplate.callbacks.data_wait import DataWaitMonitor as DataWaitMonitor
     from footplate.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from footplate.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from footplate.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from footplate.callbacks.progress import ProgressBar as ProgressBar
+    from footplate.callbacks.stochastic_weight_avg import StochasticWeightAveraging as StochasticWeightAveraging
     from footplate.callbacks.summary import ModelSummary as ModelSummary
     from footplate.callbacks.timer import Timer as Timer
     from footplate.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
@@ -64,6 +66,7 @@ _HOMES = {
     "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
     "FootplateError": "footplate.errors",
+    "GradientAccumulationScheduler": "footplate.callbacks.accumulation",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",
     "Loader": "footplate.data.loader",
     "Logger": "footplate.tracking.base",
@@ -74,6 +77,7 @@ _HOMES = {
     "Module": "footplate.module",
     "ProgressBar": "footplate.callbacks.progress",
     "Runner": "footplate.launch.runner",
+    "StochasticWeightAveraging": "footplate.callbacks.stochastic_weight_avg",
     "Table": "footplate.data.table",
     "TableDataModule": "footplate.data.module",
     "TensorBoard": "footplate.tracking.tensorboard",

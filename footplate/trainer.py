@@ -744,6 +744,13 @@ class Trainer(View):
         self.lr_scheduler_configs = configs
         self._state.schedulers = [config.scheduler for config in configs]
 
+    def run_forward(self) -> None:
+        """Run `training_step` over the training data once more, only for what layers gather by themselves. At the end of
+        training, on all ranks.
+        """
+        assert self._loop is not None
+        self._loop.run_forward()
+
     def _lend_weights(self) -> None:
         if hasattr(self, "step"):
             self.step.lend()

@@ -1,11 +1,13 @@
 """Callbacks: what watches a run and now and then acts."""
 
+from footplate.callbacks.accumulation import GradientAccumulationScheduler
 from footplate.callbacks.base import Callback
 from footplate.callbacks.data_wait import DataWaitMonitor
 from footplate.callbacks.early_stopping import EarlyStopping
 from footplate.callbacks.lr_monitor import LearningRateMonitor
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
 from footplate.callbacks.progress import ProgressBar
+from footplate.callbacks.stochastic_weight_avg import StochasticWeightAveraging
 from footplate.callbacks.summary import ModelSummary
 from footplate.callbacks.timer import Timer
 from footplate.callbacks.weight_averaging import EMAWeightAveraging
@@ -15,9 +17,11 @@ __all__ = [
     "DataWaitMonitor",
     "EMAWeightAveraging",
     "EarlyStopping",
+    "GradientAccumulationScheduler",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
     "ProgressBar",
+    "StochasticWeightAveraging",
     "Timer",
 ]

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
 REFUSED_CALLBACKS = {
-    "StochasticWeightAveraging": "it rewrites Lightning's own loops. Lightning's WeightAveraging runs here and does the "
-    "same but for recomputing batch-norm statistics",
-    "GradientAccumulationScheduler": "the window is fixed for a run. Use Trainer(accumulate_grad_batches=…)",
     "DeviceStatsMonitor": "it reads Lightning's own logger connector. In a callback of yours, "
     "trainer.accelerator.stats(trainer.device) has the figures",
     "ThroughputMonitor": "it reads Lightning's own loops. The progress display shows batches per second",
@@ -133,7 +130,18 @@ def _summary(callback: Any) -> dict[str, Any]:
     return {"max_depth": callback._max_depth}
 
 
+def _accumulation(callback: Any) -> dict[str, Any]:
+    return {"scheduling": callback.scheduling}
+
+
+def _swa(callback: Any) -> dict[str, Any]:
+    names = ("swa_lrs", "swa_epoch_start", "annealing_epochs", "annealing_strategy", "avg_fn", "device")
+    return {name: getattr(callback, f"_{name}") for name in names}
+
+
 TRANSLATED: dict[str, tuple[type, Any]] = {
+    "GradientAccumulationScheduler": (ours.GradientAccumulationScheduler, _accumulation),
+    "StochasticWeightAveraging": (ours.StochasticWeightAveraging, _swa),
     "EarlyStopping": (ours.EarlyStopping, _early_stopping),
     "LearningRateMonitor": (ours.LearningRateMonitor, _lr_monitor),
     "ModelCheckpoint": (ours.ModelCheckpoint, _model_checkpoint),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from footplate.errors import ConfigError
 from footplate.hooks import Hooks
 from footplate.parallel.base import Strategy
 from footplate.parallel.group import ALONE, Group
@@ -99,6 +100,18 @@ class Step(ABC):
             For each batch, what `training_step` returned, detached; None where it skipped the batch. Each is asked for
             when all that follows the one before has been done, and what the step logs of a batch is logged then.
         """
+
+    def accumulate(self, batches: int) -> None:
+        """Windows of so many batches from here on, which is the beginning of an epoch or of the rest of one.
+
+        Raises:
+            ConfigError: this step can't change it.
+        """
+        if batches != self.spec.accumulate_grad_batches:
+            raise ConfigError(
+                f"accumulate_grad_batches={batches}: the program was made for {self.spec.accumulate_grad_batches}, and "
+                "can't change during a run on this accelerator."
+            )
 
     def begin_epoch(self) -> None:
         """Before the first batch of an epoch, or of the rest of one: other parameters may be trained from here on."""

@@ -17,6 +17,7 @@ a closure. With `automatic_optimization = False`, `training_step` does all of it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ class EagerStep(Step):
         self._before_backward = hooks.get("on_before_backward")
         self._after_backward = hooks.get("on_after_backward")
         self._before_optimizer_step = hooks.get("on_before_optimizer_step")
-        self._nothing_between = self._optimizer is not None and not (
+        self._undisturbed = self._optimizer is not None and not (
             self._scaler
             or self._by_closure
             or self._clips
@@ -82,10 +83,10 @@ class EagerStep(Step):
             or self._before_backward
             or self._after_backward
             or self._before_optimizer_step
-            or spec.accumulate_grad_batches != 1
             or self._several
             or self._copies
         )
+        self._nothing_between = self._undisturbed and spec.accumulate_grad_batches == 1
         if self._automatic and len(spec.optimizers) > 1:
             raise ConfigError(
                 f"{type(module).__name__}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, "
@@ -97,6 +98,11 @@ class EagerStep(Step):
                 f"{name}={getattr(spec, name)} has no meaning with manual optimisation: "
                 f"{'call self.clip_gradients(...)' if spec.gradient_clip_val else 'accumulate'} in training_step."
             )
+
+    def accumulate(self, batches: int) -> None:
+        if batches != self.spec.accumulate_grad_batches:
+            self.spec = dataclasses.replace(self.spec, accumulate_grad_batches=batches)
+            self._nothing_between = self._undisturbed and batches == 1
 
     def begin_epoch(self) -> None:
         learning = [parameter.requires_grad for parameter in self.spec.module.parameters()] if self._several else []

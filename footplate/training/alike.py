@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from footplate import checkpoint
-from footplate.callbacks import EarlyStopping, ModelCheckpoint
+from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.checkpoint.storage import Place
 from footplate.data.adapt import content, draw
 from footplate.errors import CheckpointError, DataError
@@ -116,6 +116,8 @@ def _deciding(callbacks: list[Any]) -> str:
     for one in callbacks:
         if isinstance(one, ModelCheckpoint):
             found.append(f"{one.state_key}{one.save_top_k, one.save_last, one.save_on_train_epoch_end}")
+        elif isinstance(one, GradientAccumulationScheduler):
+            found.append(f"accumulates {one.scheduling}")
         elif isinstance(one, EarlyStopping):
             found.append(f"{one.state_key}{one.patience, one.strict, one.check_on_train_epoch_end}")
     return ", ".join(found) or "none"

@@ -29,6 +29,7 @@ from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.hooks import overrides
 from footplate.launch import worker
+from footplate.metrics import MetricLog
 from footplate.parallel.uneven import close, together
 from footplate.training.ahead import next_chunk
 from footplate.training.alike import check_order
@@ -167,6 +168,32 @@ class TrainingLoop:
         if self._signals.received is not None and self._agreement.interrupted:
             trainer.end_on_signal()
 
+    def run_forward(self) -> None:
+        """Run `training_step` over the training data once more, without gradients and without logging, for what layers
+        gather by themselves. The order is that of the next epoch.
+        """
+        trainer, ahead, progress = self.trainer, self._ahead, self._progress
+        total, transfer = trainer.num_training_batches, trainer.transfer(moved=ahead is not None)
+        seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
+        self.source.set_epoch(progress.epoch)
+        check_order(trainer, self.loader)
+        batches = batches_of(self.loader, ahead, total)
+        if self._several and not even(self.loader):
+            batches = together(batches, trainer.group, "training")
+        self._agreement.begin()
+        unlogged = trainer.logging_to(MetricLog(trainer.module, by_step=False, group=trainer.group))
+        with torch.no_grad(), unlogged:
+            for batch_idx, batch in enumerate(batches if math.isinf(total) else itertools.islice(batches, int(total))):
+                seed_step(progress.batches + batch_idx)
+                trainer.metrics.batch = batch = batch if transfer is None else transfer(batch, 0)
+                trainer.step.evaluate("training", batch, batch_idx, None)
+                if self._several:
+                    self._agreement.step()
+                if self._agreement.interrupted:
+                    trainer.end_on_signal()
+        close(batches)
+        trainer.parallel.sync_buffers(trainer.module)
+
     def finished(self) -> bool:
         """Whether training is over."""
         trainer = self.trainer
@@ -220,6 +247,7 @@ class TrainingLoop:
             self.validate()  # the run was cut off between a step and the validation after it
         trainer.metrics.by_step = True
         self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+        trainer.step.accumulate(trainer.accumulate_grad_batches)
         trainer.step.begin_epoch()
 
     def _end_epoch(self, complete: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.callbacks import EarlyStopping, ModelCheckpoint
+from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
@@ -106,7 +106,12 @@ class View:
             return float("inf") if self.max_steps == -1 else self.max_steps
         if math.isinf(self.num_training_batches):
             return float("inf") if self.max_steps == -1 else self.max_steps
-        steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * self.max_epochs
+        plan = next((one for one in self.callbacks if isinstance(one, GradientAccumulationScheduler)), None)
+        if plan is None:
+            steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * self.max_epochs
+        else:
+            windows = map(plan.get_accumulate_grad_batches, range(self.max_epochs))
+            steps = sum(math.ceil(self.num_training_batches / batches) for batches in windows)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)
 
     @property

@@ -259,3 +259,46 @@ def test_ones_own_checkpoint_callback_saves_when_it_likes(trainer: Any, tmp_path
 
     assert sorted(path.name for path in tmp_path.glob("mine-*")) == ["mine-0.ckpt", "mine-1.ckpt"]
     trainer(max_epochs=3).fit(Plain(), *loaders(), ckpt_path=tmp_path / "mine-1.ckpt")
+
+
+BY_EPOCH: dict[str, Any] = {
+    "accumulation": lambda: theirs.GradientAccumulationScheduler({1: 3, 3: 2}),
+    "averaging": lambda: theirs.StochasticWeightAveraging(0.05, 0.5, annealing_epochs=3),
+    "averaging, linear": lambda: theirs.StochasticWeightAveraging([0.02], 2, 2, "linear"),
+}
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch norm"])
+@pytest.mark.parametrize("make", BY_EPOCH.values(), ids=BY_EPOCH)
+def test_callbacks_that_act_by_epoch_end_with_lightnings_weights(tmp_path: Path, make: Any, norm: bool) -> None:
+    class Trained(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.BatchNorm1d(8) if norm else torch.nn.Tanh(), torch.nn.Linear(8, 3))
+            self.rates: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if torch.is_grad_enabled() and self.trainer.current_epoch < 6:
+                self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+            return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)]
+
+    modules = [Trained(), Trained()]
+    modules[1].load_state_dict(modules[0].state_dict())
+    callbacks = [make(), make()]
+    for module, kind, callback in zip(modules, (pl.Trainer, fp.Trainer), callbacks, strict=True):
+        with quiet():
+            kind(
+                accelerator="cpu", max_epochs=6, callbacks=[callback], logger=False, enable_progress_bar=False,
+                enable_model_summary=False, enable_checkpointing=False, default_root_dir=str(tmp_path),
+            ).fit(module, loaders()[0])  # fmt: skip
+    assert modules[0].rates == modules[1].rates
+    expected = dict(modules[0].state_dict())
+    if norm and isinstance(callbacks[0], theirs.StochasticWeightAveraging):  # whose last step takes old gradients there
+        expected |= dict(callbacks[0]._average_model.named_parameters())  # pyright: ignore[reportOptionalMemberAccess]
+    assert expected.keys() == modules[1].state_dict().keys()
+    for name, value in expected.items():
+        assert torch.equal(value, modules[1].state_dict()[name]), name

@@ -162,6 +162,10 @@ CALLBACKS = (
         "float"),
     Row("LearningRateMonitor", "translated", "footplate.LearningRateMonitor"),
     Row("Timer", "translated", "footplate.Timer"),
+    Row("GradientAccumulationScheduler", "translated", "footplate.GradientAccumulationScheduler"),
+    Row("StochasticWeightAveraging", "translated", "footplate.StochasticWeightAveraging: batch norm's statistics are "
+        "gathered when training has ended, without hooks and logging. Lightning does so in one more epoch, and steps the "
+        "optimizer at its end with old gradients, so that its weights are not the average"),
     Row("ModelSummary", "translated", "footplate.ModelSummary"),
     Row("RichModelSummary", "translated", "footplate.ModelSummary"),
     Row("ProgressBar", "translated", "footplate.ProgressBar; a subclass of yours is refused"),

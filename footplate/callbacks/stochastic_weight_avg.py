@@ -1,0 +1,190 @@
+"""Stochastic weight averaging: train the last epochs at a learning rate of their own, and end with their average.
+
+    epoch      0 … swa_start - 1          swa_start … max_epochs - 1                    end of training
+    rate       your scheduler's           SWALR: annealed to swa_lrs                    –
+    average    –                          at each epoch's start, the weights join it    into the module; batch norm renewed
+
+Names, numbers and order are those of Lightning's callback. While training, the module has the weights that are trained, and
+so has a checkpoint; it keeps the average beside them, and a run that continues goes on with both.
+
+Batch norm's running statistics are those of the trained weights. So after training, `training_step` runs once more over the
+training data, without gradients and without logging, and batch norm gathers the statistics of the average. (Lightning does
+so in an epoch of its own, with hooks and logging.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import SWALR
+
+from footplate.callbacks.base import Callback
+from footplate.errors import ConfigError
+from footplate.optim import SchedulerConfig
+
+if TYPE_CHECKING:
+    from footplate.module import Module
+    from footplate.trainer import Trainer
+
+
+class StochasticWeightAveraging(Callback):
+    """Average the weights of the last epochs; see the module's docstring.
+
+    Args:
+        swa_lrs: the learning rate of those epochs, or one for each parameter group.
+        swa_epoch_start: the first of those epochs, from 1; or a part of `max_epochs`.
+        annealing_epochs: how many epochs the learning rate takes to get there.
+        annealing_strategy: "cos" or "linear".
+        avg_fn: a function of (average, weights, how many are in it) that gives the new average; by default, their mean.
+        device: where the average is kept; None for where the weights are.
+
+    Raises:
+        ConfigError: a number that can't be; several optimizers or schedulers; manual optimisation; a sharded model.
+    """
+
+    def __init__(
+        self,
+        swa_lrs: float | list[float],
+        swa_epoch_start: int | float = 0.8,
+        annealing_epochs: int = 10,
+        annealing_strategy: Literal["cos", "linear"] = "cos",
+        avg_fn: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        device: torch.device | str | None = "cpu",
+    ) -> None:
+        rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
+        if not rates or any(not isinstance(rate, float) or rate <= 0 for rate in rates):
+            raise ConfigError(
+                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a float above 0, or a list of such."
+            )
+        if (
+            swa_epoch_start < 0
+            or (type(swa_epoch_start) is int and swa_epoch_start < 1)
+            or (isinstance(swa_epoch_start, float) and swa_epoch_start > 1)
+        ):
+            raise ConfigError(
+                f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an epoch, from 1, or a part of "
+                "max_epochs, from 0.0 to 1.0."
+            )
+        if annealing_strategy not in ("cos", "linear"):
+            raise ConfigError(
+                f'StochasticWeightAveraging(annealing_strategy="{annealing_strategy}"): expected "cos" or "linear".'
+            )
+        self._swa_lrs = swa_lrs
+        self._swa_epoch_start = swa_epoch_start
+        self._annealing_epochs = annealing_epochs
+        self._annealing_strategy: Literal["cos", "linear"] = annealing_strategy
+        self._avg_fn = avg_fn or _mean
+        self._device = device
+        self._forget()
+
+    def _forget(self) -> None:
+        self.n_averaged = 0
+        self._latest_update_epoch = -1
+        self._begun = False
+        self._average: dict[str, Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "n_averaged": self.n_averaged,
+            "latest_update_epoch": self._latest_update_epoch,
+            "begun": self._begun,
+            "average_model_state": self._average,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.n_averaged = state_dict["n_averaged"]
+        self._latest_update_epoch = state_dict["latest_update_epoch"]
+        self._begun = state_dict["begun"]
+        self._average = {name: value.clone() for name, value in state_dict["average_model_state"].items()}
+
+    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+        if stage == "fit":
+            self._forget()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Module) -> None:
+        limited = trainer.max_epochs not in (None, -1)
+        faults = {
+            'strategy="fsdp": the weights are sharded over ranks': trainer.parallel.sharded,
+            f'accelerator="{trainer.accelerator.name}": it keeps the weights': trainer.accelerator.keeps_weights,
+            "optimisation by hand": not pl_module.automatic_optimization,
+            f"{len(trainer.optimizers)} optimizers": len(trainer.optimizers) != 1,
+            f"{len(trainer.lr_scheduler_configs)} schedulers": len(trainer.lr_scheduler_configs) > 1,
+            "max_epochs=-1, of which there are no parts": isinstance(self._swa_epoch_start, float) and not limited,
+        }
+        fault = next((name for name, holds in faults.items() if holds), None)
+        if fault is not None:
+            raise ConfigError(
+                f"StochasticWeightAveraging doesn't go with {fault}. It needs one optimizer, at most one scheduler, whole "
+                "weights and, for a float, max_epochs."
+            )
+        if self._begun:
+            self._take_over(trainer)  # so that the states of optimizer and scheduler fit, which are restored next
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
+        epoch = trainer.current_epoch
+        if not self._first(trainer) <= epoch < self._epochs(trainer):
+            return
+        if not self._begun:
+            self._begun = True
+            self._take_over(trainer)
+        if epoch > self._latest_update_epoch:
+            self._latest_update_epoch = epoch
+            self._update(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+        limited = trainer.max_epochs not in (None, -1)
+        if not self.n_averaged or (limited and trainer.current_epoch != trainer.max_epochs):
+            return
+        for name, parameter in pl_module.named_parameters():
+            parameter.detach().copy_(self._average[name])
+        norms = [part for part in pl_module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+        if norms and limited:
+            _renew(trainer, norms)
+
+    def _first(self, trainer: Trainer) -> int:
+        start = self._swa_epoch_start
+        return max((int((trainer.max_epochs or 0) * start) if isinstance(start, float) else start) - 1, 0)
+
+    def _epochs(self, trainer: Trainer) -> float:
+        return float("inf") if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
+
+    def _take_over(self, trainer: Trainer) -> None:
+        """Let SWALR set the learning rate from here on."""
+        optimizer = trainer.optimizers[0]
+        rates = self._swa_lrs if isinstance(self._swa_lrs, list) else [self._swa_lrs] * len(optimizer.param_groups)
+        for rate, group in zip(rates, optimizer.param_groups, strict=True):
+            group["initial_lr"] = rate
+        last = trainer.max_epochs if self._annealing_strategy == "cos" and trainer.max_epochs is not None else -1
+        scheduler = SWALR(optimizer, rates, self._annealing_epochs, self._annealing_strategy, last_epoch=last)  # pyright: ignore[reportArgumentType]
+        trainer.replace_schedulers([SchedulerConfig(scheduler)])
+
+    @torch.no_grad()
+    def _update(self, module: Module) -> None:
+        for name, parameter in module.named_parameters():
+            weights = parameter.detach().to(self._device or parameter.device)
+            if self.n_averaged:
+                number = torch.tensor(self.n_averaged, device=weights.device)
+                weights = self._avg_fn(self._average[name].to(weights.device), weights, number)
+            self._average[name] = weights.clone()
+        self.n_averaged += 1
+
+
+def _mean(average: Tensor, weights: Tensor, number: Tensor) -> Tensor:
+    return average + (weights - average) / (number + 1)
+
+
+def _renew(trainer: Trainer, norms: list[_BatchNorm]) -> None:
+    """Gather the running statistics of batch norm over one pass of the training data."""
+    momenta = [part.momentum for part in norms]
+    for part in norms:
+        part.reset_running_stats()
+        part.momentum = None  # the mean over all batches
+    try:
+        trainer.run_forward()
+    finally:
+        for part, momentum in zip(norms, momenta, strict=True):
+            part.momentum = momentum
