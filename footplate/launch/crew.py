@@ -140,6 +140,10 @@ class Crew(Protocol):
         """All ranks have reported: nobody needs the rendezvous any more."""
         ...
 
+    def silence_s(self, rank: int) -> float:
+        """For how long nothing has come from the machine of a rank; 0 if that is this one."""
+        ...
+
     def close(self) -> None:
         """End and forget everything."""
         ...

@@ -148,6 +148,9 @@ class LocalCrew:
             with contextlib.suppress(OSError):
                 worker.control.send(b"!")
 
+    def silence_s(self, rank: int) -> float:
+        return 0.0
+
     def close(self) -> None:
         if self._nursery is not None and self._may_be_kept(self._nursery):
             self._selector.unregister(self._nursery.connection)

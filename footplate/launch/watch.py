@@ -7,8 +7,9 @@ What each rank does is told by the crew's events; `Watch` keeps it, and says whe
 - all have reported: they get `grace_s` for their exit handlers;
 - the supervisor was told to end: see `stop`.
 
-A rank that gives no sign of life for `heartbeat_timeout_s` is frozen, and killed. Time is counted while the supervisor
-itself is awake: after it has been suspended, the ranks' signs of life are waiting to be read, and no deadline has passed.
+A rank that gives no sign of life for `heartbeat_timeout_s` is killed. If its machine was silent meanwhile, too, the machine
+is lost, which is a failure of the host; otherwise the rank is frozen. Time is counted while the supervisor itself is awake:
+after it has been suspended, the ranks' signs of life are waiting to be read, and no deadline has passed.
 """
 
 from __future__ import annotations
@@ -182,9 +183,13 @@ class Watch:
             self._fail(rank, Failure(kind, text, event.at, rank.rank, rank.slot, code=code))
 
     def _freeze(self, rank: Rank, silence: float) -> None:
-        kind = "frozen" if rank.alive else "host"
+        kind, lost = "frozen" if rank.alive else "host", False
         text = f"gave no sign of life for {silence:.0f} s" if rank.alive else f"was not there after {silence:.0f} s"
-        self._fail(rank, Failure(kind, text, time.monotonic() - silence, rank.rank, rank.slot))
+        machine_silence = self._crew.silence_s(rank.rank)
+        if machine_silence > self._patience.heartbeat_timeout_s / 2:
+            kind, lost = "host", True
+            text += f", and nothing has come from its machine for {machine_silence:.0f} s"
+        self._fail(rank, Failure(kind, text, time.monotonic() - silence, rank.rank, rank.slot, lost=lost))
         self._kill(rank)
 
     def _fail(self, rank: Rank, failure: Failure) -> None:

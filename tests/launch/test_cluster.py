@@ -146,7 +146,7 @@ def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
     assert len(places.started) == 2
 
 
-def test_a_frozen_agent_is_given_up(monkeypatch, quick, said):
+def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, said):
     monkeypatch.setattr(cluster, "KILL_S", 0.3)
 
     def work():
@@ -155,8 +155,20 @@ def test_a_frozen_agent_is_given_up(monkeypatch, quick, said):
             time.sleep(30)
         return attempt()
 
-    assert run(Places(["a", "b"]), work, restarts=quick, heartbeat_timeout_s=2.0) == 1
-    assert "gave no sign of life for 2 s in attempt 0" in said.text
+    hosts_alone = Restarts(max_restarts=0, max_host_restarts=1, peers_grace_s=0.3, max_delay_s=0.1)
+    assert run(Places(["a", "b"]), work, restarts=hosts_alone, heartbeat_timeout_s=4.0) == 1
+    assert "gave no sign of life for 4 s, and nothing has come from its machine for" in said.text
+
+
+def test_a_frozen_worker_on_a_machine_that_answers_is_no_lost_machine():
+    def work():
+        if rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(30)
+
+    no_restarts = Restarts(max_restarts=0, peers_grace_s=0.3)
+    with pytest.raises(LaunchError, match=r"gave no sign of life for 4 s in attempt 0 \(max_restarts=0\)"):
+        run(Places(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
 
 
 def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):

@@ -10,6 +10,7 @@ its ranks, so that a machine imports torch once; the others hold their places, a
                           ◄────────     store: where that is
     carry                 ────────►     starts its share of the attempt's workers
                           ◄────────     alive, wrote, reported, ended: the crew's events
+                          ◄────────     here: every second, so that a lost machine isn't taken for a frozen worker
     signal, kill, release ────────►     passes them on
     close                 ────────►     ends its workers and itself, and what the machine has kept for the launch
                                         (`worker.kept`), unless another gang is to follow
@@ -25,6 +26,7 @@ import os
 import select
 import shutil
 import socket
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +39,7 @@ from footplate.launch.local import Caller, LocalCrew
 
 PAYLOAD = "payload"
 TICK_S = 0.5
+HERE_S = 1.0
 CONNECT_S = 20.0
 
 
@@ -111,6 +114,7 @@ class _Agent:
         self._launch: str | None = None  # for which this agent looks after workers
         self._open = True
         self._another_follows = False
+        self._here_at = time.monotonic()  # when the driver is told again that this machine is there
 
     def serve(self) -> None:
         """Until the driver says so or is gone."""
@@ -121,6 +125,9 @@ class _Agent:
                 if self._crew is not None and not self._channel.clogged:
                     for event in self._crew.wait(0):
                         self._tell(event)
+                if time.monotonic() >= self._here_at and not self._channel.pending:
+                    self._here_at = time.monotonic() + HERE_S
+                    self._channel.send({"event": "here"})
                 self._channel.flush()
                 self._wait()
         except Gone:

@@ -42,12 +42,19 @@ LOOK_S = 0.2  # how often the placement is asked
 
 @dataclass
 class _Place:
-    """An agent of the gang. `leads`: whether it carries its household's ranks. `ahead_s`: our clock minus its."""
+    """An agent of the gang.
+
+    Attributes:
+        leads: whether it carries its household's ranks.
+        ahead_s: our clock minus its.
+        heard_at: when something came from it, on our clock.
+    """
 
     channel: Channel
     hello: Hello
     ahead_s: float
     leads: bool
+    heard_at: float = field(default_factory=time.monotonic)
 
     def order(self, do: str, /, **message: Any) -> None:
         """Tell it what to do, once it has the payload."""
@@ -153,6 +160,10 @@ class ClusterCrew:
             if place.leads:
                 place.order("release")
 
+    def silence_s(self, rank: int) -> float:
+        carrier = self._carrier(rank)
+        return 0.0 if carrier is None else time.monotonic() - carrier.heard_at
+
     def close(self) -> None:
         self._dismiss(another_follows=False)
         self._placement.close()
@@ -207,6 +218,7 @@ class ClusterCrew:
                 self._ranks[rank].carried = True
 
     def _hear(self, place: _Place) -> None:
+        place.heard_at = time.monotonic()
         try:
             for message in place.channel.receive():
                 self._take(place, message)
@@ -215,6 +227,8 @@ class ClusterCrew:
 
     def _take(self, place: _Place, message: Message) -> None:
         told = message.head
+        if told["event"] == "here":
+            return
         if told["event"] == "unable":
             raise LaunchError(f"On {place.hello.machine}: {told['text']}")
         if told["event"] == "store":
