@@ -92,6 +92,55 @@ class Positioned:
         self.at = state["at"]
 
 
+class Changing(DataLoader):
+    """A subclass with an iteration of its own."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield -batch
+
+
+class Twice(DataLoader):
+    """A subclass that makes two batches of each."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield from (batch, batch + 100)
+
+    def __len__(self) -> int:
+        return 2 * super().__len__()
+
+
+class Mapping(DataLoader):
+    """A subclass after torch_geometric's pattern."""
+
+    def _get_iterator(self):
+        return (batch + 100 for batch in super()._get_iterator())
+
+
+class Apart(DataLoader):
+    """A subclass that doesn't ask its sampler."""
+
+    def __iter__(self):
+        return iter([torch.tensor([float(number)]) for number in range(6)])
+
+
+class Endless(DataLoader):
+    """A subclass that keeps one iterator for ever, after timm's and YOLO's pattern."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.batches = len(self.batch_sampler)
+        object.__setattr__(self, "batch_sampler", itertools.repeat([0, 1]))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self):
+        return itertools.islice(self.iterator, len(self))
+
+
 def weighted(rows: int) -> DataLoader:
     return DataLoader(Noisy(rows), 3, sampler=WeightedRandomSampler(torch.arange(1.0, rows + 1), rows))
 
@@ -107,6 +156,10 @@ LOADERS = {
     "unbatched": lambda: DataLoader(Noisy(8), batch_size=None, shuffle=True),
     "a list of batches": lambda: [torch.tensor([float(i)]) for i in range(8)],
     "a list of batches, in order": lambda: DataLoader(Noisy(20), 3, sampler=SequentialSampler(range(20))),
+    "a subclass": lambda: Changing(Noisy(20), 3, shuffle=True),
+    "a subclass that makes more batches": lambda: Twice(Noisy(8), 3, shuffle=True),
+    "a subclass that maps its iterator": lambda: Mapping(Noisy(20), 3, shuffle=True),
+    "a subclass that reads by itself": lambda: Apart(Noisy(20), 3),
     "an iterable set": lambda: DataLoader(Stream(), 3),
     "one that knows where it is": Positioned,
 }
@@ -295,3 +348,109 @@ def test_a_data_loader_of_torch_pins_as_its_user_said() -> None:
     pin_for(loader, torch.device("cuda"))
     pin_for([1, 2], torch.device("cuda"))
     assert loader.pin_memory is False
+
+
+def test_the_iteration_and_the_length_of_a_subclass_count():
+    plain = epochs(adapt(DataLoader(Noisy(7), 3, shuffle=True), seed=1))
+    assert epochs(adapt(Changing(Noisy(7), 3, shuffle=True), seed=1)) == [[[-x for x in b] for b in e] for e in plain]
+    mapped = epochs(adapt(Mapping(Noisy(7), 3, shuffle=True, num_workers=1), seed=1))
+    assert mapped == [[(torch.tensor(b) + 100).tolist() for b in epoch] for epoch in plain]
+    twice = adapt(Twice(Noisy(7), 3), seed=1)
+    assert (len(twice), [len(epoch) for epoch in epochs(twice)]) == (6, [6, 6])
+    assert len(adapt(Apart(Noisy(7), 3), seed=1)) == 3
+
+
+def test_a_loader_that_keeps_one_iterator_is_read_as_it_is():
+    loader = adapt(Endless(Noisy(7), 3), seed=1)
+    assert isinstance(loader, ReplayedLoader)
+    assert [len(epoch) for epoch in epochs(loader)] == [3, 3]
+
+
+def test_a_subclass_is_shared_out_unless_it_reads_without_its_sampler():
+    rows = []
+    for rank in range(2):
+        loader = adapt(Changing(list(range(10)), 2), seed=1, world=World(rank, 2))
+        rows += [-row for batch in epochs(loader, 1)[0] for row in batch]
+    assert sorted(rows) == list(range(10))
+    with pytest.raises(fp.ConfigError, match="Apart makes its batches without its sampler"):
+        epochs(adapt(Apart(Noisy(7), 3), seed=1, world=World(1, 2)), 1)
+
+
+class Opened(Noisy):
+    """A set whose workers open something first."""
+
+    file = None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        assert self.file == "open"
+        return super().__getitem__(index)
+
+
+def open_file(worker: int) -> None:
+    torch.utils.data.get_worker_info().dataset.file = "open"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_knows_the_set_of_the_user(context):
+    workers = {"num_workers": 1, "multiprocessing_context": context}
+    opened = epochs(adapt(DataLoader(Opened(4), 2, worker_init_fn=open_file, **workers), seed=1), 1)
+    assert opened == epochs(adapt(DataLoader(Noisy(4), 2), seed=1), 1)
+
+
+def test_in_mid_epoch_another_data_set_is_refused_and_another_order_warned_of():
+    first = adapt(DataLoader(Noisy(20), 3, shuffle=True), seed=1)
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    half = torch.utils.data.Subset(Noisy(40), range(20))
+    for other in (Noisy(21), half):
+        resumed = adapt(DataLoader(other, 3, shuffle=True), seed=1)
+        resumed.load_state_dict(state)
+        with pytest.raises(fp.CheckpointError, match="on another data set"):
+            list(resumed)
+        resumed.set_epoch(1)
+        assert len(list(resumed)) == 7
+    unshuffled = adapt(DataLoader(Noisy(20), 3), seed=1)
+    unshuffled.load_state_dict(state)
+    with pytest.warns(UserWarning, match="gives another order of epoch 0"):
+        assert len(list(unshuffled)) == 6
+    for known in (state, {name: value for name, value in state.items() if name != "data"}):
+        resumed = adapt(DataLoader(Noisy(20), 3, shuffle=True), seed=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resumed.load_state_dict(known)
+            assert len(list(resumed)) == 6
+
+
+def test_the_samplers_of_every_loader_are_told_the_epoch(tmp_path):
+    told = []
+
+    class Told(RandomSampler):
+        def __init__(self, name: str) -> None:
+            super().__init__(range(4))
+            self.name = name
+
+        def set_epoch(self, epoch: int) -> None:
+            told.append((self.name, epoch))
+
+    class Model(fp.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch[:, None]).mean()
+
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    inner = DataLoader(Noisy(4), batch_sampler=BatchSampler(Told("training"), 2, True))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    trainer = fp.Trainer(
+        max_epochs=2, accelerator="cpu", default_root_dir=tmp_path, enable_model_summary=False, **quiet
+    )
+    trainer.fit(Model(), inner, DataLoader(Noisy(4), 2, sampler=Told("validation")))
+    assert told == [("training", 0), ("validation", 0), ("training", 1), ("validation", 1)]

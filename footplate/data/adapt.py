@@ -1,8 +1,11 @@
 """Loaders of every kind, made resumable: what the trainer trains on.
 
     footplate.data.Loader               as it is: it keeps its own position
-    torch DataLoader over a map set     rebuilt: the epoch's order is drawn from (seed, epoch), and the generators that a
-                                        set's augmentation uses are seeded for every batch, in whichever process it is made
+    torch DataLoader over a map set     a copy with another sampler: the epoch's order is drawn from (seed, epoch), and the
+                                        generators that a set's augmentation uses are seeded for every batch, in whichever
+                                        process it is made
+    a subclass that iterates itself     such a copy too, which runs the subclass's own code; to resume, it is read again
+                                        from the beginning of the epoch, since its batches may not be those of its sampler
     anything with state_dict            (torchdata's StatefulDataLoader, say) asked for its own position
     a list of batches                   indexed
     any other iterable                  read again up to where it was, with a warning that says what that means
@@ -22,19 +25,20 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
 )
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from footplate import rng
 from footplate.data.combined import (
@@ -47,8 +51,11 @@ from footplate.data.combined import (
     leaves_of,
     mode_of,
 )
+from footplate.data.digest import Digest
 from footplate.data.sharing import Share, share_batches, share_rows
+from footplate.data.tickets import Tickets
 from footplate.errors import CheckpointError, ConfigError
+from footplate.hashing import hashed
 from footplate.parallel.alike import digest
 from footplate.parallel.world import SINGLE, World
 
@@ -75,7 +82,8 @@ def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE, s
         if isinstance(loader.dataset, IterableDataset):
             own_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
             return StatefulLoader(loader) if own_state else ReplayedLoader(loader)
-        return SeededDataLoader(loader, seed, shuffle, world, shared)
+        begun = _has_begun(loader)
+        return ReplayedLoader(loader) if begun else SeededDataLoader(loader, seed, shuffle, world, shared)
     if hasattr(loader, "set_epoch") and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return loader if shuffle else SameEpoch(loader)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -98,9 +106,10 @@ def share_out(loader: Any, seed: int, world: World, shared: bool = True) -> Any:
         leaves, build = flatten(loader)
         parts = [share_out(leaf, seed, world, shared) for leaf in apart(leaves)]
         return Combination(parts, build, mode_of(loader, "sequential"))
-    if shared and world.size > 1 and isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
-        return SeededDataLoader(loader, seed, world=world)
-    return loader
+    if not shared or world.size == 1 or not isinstance(loader, DataLoader):
+        return loader
+    alone = isinstance(loader.dataset, IterableDataset) or _has_begun(loader)
+    return loader if alone else SeededDataLoader(loader, seed, world=world)
 
 
 def beside(loader: Any, training: Any) -> Any:
@@ -144,20 +153,39 @@ def made_elsewhere(loader: Any) -> bool:
     Args:
         loader: any iterable of batches, adapted or not.
     """
+    drawn = False
     while isinstance(loader, (SameEpoch, ReplayedLoader, SeededDataLoader)):
+        drawn = isinstance(loader, SeededDataLoader)
         loader = loader.loader
     if isinstance(loader, Combination):
         return all(map(made_elsewhere, loader.parts))
     if isinstance(loader, DataLoader):
         parts = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-        by_torch = type(loader).__iter__ is DataLoader.__iter__ and all(map(_draws_before, parts))
+        by_torch = not _iterates_itself(loader) and (drawn or all(map(_draws_before, parts)))
         return loader.num_workers > 0 and by_torch
     return hasattr(loader, "rank_rows") or type(loader) in (list, tuple)
 
 
 def _draws_before(sampler: Any) -> bool:
     """Whether a sampler draws nothing from global generators once it has begun, as those of torch do."""
-    return sampler is None or type(sampler).__module__.startswith(("torch.utils.data.", __name__))
+    return sampler is None or type(sampler).__module__.startswith("torch.utils.data.")
+
+
+def _overrides(loader: DataLoader[Any], *names: str) -> bool:
+    """Whether a subclass of a user's, or of a library other than torch's, defines one of these methods."""
+    owners = [next(owner for owner in type(loader).__mro__ if name in vars(owner)) for name in names]
+    return any(not owner.__module__.startswith(("torch.", "torchdata.")) for owner in owners)
+
+
+def _iterates_itself(loader: DataLoader[Any]) -> bool:
+    """Whether a subclass has code of its own between torch's batches and those that it gives."""
+    return _overrides(loader, "__iter__", "_get_iterator")
+
+
+def _has_begun(loader: DataLoader[Any]) -> bool:
+    """Whether a loader holds an iterator that it made beforehand, so that another sampler would come too late."""
+    held = (value for name, value in vars(loader).items() if name != "_iterator")
+    return any(isinstance(value, _BaseDataLoaderIter) for value in held)
 
 
 def even(loader: Any) -> bool:
@@ -165,7 +193,9 @@ def even(loader: Any) -> bool:
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
     if isinstance(loader, Combination):
         return all(map(even, loader.parts))
-    return (isinstance(loader, SeededDataLoader) and loader.shared) or hasattr(loader, "rank_rows")
+    if isinstance(loader, SeededDataLoader):
+        return loader.shared and not loader.has_own_length
+    return hasattr(loader, "rank_rows")
 
 
 def content(loader: Any) -> str:
@@ -173,7 +203,8 @@ def content(loader: Any) -> str:
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
     if isinstance(loader, Combination):
         return "; ".join(filter(None, map(content, loader.parts)))
-    return getattr(loader, "content", "") if even(loader) else ""
+    shared_out = (isinstance(loader, SeededDataLoader) and loader.shared) or hasattr(loader, "rank_rows")
+    return getattr(loader, "content", "") if shared_out else ""
 
 
 def draw(loader: Any) -> str | None:
@@ -263,19 +294,14 @@ class ReplayedLoader(Positioned):
     def __iter__(self) -> Iterator[Any]:
         start = self._begin()
         if start and not isinstance(self.loader, Sequence):
-            warnings.warn(
-                f"{type(self.loader).__name__} can't say where it is: its first {start} batches are read again to resume. "
-                "That is exact only if it gives the same batches each time. A map-style DataLoader or a "
-                "footplate.data.Loader resumes at once and exactly.",
-                stacklevel=2,
-            )
+            _warn_of_replay(type(self.loader).__name__, start)
         for batch in itertools.islice(iter(self.loader), start, None):
             self._batch += 1
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        _tell_epoch(epoch, self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None))
+        _tell_epoch(epoch, self.loader, *_samplers(self.loader), getattr(self.loader, "dataset", None))
 
 
 class StatefulLoader(Positioned):
@@ -343,10 +369,13 @@ class SeededDataLoader(Positioned):
     """A map-style torch DataLoader whose every batch is a function of (seed, epoch, batch, rank).
 
     The given loader's sampler draws the epoch's order, under a seed of its own, so all ranks draw the same and take their
-    shares of it; the set is read through `SeededDataset`, which seeds the global generators of the process that makes the
-    batch. So neither the order nor any augmentation depends on what was drawn before, and any batch can be the first.
+    shares of it. A copy of the loader reads them: the same class with the same data set, only its sampler hands out
+    `Tickets`, which seed the global generators of the process that makes the batch. So neither the order nor any
+    augmentation depends on what was drawn before, and any batch can be the first.
 
-    A sampler that shares out by itself (`DistributedSampler`) is left to do so.
+    A sampler that shares out by itself (`DistributedSampler`) is left to do so. If the loader's class has an `__iter__` or
+    `_get_iterator` of its own, that code runs, on the copy. As it may drop batches or make more of them, its epoch is read
+    again from the first batch to resume.
 
     Args:
         loader: the user's. Its `batch_size` is that of one rank; a batch sampler of a class of the user's has its batches
@@ -382,23 +411,18 @@ class SeededDataLoader(Positioned):
         self._misfit: str | None = None
         self._weights: list[float] = []
         self._drawn: list[Any] | None = None
-        self._tickets = _Tickets(self._batched)
-        sampling: dict[str, Any] = (
-            {"batch_sampler": self._tickets} if self._batched else {"sampler": self._tickets, "batch_size": None}
-        )
-        workers: dict[str, Any] = {}
-        if loader.num_workers:
-            workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-        self.loader: DataLoader[Any] = DataLoader(
-            SeededDataset(loader.dataset),
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            **sampling,
-            **workers,
+        self._saved: Digest | None = None
+        self._order = ""
+        self._iterates_itself = _iterates_itself(loader)
+        self._counts_itself = _overrides(loader, "__len__")
+        self._tickets = Tickets(elsewhere=loader.num_workers > 0)
+        self._generator = torch.Generator()  # of the seeds that workers begin with
+        self.loader: DataLoader[Any] = _copy(
+            loader,
+            batch_sampler=self._tickets if self._batched else None,
+            sampler=loader.sampler if self._batched else self._tickets,
+            generator=self._generator,
+            _iterator=None,
         )
 
     @property
@@ -420,40 +444,85 @@ class SeededDataLoader(Positioned):
             units = len(self._source)
         except TypeError:
             return f"a {type(self._source).__name__}"
-        kind, chosen = "rows" if self._by_rows else "items", _chosen(self.given.dataset)
-        return f"{units} {kind}{chosen}, {self.global_batch_size} over all ranks at a time"
+        kind, known = "rows" if self._by_rows else "items", replace(self.digest, rows="")
+        return f"{units} {kind} of {known.shared}, {self.global_batch_size} over all ranks at a time"
+
+    @property
+    def digest(self) -> Digest:
+        """What this loader's data are known by: the set's length, the chosen part of it, and the order of the epoch."""
+        return Digest(
+            "dataloader", self._content, self._order, uri=f"a DataLoader of {type(self.given.dataset).__name__}"
+        )
+
+    @functools.cached_property
+    def _content(self) -> str:
+        dataset: Any = self.given.dataset
+        chosen = []
+        while isinstance(dataset, Subset):
+            chosen.append(list(dataset.indices))
+            dataset = dataset.dataset
+        return hashed(len(dataset) if hasattr(dataset, "__len__") else None, chosen)
+
+    @property
+    def has_own_length(self) -> bool:
+        """Whether code of the user's decides how many batches there are."""
+        return self._iterates_itself or self._counts_itself
 
     def __len__(self) -> int:
         units, size = len(self._source), self.global_batch_size
-        return units // size if self._by_rows and self._drop_last else -(-units // size)
+        self._tickets.total = units // size if self._by_rows and self._drop_last else -(-units // size)
+        return len(self.loader) if self._counts_itself else self._tickets.total
 
     def __iter__(self) -> Iterator[Any]:
         start = self._begin()
         if start and self._misfit:
             raise CheckpointError(self._misfit)
-        shares = self._shares()
+        shares = self._shares(start)
         self._weights = [one.weight for one in shares]
         rank = (self._rank,) if self._rank else ()
+        first = 0 if self._iterates_itself else start
+        self._tickets.total, self._tickets.taken = len(shares), False
         self._tickets.items = [
             (rng.mix(self._seed, self._epoch, index, *rank), one.rows if self._batched else one.rows[0])
-            for index, one in enumerate(shares[start:], start)
+            for index, one in enumerate(shares[first:], first)
         ]
-        for batch in self.loader:
+        self._generator.manual_seed(rng.mix(self._seed, self._epoch))
+        for batch in self._made_by_subclass(start) if self._iterates_itself else self.loader:
             self._batch += 1
             yield batch
 
+    def _made_by_subclass(self, start: int) -> Iterator[Any]:
+        """The batches from `start` on that a class with an iteration of its own makes; those before are dropped."""
+        for number, batch in enumerate(self.loader):
+            if number == 0 and not self._tickets.taken:
+                self._check_apart(start)
+            if number >= start:
+                yield batch
+
+    def _check_apart(self, start: int) -> None:
+        """A class that reads its rows without its sampler can't be shared out, and may give other batches each time."""
+        name = type(self.given).__name__
+        if self._world.size > 1:
+            raise ConfigError(
+                f"{name} makes its batches without its sampler, so they can't be shared out among {self._world.size} "
+                "ranks: each would train on all of them. Let its __iter__ use super().__iter__(), or share the rows out "
+                "yourself in an iterable that is no DataLoader."
+            )
+        if start:
+            _warn_of_replay(name, start)
+
     def weight(self, batch: int) -> float:
         """How much this rank's share of a batch of the epoch in progress counts; 0 where it is another rank's."""
-        return self._weights[batch]
+        return self._weights[batch] if batch < len(self._weights) else 1.0  # a class of the user's may make more
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        _tell_epoch(epoch, self.given.sampler, self.given.batch_sampler, self.given.dataset)
+        _tell_epoch(epoch, *_samplers(self.given), self.given.dataset)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and in which batches it counts."""
         sizes = {"batch_size": self._unit, "global_batch_size": self.global_batch_size, "ranks": self._ranks}
-        return {**super().state_dict(), **sizes}
+        return {**super().state_dict(), **sizes, "data": self.digest.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after those batches; on another number of ranks, with the same global batches.
@@ -464,6 +533,14 @@ class SeededDataLoader(Positioned):
         super().load_state_dict(state)
         size, ranks = state.get("global_batch_size"), state.get("ranks", self._ranks)
         self._global, self._misfit = None, None
+        self._saved = Digest.from_state(state["data"]) if "data" in state else None  # an earlier version has none
+        if self._saved is not None and self._saved.content != self._content:
+            self._misfit = (
+                f"The checkpoint was made in mid-epoch on another data set ({self._saved.uri}): this one "
+                f"({self.digest.uri}) has another length, or other rows of it were chosen (Subset), so its position means "
+                "other rows. Give the same data set to resume, or resume from a checkpoint of the end of an epoch."
+            )
+            return
         if size in (None, self._unit * self._world.size) and (ranks == self._ranks or not self._shares_itself):
             return
         if self._shares_itself or not self._batched:
@@ -481,9 +558,16 @@ class SeededDataLoader(Positioned):
         else:
             self._global = size
 
-    def _shares(self) -> list[Share]:
-        """The shares of this rank in the epoch."""
+    def _shares(self, start: int) -> list[Share]:
+        """The shares of this rank in the epoch, of which `start` were handed out before a checkpoint."""
         order = self._draw_order() if self._drawn is None else self._drawn
+        self._order = hashed(order)
+        if start and self._saved is not None and self._saved.rows not in ("", self._order):
+            warnings.warn(
+                f"The sampler of {self.digest.uri} gives another order of epoch {self._epoch} than when the checkpoint was "
+                "made, so the rest of this epoch isn't what it would have been. Use the same sampler to resume exactly.",
+                stacklevel=2,
+            )
         rank, ranks, self._drawn = self._world.rank, self._world.size, None
         if self._by_rows:
             return share_rows(order, self.global_batch_size, self._drop_last, rank, ranks)
@@ -504,7 +588,7 @@ class SeededDataLoader(Positioned):
         before = rng.capture()
         seed = rng.mix(self._seed, self._epoch)
         rng.seed_globals(seed)
-        for sampler in (self.given.sampler, getattr(self.given.batch_sampler, "sampler", None)):
+        for sampler in _samplers(self.given):
             generator = getattr(sampler, "generator", None)
             if generator is not None:
                 generator.manual_seed(seed)
@@ -514,13 +598,28 @@ class SeededDataLoader(Positioned):
             rng.restore(before)
 
 
-def _chosen(dataset: Any) -> str:
-    """Of a part of a set (`random_split`): which rows of it, in a word that is the same only for the same rows."""
-    chosen = []
-    while isinstance(dataset, Subset):
-        chosen.append(digest(list(dataset.indices)))
-        dataset = dataset.dataset
-    return f" chosen of more [{' '.join(chosen)}]" if chosen else ""
+def _copy(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
+    """A loader of the same class and state but for some attributes, which torch forbids to change later."""
+    copied: DataLoader[Any] = object.__new__(type(loader))
+    vars(copied).update(vars(loader) | changed)
+    return copied
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """The samplers of a DataLoader, each once: its own, its batch sampler, and the one within that."""
+    batches = getattr(loader, "batch_sampler", None)
+    found = {id(one): one for one in (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))}
+    return [one for one in found.values() if one is not None]
+
+
+def tell_samplers(loader: Any, epoch: int) -> None:
+    """Tell the samplers of an evaluation loader which epoch it is, as training does with its own."""
+    if isinstance(loader, Combination):
+        for part in loader.parts:
+            tell_samplers(part, epoch)
+    given = loader.given if isinstance(loader, SeededDataLoader) else loader
+    if isinstance(given, DataLoader):
+        _tell_epoch(epoch, *_samplers(given))
 
 
 def _tell_epoch(epoch: int, *parts: Any) -> None:
@@ -530,39 +629,9 @@ def _tell_epoch(epoch: int, *parts: Any) -> None:
             part.set_epoch(epoch)
 
 
-class SeededDataset(Dataset[Any]):
-    """Reads (seed, index) tickets: seeds the process's generators once per batch, then reads the user's set."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._many = getattr(dataset, "__getitems__", None)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, ticket: tuple[int, Any]) -> Any:
-        rng.seed_host(ticket[0])
-        return self.dataset[ticket[1]]
-
-    def __getitems__(self, tickets: list[tuple[int, Any]]) -> list[Any]:
-        """A batch: its first ticket's seed is the batch's."""
-        rng.seed_host(tickets[0][0])
-        indices = [index for _, index in tickets]
-        if self._many is not None:
-            return self._many(indices)
-        return [self.dataset[index] for index in indices]
-
-
-class _Tickets:
-    """The sampler of the rebuilt loader: gives (seed, index) for every index of the epoch's rest."""
-
-    def __init__(self, batched: bool) -> None:
-        self.items: list[tuple[int, Any]] = []
-        self._batched = batched
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Any]:
-        for seed, item in self.items:
-            yield [(seed, index) for index in item] if self._batched else (seed, item)
+def _warn_of_replay(name: str, batches: int) -> None:
+    warnings.warn(
+        f"{name} can't say where it is: its first {batches} batches are read again to resume. That is exact only if it "
+        "gives the same batches each time. A map-style DataLoader or a footplate.data.Loader resumes at once and exactly.",
+        stacklevel=3,
+    )

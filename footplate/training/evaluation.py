@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.data.adapt import even, weigher
+from footplate.data.adapt import even, tell_samplers, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import close, together
@@ -64,6 +64,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             log.dataloader_idx = several
             ahead = read_ahead(trainer, loader, name)
             transfer = trainer.transfer(moved=ahead is not None)
+            tell_samplers(loader, trainer.progress.epoch)
             check_order(trainer, loader)
             batches = batches_of(loader, ahead, limit)
             weight, alike = weigher(loader, trainer.world), lockstep or even(loader)
