@@ -32,6 +32,7 @@ class Progress:
         batches: batches trained on since the beginning.
         global_step: optimizer steps since the beginning.
         validated_at: `batches` when validation last finished, so that a resumed run neither repeats nor skips one.
+        unvalidated_s: seconds since then, where validation goes by the clock.
         epoch_ended: the end of the epoch has been dealt with, but for what saves.
         seconds: time spent training in earlier attempts and this one.
     """
@@ -41,6 +42,7 @@ class Progress:
     batches: int = 0
     global_step: int = 0
     validated_at: int = -1
+    unvalidated_s: float = 0.0
     epoch_ended: bool = False
     seconds: float = 0.0
 

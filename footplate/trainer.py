@@ -130,7 +130,8 @@ class Trainer(View):
         limit_test_batches: see above.
         limit_predict_batches: see above.
         overfit_batches: train and validate on so many batches (or such a part), the same ones, unshuffled.
-        val_check_interval: validate after so many batches, or such a part of an epoch (default: once an epoch).
+        val_check_interval: validate after so many batches, such a part of an epoch (default: once an epoch), or so much
+            time: "DD:HH:MM:SS", "HH:MM:SS", a timedelta or a dict of its arguments.
         check_val_every_n_epoch: only in every so many-th epoch; None counts `val_check_interval` over epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: how often metrics are read from the device and reported.
@@ -192,7 +193,7 @@ class Trainer(View):
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
         overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | None = None,
+        val_check_interval: int | float | Duration | None = None,
         check_val_every_n_epoch: int | None = 1,
         num_sanity_val_steps: int = 2,
         log_every_n_steps: int = 50,

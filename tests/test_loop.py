@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from datetime import timedelta
 
 import pytest
 import torch
@@ -144,3 +145,48 @@ def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumula
         return losses
 
     assert run(log_every_n_steps=1, val_check_interval=2) == run(log_every_n_steps=50, num_sanity_val_steps=0)
+
+
+class Validates(Classifier):
+    """Notes after which batches it is validated."""
+
+    def __init__(self):
+        super().__init__()
+        self.after = []
+
+    def on_validation_start(self):
+        self.after.append(self.trainer.progress.batches)
+
+
+class Passes(fp.Callback):
+    """Lets so many seconds pass for the loop after certain batches; saves after the last of them."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        batches = trainer.progress.batches
+        if batches in self.seconds:
+            trainer._loop._validated_s -= self.seconds[batches]
+        if batches == max(self.seconds) + 1:
+            trainer.save_checkpoint(trainer.run_dir / "cut.ckpt")
+
+
+@pytest.mark.parametrize("interval", ["01:00:00", "00:01:00:00", {"minutes": 60}, timedelta(hours=1)])
+def test_validation_goes_by_the_clock_over_epochs_and_attempts(trainer, interval):
+    arguments = {"max_epochs": 3, "val_check_interval": interval, "num_sanity_val_steps": 0}
+    first = Validates()
+    trainer(**arguments, callbacks=[Passes({3: 3601.0, 5: 1800.0, 14: 1800.0, 17: 1000.0})]).fit(
+        first, loader(), loader(20)
+    )
+    assert first.after == [3, 14]
+    again = Validates()
+    made = trainer(**arguments, callbacks=[Passes({20: 2601.0})])
+    made.fit(again, loader(), loader(20), ckpt_path=made.run_dir / "cut.ckpt")
+    assert again.after == [20]
+
+
+@pytest.mark.parametrize("interval", ["1:00", "an hour", {"months": 1}, timedelta(0)])
+def test_a_duration_between_validations_that_is_none_is_refused(trainer, interval):
+    with pytest.raises(fp.ConfigError, match=r"val_check_interval=.*expected"):
+        trainer(val_check_interval=interval)

@@ -93,7 +93,7 @@ def test_validation_interval(interval, epochs, batches, expected):
         (0, 10, "expected batches"),
         (-0.5, 10, "expected batches"),
         (True, 10, "expected batches"),
-        ("5", 10, "expected batches"),
+        ("5", 10, 'expected "DD:HH:MM:SS"'),
         (0.5, math.inf, "unknown length"),
     ],
 )

@@ -97,8 +97,12 @@ class Timer(Callback):
                 trainer.print(f"Time is up: training has taken {timedelta(seconds=int(self.time_elapsed()))}.")
 
 
-def parse_duration(duration: Duration) -> timedelta:
+def parse_duration(duration: Duration, name: str = "max_time") -> timedelta:
     """A duration in any of the forms that `max_time` takes.
+
+    Args:
+        duration: that.
+        name: of the argument, for errors.
 
     Raises:
         ConfigError: none of them, or not positive.
@@ -113,7 +117,7 @@ def parse_duration(duration: Duration) -> timedelta:
             days, hours, minutes, seconds = (int(part) for part in str(duration).strip().split(":"))
             parsed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     except (ValueError, TypeError):
-        raise ConfigError(f"max_time={duration!r}: {expected}") from None
+        raise ConfigError(f"{name}={duration!r}: {expected}") from None
     if parsed <= timedelta(0):
-        raise ConfigError(f"max_time={duration!r}: must be more than nothing; {expected}")
+        raise ConfigError(f"{name}={duration!r}: must be more than nothing; {expected}")
     return parsed

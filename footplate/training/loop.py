@@ -35,6 +35,7 @@ from footplate.training.ahead import next_chunk
 from footplate.training.alike import check_order
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
+from footplate.training.settings import validation_seconds
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -72,6 +73,8 @@ class TrainingLoop:
         self._checked = trainer.progress.batches > 0
         self._log_every = trainer.log_every_n_steps
         self._val_every = trainer.val_check_batches
+        self._val_seconds = validation_seconds(trainer.val_check_interval)
+        self._validated_s = self._agreement.now_s - trainer.progress.unvalidated_s
         self._by_step = False
         self._batch_start = trainer.hooks.get("on_train_batch_start")
         self._batch_end = trainer.hooks.get("on_train_batch_end")
@@ -229,10 +232,11 @@ class TrainingLoop:
         trainer = self.trainer
         trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, trainer.num_val_batches))
         trainer.reports.send(trainer.progress.global_step, trainer.progress.epoch)
-        trainer.progress.validated_at = trainer.progress.batches
+        trainer.progress.validated_at, trainer.progress.unvalidated_s = trainer.progress.batches, 0.0
         for hook in trainer.hooks.late("on_validation_end"):
             hook()
         self._agreement.settle()
+        self._validated_s = self._agreement.now_s
 
     def _begin_epoch(self) -> None:
         trainer = self.trainer
@@ -288,7 +292,8 @@ class TrainingLoop:
         trainer.step.finish_window(progress.epoch, progress.batch_idx - 1)
         if progress.global_step != steps_before:
             self._report_late_step(steps_before)
-        if math.isinf(self._val_every) and self.val_loaders and self._validates_in_epoch():
+        by_clock = self._val_seconds is not None
+        if math.isinf(self._val_every) and not by_clock and self.val_loaders and self._validates_in_epoch():
             self.validate()
 
     def _report_late_step(self, steps_before: int) -> None:
@@ -323,6 +328,9 @@ class TrainingLoop:
             return False
         if self._agreement.stop and self._may_stop():
             return self._validates_in_epoch()  # so that what was trained last is judged, and saved
+        if self._val_seconds is not None:
+            self._progress.unvalidated_s = self._agreement.now_s - self._validated_s
+            return self._progress.unvalidated_s >= self._val_seconds and self._validates_in_epoch()
         if math.isinf(self._val_every):
             return False
         if self.trainer.check_val_every_n_epoch is None:

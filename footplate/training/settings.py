@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from footplate.callbacks.timer import Duration, parse_duration
 from footplate.checkpoint.storage import is_remote
 from footplate.errors import ConfigError
 
@@ -75,14 +77,30 @@ def count_batches(loader: Any) -> float:
         return math.inf
 
 
+def validation_seconds(val_check_interval: Any) -> float | None:
+    """After how many seconds validation is due, of a duration; None of batches or a part of an epoch.
+
+    Raises:
+        ConfigError: text, a dict or a timedelta that is no duration.
+    """
+    if not isinstance(val_check_interval, (str, timedelta, dict)):
+        return None
+    if isinstance(val_check_interval, str) and val_check_interval.count(":") == 2:
+        val_check_interval = f"00:{val_check_interval}"
+    return parse_duration(val_check_interval, "val_check_interval").total_seconds()
+
+
 def validation_interval(
-    val_check_interval: int | float | None, check_val_every_n_epoch: int | None, batches: float
+    val_check_interval: int | float | Duration | None, check_val_every_n_epoch: int | None, batches: float
 ) -> float:
-    """After how many training batches validation is due; infinite for the end of an epoch of unknown length.
+    """After how many training batches validation is due; infinite for the end of an epoch of unknown length, and where it
+    goes by the clock.
 
     Raises:
         ConfigError: more batches than an epoch has, or a part of an unknown number.
     """
+    if validation_seconds(val_check_interval) is not None:
+        return math.inf
     if val_check_interval is None or (isinstance(val_check_interval, float) and val_check_interval == 1.0):
         return batches
     if (
@@ -91,7 +109,8 @@ def validation_interval(
         or val_check_interval <= 0
     ):
         raise ConfigError(
-            f"val_check_interval={val_check_interval!r}: expected batches (100) or a part of an epoch (0.25)."
+            f"val_check_interval={val_check_interval!r}: expected batches (100), a part of an epoch (0.25) or a duration "
+            '("00:15:00", timedelta(minutes=15), {"minutes": 15}).'
         )
     if isinstance(val_check_interval, int):
         if check_val_every_n_epoch is not None and val_check_interval > batches:

@@ -11,6 +11,7 @@ from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, Mo
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
+    from footplate.callbacks.timer import Duration
     from footplate.metrics import MetricLog
     from footplate.parallel.agreement import Agreement
     from footplate.state import Progress
@@ -31,7 +32,7 @@ class View:
     max_epochs: int | None
     max_steps: int
     accumulate_grad_batches: int
-    val_check_interval: int | float | None
+    val_check_interval: int | float | Duration | None
     check_val_every_n_epoch: int | None
     _loop: TrainingLoop | None
     _training_metrics: MetricLog

@@ -101,7 +101,7 @@ ARGUMENTS = (
         "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches check_val_every_n_epoch "
         "num_sanity_val_steps enable_checkpointing enable_progress_bar enable_model_summary "
         "gradient_clip_val gradient_clip_algorithm deterministic benchmark inference_mode detect_anomaly overfit_batches "
-        "sync_batchnorm use_distributed_sampler"
+        "sync_batchnorm use_distributed_sampler val_check_interval"
     ),
     Row("num_nodes", "different", "makes its calls on the cluster (Ray, Spark) that the process is connected to; processes "
         "that were started already must be `num_nodes` × `devices`"),
@@ -112,7 +112,6 @@ ARGUMENTS = (
     Row("accumulate_grad_batches", "different", "with a loader of unknown length, the last, partial window is stepped "
         "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
-    Row("val_check_interval", "different", "batches or a part of an epoch; a duration is refused"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
     *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
 )  # fmt: skip
