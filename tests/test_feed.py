@@ -9,6 +9,7 @@ import contextlib
 import random
 import threading
 import time
+from collections import UserDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.data.adapt import adapt, made_elsewhere
 from footplate.hardware.cpu import CPU
-from footplate.step.transfer import map_tensors, movable
+from footplate.step.transfer import map_tensors, movable, to_device
 
 
 class Asynchronous(CPU):
@@ -472,6 +473,37 @@ class Marked:
 
     def __post_init__(self) -> None:
         self.mask = self.rows[0] > 0
+
+
+class Wrapped(UserDict):
+    """A mapping that moves itself, as transformers' BatchEncoding does."""
+
+    def to(self, device: torch.device) -> Wrapped:
+        self["moved"] = True
+        return Wrapped({name: value.to(device) for name, value in self.items() if name != "moved"})
+
+
+class InPlace:
+    """An object that moves itself, and returns nothing."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(2)
+
+    def to(self, device: torch.device) -> None:
+        self.x = self.x.to(device)
+
+
+def test_an_object_with_a_to_of_its_own_moves_itself():
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    wrapped, parcel = Wrapped(x=torch.ones(2)), InPlace()
+    moved = to_device({"packed": packed, "many": [wrapped, parcel]}, torch.device("meta"))
+    assert moved["packed"].data.device.type == "meta"
+    assert moved["packed"].batch_sizes.device.type == "cpu"
+    assert wrapped["moved"] is True
+    assert moved["many"][0]["x"].device.type == "meta"
+    assert moved["many"][1] is parcel
+    assert parcel.x.device.type == "meta"
+    assert next(movable([packed, wrapped, torch.float32])) is packed
 
 
 def test_what_is_moved_of_a_batch_is_found_again_wherever_it_is():

@@ -412,6 +412,7 @@ class SeededDataLoader(Positioned):
         self._weights: list[float] = []
         self._drawn: list[Any] | None = None
         self._saved: Digest | None = None
+        self._saved_epoch = self._order_epoch = -1  # the epochs whose orders are in `_saved` and `_order`
         self._order = ""
         self._iterates_itself = _iterates_itself(loader)
         self._counts_itself = _overrides(loader, "__len__")
@@ -522,7 +523,7 @@ class SeededDataLoader(Positioned):
     def state_dict(self) -> dict[str, Any]:
         """The position, and in which batches it counts."""
         sizes = {"batch_size": self._unit, "global_batch_size": self.global_batch_size, "ranks": self._ranks}
-        return {**super().state_dict(), **sizes, "data": self.digest.state_dict()}
+        return {**super().state_dict(), **sizes, "data": self.digest.state_dict(), "order_epoch": self._order_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after those batches; on another number of ranks, with the same global batches.
@@ -534,6 +535,7 @@ class SeededDataLoader(Positioned):
         size, ranks = state.get("global_batch_size"), state.get("ranks", self._ranks)
         self._global, self._misfit = None, None
         self._saved = Digest.from_state(state["data"]) if "data" in state else None  # an earlier version has none
+        self._saved_epoch = state.get("order_epoch", -1)
         if self._saved is not None and self._saved.content != self._content:
             self._misfit = (
                 f"The checkpoint was made in mid-epoch on another data set ({self._saved.uri}): this one "
@@ -561,8 +563,9 @@ class SeededDataLoader(Positioned):
     def _shares(self, start: int) -> list[Share]:
         """The shares of this rank in the epoch, of which `start` were handed out before a checkpoint."""
         order = self._draw_order() if self._drawn is None else self._drawn
-        self._order = hashed(order)
-        if start and self._saved is not None and self._saved.rows not in ("", self._order):
+        self._order, self._order_epoch = hashed(order), self._epoch
+        saved = self._saved if self._saved_epoch == self._epoch else None
+        if start and saved is not None and saved.rows != self._order:
             warnings.warn(
                 f"The sampler of {self.digest.uri} gives another order of epoch {self._epoch} than when the checkpoint was "
                 "made, so the rest of this epoch isn't what it would have been. Use the same sampler to resume exactly.",

@@ -188,7 +188,7 @@ class _Lane:
         """The batch on the device, the state, and on CUDA the event after which it is there."""
         if self._streams is None:
             return self._move(batch), state, None
-        batch = map_tensors(batch, _pinned)
+        batch = map_tensors(batch, _pinned, lambda one: callable(getattr(one, "pin_memory", None)))
         stream = self._streams.for_copies_of(batch)
         with torch.cuda.stream(stream):
             return self._move(batch), state, stream.record_event()
@@ -212,7 +212,7 @@ class _Streams:
         current = torch.cuda.current_stream(self.device)
         current.wait_event(copied)
         for one in movable(batch):
-            if hasattr(one, "record_stream"):
+            if hasattr(one, "record_stream") and getattr(one, "is_cuda", True):
                 one.record_stream(current)
 
 

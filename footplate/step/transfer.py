@@ -19,7 +19,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     Copies from pinned memory don't wait for the device.
     """
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def move(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return one.to(device, non_blocking=True)
+        moved = one.to(device)
+        return one if moved is None else moved  # it may have moved itself in place
+
+    return map_tensors(batch, move, moves_itself)
 
 
 def make_transfer(
@@ -63,19 +70,32 @@ def _owner(module: Any, datamodule: Any, name: str) -> Any:
     return next((one for one in (datamodule, module) if one is not None and overrides(one, name)), None)
 
 
-def map_tensors(batch: Any, function: Any) -> Any:
-    """`batch` with `function` applied to every tensor (and to objects with a `.to`), its containers kept as they are."""
-    if isinstance(batch, Tensor):
+def moves_itself(batch: Any) -> bool:
+    """Whether an object is no tensor, and has a `.to` of its own: PyG's `Data`, a `PackedSequence`, a `BatchEncoding`."""
+    return not isinstance(batch, Tensor) and not isinstance(batch, type) and callable(getattr(batch, "to", None))
+
+
+def map_tensors(batch: Any, function: Any, whole: Callable[[Any], bool] | None = None) -> Any:
+    """`batch` with `function` applied to every tensor (and to objects with a `.to`), its containers kept as they are.
+
+    Args:
+        batch: nested in any way.
+        function: of a tensor, or of such an object.
+        whole: says of a container that it isn't taken apart: `function` gets it as it is.
+    """
+    if isinstance(batch, Tensor) or (whole is not None and whole(batch)):
         return function(batch)
     if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(value, function) for key, value in batch.items()}
+        mapped = {key: map_tensors(value, function, whole) for key, value in batch.items()}
         return mapped if type(batch) is dict else rebuild(batch, mapped)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return type(batch)(*(map_tensors(value, function, whole) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        return type(batch)(map_tensors(value, function, whole) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        changed = {f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init}
+        changed = {
+            f.name: map_tensors(getattr(batch, f.name), function, whole) for f in dataclasses.fields(batch) if f.init
+        }
         return dataclasses.replace(batch, **changed)
     if callable(getattr(batch, "to", None)):
         return function(batch)
@@ -83,20 +103,20 @@ def map_tensors(batch: Any, function: Any) -> Any:
 
 
 def movable(batch: Any) -> Iterator[Any]:
-    """Every tensor and every object with a `.to` in a nested batch: what `map_tensors` has a function for."""
+    """Every tensor and every object with a `.to` in a nested batch; a mapping with a `.to` is known by its values."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
             yield from movable(value)
+    elif moves_itself(batch):
+        yield batch
     elif isinstance(batch, (list, tuple)):
         for value in batch:
             yield from movable(value)
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         for field in dataclasses.fields(batch):
             yield from movable(getattr(batch, field.name))
-    elif callable(getattr(batch, "to", None)):
-        yield batch
 
 
 def as_tensors(data: Any, device: torch.device) -> Any:

@@ -71,6 +71,7 @@ def test_an_unknown_mode_is_refused() -> None:
         CombinedLoader([range(2)], "longest")  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("error:The sampler of")
 @settings(max_examples=40)
 @given(SIZES, st.sampled_from(MODES), st.data())
 def test_a_combination_goes_on_where_it_was_and_where_it_was_before(sizes: Any, mode: Any, data: Any) -> None:
