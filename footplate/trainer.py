@@ -24,6 +24,7 @@ import torch
 
 from footplate import checkpoint, optim, rng
 from footplate.callbacks import Callback, ModelSummary, ProgressBar
+from footplate.callbacks.base import is_kind
 from footplate.callbacks.everywhere import present
 from footplate.callbacks.timer import Duration
 from footplate.checkpoint.shards import cut_out
@@ -74,6 +75,7 @@ from footplate.training.prepare import (
     named_checkpoint,
     read_checkpoint,
     refuse_arguments,
+    replaces,
     split_datamodule,
     training_loader,
     translate_callbacks,
@@ -477,6 +479,7 @@ class Trainer(View):
     # How a run is put together
 
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
+        self.should_stop = False
         self._set_up("fit")
         found = self._find_checkpoint(ckpt_path)
         self.resumed_from = named_checkpoint(ckpt_path, found)
@@ -507,7 +510,6 @@ class Trainer(View):
         self._state.loader = loop.source
         if loaded is None:
             loop.sanity_check()
-        self.should_stop = False
         self.training_in_progress = True
         self.hooks.call("on_train_start")
         self.agreement.settle()
@@ -593,11 +595,11 @@ class Trainer(View):
 
     def _all_callbacks(self) -> list[Any]:
         """The trainer's, those of `everywhere` and of the accelerator, and the module's, which replace those of the same
-        type; late ones last.
+        type, and the usual ones; late ones last.
         """
         callbacks = [*self.own_callbacks, *present(), *self.accelerator.callbacks()]
         for callback in translate_callbacks(as_list(self.module.configure_callbacks())):
-            callbacks = [one for one in callbacks if type(one) is not type(callback)] + [callback]
+            callbacks = [one for one in callbacks if not replaces(callback, one)] + [callback]
         if self.world.rank != 0:
             callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
         if not all(isinstance(one, Callback) for one in callbacks):
@@ -944,7 +946,7 @@ class Trainer(View):
         if self.world.rank != 0:
             return
         for callback in self.callbacks:
-            if isinstance(callback, ProgressBar):
+            if is_kind(callback, ProgressBar):
                 callback.print(*args, **kwargs)
                 return
         log.info(" ".join(map(str, args)))

@@ -94,19 +94,36 @@ class Decaying(Classifier):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), "interval": "step"}]
 
 
-@pytest.mark.parametrize(("interval", "steps"), [("step", [4, 8, 12]), ("epoch", [12]), (None, [4, 8, 12, 12])])
-def test_learning_rates_are_logged_by_step_or_epoch(interval, steps, trainer):
+@pytest.mark.parametrize(("interval", "steps"), [("step", [4, 8, 12]), ("epoch", [12, 24]), (None, [4, 8, 12])])
+def test_learning_rates_that_were_used_are_logged_by_step_or_epoch(interval, steps, trainer):
     rows = Rows()
     monitor = fp.LearningRateMonitor(interval)
-    trainer(max_epochs=1, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
+    epochs = 2 if interval == "epoch" else 1
+    trainer(max_epochs=epochs, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
     found = [(row["step"], row["lr-SGD"]) for row in rows.rows if "lr-SGD" in row]
     assert [step for step, _ in found] == steps
-    assert all(lr == pytest.approx(0.1 * 0.5**step) for step, lr in found)
+    used = {
+        step: step - 12 if interval == "epoch" else step - 1 for step in steps
+    }  # schedulers have stepped this often
+    assert all(lr == pytest.approx(0.1 * 0.5 ** used[step]) for step, lr in found)
+
+
+def test_an_epochs_learning_rate_is_the_same_after_an_interruption(trainer, tmp_path):
+    whole, first, second = Rows(), Rows(), Rows()
+    options = {"log_every_n_steps": 50, "callbacks": [fp.LearningRateMonitor("epoch")]}
+    trainer(logger=whole, default_root_dir=tmp_path / "whole", **options).fit(Decaying(), loader())
+    for rows, steps in ((first, 17), (second, -1)):
+        monitors = [fp.LearningRateMonitor("epoch"), fp.ModelCheckpoint()]
+        made = trainer(log_every_n_steps=50, logger=rows, callbacks=monitors, max_steps=steps)
+        made.fit(Decaying(), loader(), ckpt_path="last")
+
+    rates = [[row["lr-SGD"] for row in rows.rows if "lr-SGD" in row] for rows in (whole, second)]
+    assert rates[1][-1:] == rates[0][-1:] != []
 
 
 def test_momentum_and_weight_decay_too(trainer):
     monitor = fp.LearningRateMonitor(log_momentum=True, log_weight_decay=True)
-    trainer(max_epochs=1, callbacks=[monitor]).fit(Decaying(), loader())
+    trainer(max_epochs=1, log_every_n_steps=12, callbacks=[monitor]).fit(Decaying(), loader())
     assert monitor.lrs["lr-SGD-momentum"] == [0.9]
     assert monitor.lrs["lr-SGD-weight_decay"] == [0.01]
 
@@ -128,7 +145,7 @@ def test_groups_and_several_optimizers_have_names_of_their_own(trainer):
 
     monitor = fp.LearningRateMonitor()
     trainer(max_epochs=1, callbacks=[monitor]).fit(Several(), loader())
-    assert monitor.lrs == {"lr-SGD/pg1": [0.1], "lr-SGD/pg2": [0.2], "lr-Adam-1": [0.3], "bias": [0.4]}
+    assert monitor.lrs == {"lr-SGD/pg1": [0.1], "lr-SGD/pg2": [0.2], "lr-Adam": [0.3], "bias": [0.4]}
 
 
 def test_an_unknown_interval_is_refused():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -172,3 +173,28 @@ from footplate.training.lock import only_writer
 with only_writer(pathlib.Path(sys.argv[1]), patience_s=0.1):
     pass
 """
+
+
+def test_the_lock_leaves_nothing_behind(tmp_path):
+    with only_writer(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_one_of_many_has_it_at_a_time_though_each_removes_the_file(tmp_path):
+    inside, most = [], []
+
+    def take(name: int) -> None:
+        for _ in range(20):
+            with only_writer(tmp_path, patience_s=120):
+                inside.append(name)
+                most.append(len(inside))
+                inside.remove(name)
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 80
+    assert set(most) == {1}

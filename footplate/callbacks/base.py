@@ -163,3 +163,8 @@ class Callback:
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
         """Training was stopped by an exception, KeyboardInterrupt included."""
+
+
+def is_kind(callback: Any, kind: type) -> bool:
+    """Whether a callback is of a kind of ours, or of Lightning's class of the same name."""
+    return isinstance(callback, kind) or any(base.__name__ == kind.__name__ for base in type(callback).__mro__)

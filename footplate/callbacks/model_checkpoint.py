@@ -85,7 +85,7 @@ class ModelCheckpoint(Callback):
         for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
             if value is not None and value < 0:
                 raise ConfigError(f"ModelCheckpoint({name}={value}): expected 0 (never) or more.")
-        if sum(bool(given) for given in (every_n_train_steps, train_time_interval, every_n_epochs)) > 1:
+        if sum((bool(every_n_train_steps), train_time_interval is not None, bool(every_n_epochs))) > 1:
             raise ConfigError(
                 "ModelCheckpoint: give one of every_n_train_steps, train_time_interval and every_n_epochs; "
                 "for several rhythms, use several ModelCheckpoints."
@@ -109,10 +109,11 @@ class ModelCheckpoint(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self.best_k_models: dict[str, float] = {}
+        self._kept_scores: dict[str, float] = {}
         self.best_model_path = ""
         self.best_model_score: float | None = None
-        self.last_model_path = ""
+        self._latest = ""
+        self._last_link: Place | None = None
         self.current_score: float | None = None
         self._unkept: set[str] = set()  # what the latest save made superfluous
         self._there: set[str] = set()  # what lay in the directory when training began
@@ -123,8 +124,23 @@ class ModelCheckpoint(Callback):
         self._saved_when = 0.0
 
     @property
+    def best_k_models(self) -> dict[str, float]:
+        """The score of each checkpoint that is kept as one of the best, or of the latest, by its path."""
+        return self._kept_scores
+
+    @property
+    def last_model_path(self) -> str:
+        """The newest checkpoint."""
+        return self._latest
+
+    @property
+    def _directory(self) -> Place:
+        assert self.dirpath is not None
+        return to_place(self.dirpath)
+
+    @property
     def _by_step(self) -> bool:
-        return bool(self.every_n_train_steps or self.train_time_interval)
+        return bool(self.every_n_train_steps) or self.train_time_interval is not None
 
     @property
     def state_key(self) -> str:
@@ -136,8 +152,9 @@ class ModelCheckpoint(Callback):
             "dirpath": str(self.dirpath),
             "best_model_path": self.best_model_path,
             "best_model_score": self.best_model_score,
-            "best_k_models": dict(self.best_k_models),
-            "last_model_path": self.last_model_path,
+            "best_k_models": dict(self._kept_scores),
+            "last_model_path": self._latest,
+            "last_link": None if self._last_link is None else str(self._last_link),
             "current_score": self.current_score,
             "unkept": sorted(self._unkept),
             "saved_at": self._saved_at,
@@ -146,19 +163,20 @@ class ModelCheckpoint(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.dirpath is None or not _same(to_place(state_dict["dirpath"]), self.dirpath):
+        if self.dirpath is None or not _same(to_place(state_dict["dirpath"]), to_place(self.dirpath)):
             return  # another directory: begin a new collection
         scores = state_dict["best_k_models"]
-        self.best_k_models = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
+        self._kept_scores = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
         self.best_model_path = state_dict["best_model_path"]
         self.best_model_score = state_dict["best_model_score"]
-        if self.best_k_models and self.best_model_path not in self.best_k_models:  # somebody has deleted it
-            ranks = {path: _rank(score, self.mode) for path, score in self.best_k_models.items()}
+        if self._kept_scores and self.best_model_path not in self._kept_scores:  # somebody has deleted it
+            ranks = {path: _rank(score, self.mode) for path, score in self._kept_scores.items()}
             self.best_model_path = min(
                 reversed(ranks), key=ranks.__getitem__
             )  # without a metric all rank alike: the latest
-            self.best_model_score = self.best_k_models[self.best_model_path]
-        self.last_model_path = state_dict["last_model_path"]
+            self.best_model_score = self._kept_scores[self.best_model_path]
+        self._latest = state_dict["last_model_path"]
+        self._last_link = to_place(state_dict["last_link"]) if state_dict.get("last_link") else None
         self.current_score = state_dict["current_score"]
         self._left_over = set(state_dict.get("unkept", ()))
         self._saved_at = state_dict["saved_at"]
@@ -166,7 +184,7 @@ class ModelCheckpoint(Callback):
         self._due_after_validation = state_dict.get("due_after_validation", False)
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
-        dirpath = trainer.checkpoint_dir if self.dirpath is None else self.dirpath
+        dirpath = trainer.checkpoint_dir if self.dirpath is None else self._directory
         self.dirpath = dirpath = trainer.group.from_first(trainer.for_all(dirpath))
         if stage != "fit":
             return
@@ -180,8 +198,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
-        best = self.best_k_models, self.best_model_path, self.best_model_score
-        self.best_k_models, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
+        best = self._kept_scores, self.best_model_path, self.best_model_score
+        self._kept_scores, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
         if self.save_on_train_epoch_end is None:
             self.save_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
 
@@ -249,7 +267,7 @@ class ModelCheckpoint(Callback):
         if trainer.fast_dev_run or self.save_weights_only:
             return None
         if trainer.progress.batches == self._saved_batches:
-            return to_place(self.last_model_path)
+            return to_place(self._latest)
         kept = self.monitor is None and self.save_top_k != 0
         path = self._path(trainer, self._values(trainer), None, kept)
         self._write(trainer, path, None, kept)
@@ -257,12 +275,11 @@ class ModelCheckpoint(Callback):
 
     def _write(self, trainer: Trainer, path: Place, score: float | None, kept: bool) -> None:
         """Write a checkpoint, as the last; once it is complete, delete what it makes superfluous."""
-        assert self.dirpath is not None
         before = self._own_paths()
         if kept:
             self._remember(path, score)
         is_best = self.best_model_path == str(path)
-        self.last_model_path = str(path)
+        self._latest = str(path)
         self._saved_at, self._saved_when = trainer.global_step, trainer.clock()
         self._saved_batches = trainer.progress.batches
         unkept = self._unkept = (before | self._left_over) - self._own_paths() - self._others_paths(trainer)
@@ -270,12 +287,15 @@ class ModelCheckpoint(Callback):
             old for old in unkept if trainer.resumed_from is not None and _same(to_place(old), trainer.resumed_from)
         }
         self._left_over = set()
-        last_link, best_link = self._links()
+        last_link, best_link = self._links(trainer)
+        old_link, self._last_link = self._last_link, last_link
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
 
         def finish() -> None:
             if last_link is not None:
                 checkpoint.point(last_link, path)
+                if old_link is not None and old_link != last_link:
+                    checkpoint.unpoint(old_link)
             if best_link is not None and is_best:
                 checkpoint.point(best_link, path)
             for old in unkept:
@@ -292,54 +312,52 @@ class ModelCheckpoint(Callback):
     def _is_kept(self, score: float | None) -> bool:
         if self.save_top_k == 0:
             return False
-        if self.save_top_k == -1 or score is None or len(self.best_k_models) < self.save_top_k:
+        if self.save_top_k == -1 or score is None or len(self._kept_scores) < self.save_top_k:
             return True
-        return any(better(score, other, self.mode) for other in self.best_k_models.values())
+        return any(better(score, other, self.mode) for other in self._kept_scores.values())
 
     def _remember(self, path: Place, score: float | None) -> None:
         if score is None:
-            self.best_k_models.pop(str(path), None)  # saved anew, it is the latest
-            self.best_k_models[str(path)] = 0.0
+            self._kept_scores.pop(str(path), None)  # saved anew, it is the latest
+            self._kept_scores[str(path)] = 0.0
             if self.save_top_k != -1:
-                self.best_k_models = dict(list(self.best_k_models.items())[-self.save_top_k :])
+                self._kept_scores = dict(list(self._kept_scores.items())[-self.save_top_k :])
             self.best_model_path = str(path)
             return
-        self.best_k_models[str(path)] = score
-        ranked = sorted(self.best_k_models.items(), key=lambda item: _rank(item[1], self.mode))
+        self._kept_scores[str(path)] = score
+        ranked = sorted(self._kept_scores.items(), key=lambda item: _rank(item[1], self.mode))
         if self.save_top_k != -1:
             ranked = ranked[: self.save_top_k]
-        self.best_k_models = dict(ranked)
+        self._kept_scores = dict(ranked)
         self.best_model_path, self.best_model_score = ranked[0]
 
     def _path(self, trainer: Trainer, values: Mapping[str, float], score: float | None, kept: bool) -> Place:
         """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
-        assert self.dirpath is not None
-        last_link, best_link = self._links()
+        links = self._links(trainer)
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
-        path = self.dirpath / f"{name}{checkpoint.SUFFIX}"
-        still_kept = set(self.best_k_models) - ({self._superseded()} if kept else set())
+        path = self._directory / f"{name}{checkpoint.SUFFIX}"
+        still_kept = set(self._kept_scores) - ({self._superseded()} if kept else set())
         taken = still_kept | self._others_paths(trainer)
         there = self._there - self._own_paths() - self._unkept - self._left_over
         version = 1
-        while path in (last_link, best_link) or (self.enable_version_counter and str(path) in taken | there):
-            path = self.dirpath / f"{name}-v{version}{checkpoint.SUFFIX}"
+        while path in links or (self.enable_version_counter and str(path) in taken | there):
+            path = self._directory / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1
         return trainer.group.from_first(path)
 
-    def _links(self) -> tuple[Place | None, Place | None]:
+    def _links(self, trainer: Trainer) -> tuple[Place | None, Place | None]:
         """`last.ckpt` and `best.ckpt`, as far as this saver keeps them."""
-        assert self.dirpath is not None
-        last = self.dirpath / checkpoint.LAST if self.save_last else None
-        return last, self.dirpath / f"best{checkpoint.SUFFIX}" if self.monitor is not None else None
+        last = self._directory / checkpoint.LAST if self.save_last else None
+        return last, self._directory / f"best{checkpoint.SUFFIX}" if self.monitor is not None else None
 
     def _superseded(self) -> str:
         """Which of the best is no longer kept when one more is; nothing, if there is room."""
-        if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k:
+        if self.save_top_k == -1 or len(self._kept_scores) < self.save_top_k:
             return ""
-        return max(self.best_k_models, key=lambda path: _rank(self.best_k_models[path], self.mode))
+        return max(self._kept_scores, key=lambda path: _rank(self._kept_scores[path], self.mode))
 
     def _own_paths(self) -> set[str]:
-        return {*self.best_k_models, self.last_model_path} - {""}
+        return {*self._kept_scores, self._latest} - {""}
 
     def _others_paths(self, trainer: Trainer) -> set[str]:
         """What other savers keep, which may be in the same directory."""

@@ -196,6 +196,12 @@ def point(link: str | Place, target: str | Place) -> None:
     store_of(place).point(place, to_place(target))
 
 
+def unpoint(link: str | Place) -> None:
+    """Remove a link that `point` has made, and nothing else."""
+    place = to_place(link)
+    store_of(place).unpoint(place)
+
+
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """See `footplate.Module.load_from_checkpoint`."""
     import inspect

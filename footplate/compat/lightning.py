@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
+from footplate.callbacks.base import is_kind
 from footplate.checkpoint import load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
@@ -233,7 +234,7 @@ def _strategy(trainer: Trainer) -> Any:
 
 
 def _of_type(trainer: Trainer, kind: type) -> list[Any]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]
+    return [callback for callback in trainer.callbacks if is_kind(callback, kind)]
 
 
 def _loaders(name: str) -> Any:

@@ -1,17 +1,16 @@
 """Lightning's callbacks on our trainer.
 
 Most of them, and those that people write, only use hooks and public attributes of the trainer: they run as they are.
-Those that we have ourselves (EarlyStopping, ModelCheckpoint, …) lean on Lightning's loops: ours take their place, and the
-user's object and ours share one `__dict__`, so that `checkpoint.best_model_path` can still be read from the user's.
+Some of Lightning's own read its loops here and there: `lightning_classes.py` replaces those methods.
 Those that drive Lightning's own loops are refused, each with what to use instead.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
+from footplate.compat.lightning_classes import replace_methods
 from footplate.data.sharing import share_rows
 from footplate.errors import ConfigError
 from footplate.parallel.world import World
@@ -20,20 +19,8 @@ if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
 REFUSED_CALLBACKS = {
-    "DeviceStatsMonitor": "it reads Lightning's own logger connector. In a callback of yours, "
-    "trainer.accelerator.stats(trainer.device) has the figures",
     "ThroughputMonitor": "it reads Lightning's own loops. The progress display shows batches per second",
-    "OnExceptionCheckpoint": "it deletes its checkpoint when the trainer is torn down, which here is after an exception "
-    'too. Use ModelCheckpoint(every_n_train_steps=…) and continue with ckpt_path="last"',
 }
-
-_NAMES = {
-    "EarlyStopping": (
-        "monitor", "min_delta", "patience", "verbose", "mode", "strict", "check_finite", "stopping_threshold",
-        "divergence_threshold",
-    ),
-    "LearningRateMonitor": ("logging_interval", "log_momentum", "log_weight_decay"),
-}  # fmt: skip
 
 
 def is_lightning(thing: Any) -> bool:
@@ -48,110 +35,23 @@ def _lineage(thing: Any) -> list[str]:
 
 
 def translate_callbacks(callbacks: list[Any]) -> list[Any]:
-    """Lightning's own callbacks as ours where ours do the same; others as they are.
+    """Lightning's callbacks, able to run here: the same objects.
 
     Raises:
         ConfigError: one that can only work inside Lightning's loops.
     """
-    translated = [_translate(callback) if is_lightning(callback) else callback for callback in callbacks]
+    translated = [_prepare(callback) if is_lightning(callback) else callback for callback in callbacks]
     if any("BasePredictionWriter" in _lineage(callback) for callback in callbacks):
         translated.insert(0, PredictionCollector())
     return translated
 
 
-def _translate(callback: Any) -> Any:
-    name = type(callback).__name__
-    lineage = _lineage(callback)
-    for base in lineage:
+def _prepare(callback: Any) -> Any:
+    for base in _lineage(callback):
         if base in REFUSED_CALLBACKS:
-            raise ConfigError(f"Lightning's {name} can't run here: {REFUSED_CALLBACKS[base]}.")
-    replaced = next((base for base in lineage if base in TRANSLATED), None)
-    if replaced is None:
-        return callback
-    kind, arguments = TRANSLATED[replaced]
-    if lineage[0] != replaced or type(callback).__name__ != replaced:
-        raise ConfigError(
-            f"{name} inherits from Lightning's {replaced}, which works on Lightning's own loops. "
-            f"Inherit from footplate.{kind.__name__} instead; its hooks and arguments are the same."
-        )
-    return _sharing(kind(**arguments(callback)), callback)
-
-
-def _sharing(translated: Any, callback: Any) -> Any:
-    """Let the user's object show what ours learns: the two have one `__dict__` from here on."""
-    if isinstance(translated, ours.Timer):  # its methods read what only Lightning's own class keeps
-        for name in ("time_elapsed", "time_remaining"):
-            setattr(callback, name, getattr(translated, name))
-        return translated
-    translated.__dict__ = callback.__dict__ = {**vars(callback), **vars(translated)}
-    return translated
-
-
-def _early_stopping(callback: Any) -> dict[str, Any]:
-    names = _NAMES["EarlyStopping"]
-    at_epoch_end = callback._check_on_train_epoch_end
-    return {**{name: getattr(callback, name) for name in names}, "check_on_train_epoch_end": at_epoch_end}
-
-
-def _lr_monitor(callback: Any) -> dict[str, Any]:
-    return {name: getattr(callback, name) for name in _NAMES["LearningRateMonitor"]}
-
-
-def _model_checkpoint(callback: Any) -> dict[str, Any]:
-    return {
-        "dirpath": callback.dirpath,
-        "filename": callback.filename,
-        "monitor": callback.monitor,
-        "verbose": callback.verbose,
-        "save_last": callback.save_last,
-        "save_top_k": callback.save_top_k,
-        "save_weights_only": callback.save_weights_only,
-        "mode": callback.mode,
-        "auto_insert_metric_name": callback.auto_insert_metric_name,
-        "every_n_train_steps": callback._every_n_train_steps or None,
-        "train_time_interval": callback._train_time_interval,
-        "every_n_epochs": callback._every_n_epochs or None,
-        "save_on_train_epoch_end": callback._save_on_train_epoch_end,
-        "enable_version_counter": callback._enable_version_counter,
-    }
-
-
-def _timer(callback: Any) -> dict[str, Any]:
-    duration = None if callback._duration is None else timedelta(seconds=callback._duration)
-    interval = str(getattr(callback._interval, "value", callback._interval))
-    return {"duration": duration, "interval": interval, "verbose": callback._verbose}
-
-
-def _nothing(callback: Any) -> dict[str, Any]:
-    return {}
-
-
-def _summary(callback: Any) -> dict[str, Any]:
-    return {"max_depth": callback._max_depth}
-
-
-def _accumulation(callback: Any) -> dict[str, Any]:
-    return {"scheduling": callback.scheduling}
-
-
-def _swa(callback: Any) -> dict[str, Any]:
-    names = ("swa_lrs", "swa_epoch_start", "annealing_epochs", "annealing_strategy", "avg_fn", "device")
-    return {name: getattr(callback, f"_{name}") for name in names}
-
-
-TRANSLATED: dict[str, tuple[type, Any]] = {
-    "GradientAccumulationScheduler": (ours.GradientAccumulationScheduler, _accumulation),
-    "StochasticWeightAveraging": (ours.StochasticWeightAveraging, _swa),
-    "EarlyStopping": (ours.EarlyStopping, _early_stopping),
-    "LearningRateMonitor": (ours.LearningRateMonitor, _lr_monitor),
-    "ModelCheckpoint": (ours.ModelCheckpoint, _model_checkpoint),
-    "Timer": (ours.Timer, _timer),
-    "TQDMProgressBar": (ours.ProgressBar, _nothing),
-    "RichProgressBar": (ours.ProgressBar, _nothing),
-    "ProgressBar": (ours.ProgressBar, _nothing),
-    "ModelSummary": (ours.ModelSummary, _summary),
-    "RichModelSummary": (ours.ModelSummary, _summary),
-}
+            raise ConfigError(f"Lightning's {type(callback).__name__} can't run here: {REFUSED_CALLBACKS[base]}.")
+    replace_methods(callback)
+    return callback
 
 
 class PredictionCollector(ours.Callback):

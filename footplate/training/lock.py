@@ -7,6 +7,9 @@ On a shared disk, the lock of a process whose machine is lost may stay for a lon
 that doesn't answer. A later attempt of the same launch, or of the same job, then takes over: it locks a new file and
 renames that to `.lock`. If the earlier attempt is still alive, it notices before it writes its next checkpoint, and ends
 (`check`). Everybody else is refused. The file says who holds the lock, of which launch, and in which attempt.
+
+A holder that is no such attempt removes the file at the end, while it still holds it. A process that waited for that file
+sees that it is no longer the directory's, and takes the next.
 """
 
 from __future__ import annotations
@@ -56,7 +59,12 @@ def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[Non
             f'default_root_dir="{directory}" can\'t be written to: {error.strerror}. Choose another directory.'
         ) from None
     with _closed_in_children(file, directory):
-        yield
+        try:
+            yield
+        finally:
+            if not _attempts():  # else a later attempt may be taking over
+                with contextlib.suppress(OSError):
+                    (directory / NAME).unlink()
 
 
 def check(directory: Path) -> None:

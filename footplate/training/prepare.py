@@ -10,6 +10,7 @@ import torch
 
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
+from footplate.callbacks.base import is_kind
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.data.adapt import adapt, beside, even, pin_for, share_out
 from footplate.data.combined import leaves_of, loaders_of
@@ -114,11 +115,19 @@ def choose_callbacks(
         raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
     if not savers and enable_checkpointing and not fast_dev_run:
         callbacks.append(ModelCheckpoint())
-    if enable_progress_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+    if enable_progress_bar and not any(is_kind(callback, ProgressBar) for callback in callbacks):
         callbacks.append(ProgressBar())
-    if enable_model_summary and not any(isinstance(callback, ModelSummary) for callback in callbacks):
+    if enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
     return callbacks
+
+
+def replaces(configured: Any, callback: Any) -> bool:
+    """Whether a callback that the module configures takes the place of one of the trainer's."""
+    usual = (ModelCheckpoint, ProgressBar, ModelSummary)  # what a trainer has of its own, if nobody brings another
+    return type(configured) is type(callback) or any(
+        type(callback) is kind and is_kind(configured, kind) for kind in usual
+    )
 
 
 def attach(trainer: Trainer, stage: str, model: Any, datamodule: Any) -> None:
@@ -254,7 +263,7 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
         CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
     """
     savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
-    directories = sorted({callback.dirpath for callback in savers if callback.dirpath is not None}, key=str)
+    directories = sorted({to_place(callback.dirpath) for callback in savers if callback.dirpath is not None}, key=str)
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
     if started_again(trainer):
         found = checkpoint.newest(directories, lambda meta: meta.get("launch") == trainer.launch_id)
@@ -275,7 +284,7 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
         return found
     if ckpt_path == "best":
         for callback in savers:
-            link = (callback.dirpath or trainer.run_dir) / f"best{checkpoint.SUFFIX}"
+            link = to_place(callback.dirpath or trainer.run_dir) / f"best{checkpoint.SUFFIX}"
             for candidate in (callback.best_model_path, link):
                 if candidate and checkpoint.exists(candidate):
                     return to_place(candidate)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from footplate.callbacks.base import is_kind
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
@@ -26,12 +27,15 @@ class View:
     reports: Reports
     agreement: Agreement
     callbacks: list[Any]
+    module: Any
+    optimizers: list[Any]
     loggers: list[Any]
     training_in_progress: bool
     num_training_batches: float
     max_epochs: int | None
     max_steps: int
     accumulate_grad_batches: int
+    log_every_n_steps: int
     val_check_interval: int | float | Duration | None
     check_val_every_n_epoch: int | None
     _loop: TrainingLoop | None
@@ -68,6 +72,15 @@ class View:
     def logs_this_step(self) -> bool:
         """Whether metrics are reported after the present step."""
         return self._loop is not None and self._loop.logs_this_step
+
+    @property
+    def logs_next_step(self) -> bool:
+        """Whether metrics are reported after the next batch, if that takes as many optimizer steps as its module has
+        optimizers, with manual optimisation, or one.
+        """
+        step = self.progress.global_step
+        steps = 1 if self.module.automatic_optimization else max(1, len(self.optimizers))
+        return (step + steps) // self.log_every_n_steps != step // self.log_every_n_steps
 
     @property
     def current_epoch(self) -> int:
@@ -121,9 +134,9 @@ class View:
         return next((one for one in self.callbacks if isinstance(one, ModelCheckpoint)), None)
 
     @property
-    def early_stopping_callback(self) -> EarlyStopping | None:
+    def early_stopping_callback(self) -> Any:
         """The first `EarlyStopping`."""
-        return next((one for one in self.callbacks if isinstance(one, EarlyStopping)), None)
+        return next((one for one in self.callbacks if is_kind(one, EarlyStopping)), None)
 
     @property
     def interrupted(self) -> bool:

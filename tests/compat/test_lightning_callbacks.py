@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,13 +12,16 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import yaml
 from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers.logger import DummyLogger
 from models.optimising import Backbone
 from models.recording import quiet
 from models.zoo import Evaluated, Plain, loaders, two_val_loaders
 
 import footplate as fp
+from footplate import checkpoint
 from footplate.compat.lightning import translate_callbacks
 
 CHECKPOINTS = {
@@ -50,64 +56,164 @@ def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any],
     assert kept(tmp_path / "footplate") == kept(tmp_path / "lightning") != set()
     assert Path(found.best_model_path).name == Path(expected.best_model_path).name
     if arguments.get("monitor"):
-        assert found.best_model_score == pytest.approx(float(expected.best_model_score), rel=1e-6)
+        assert float(found.best_model_score) == pytest.approx(float(expected.best_model_score), rel=1e-6)
         assert {Path(path).name for path in found.best_k_models} == {Path(path).name for path in expected.best_k_models}
 
 
-def test_what_ours_learns_is_seen_on_the_users_objects(trainer: Any) -> None:
+def test_the_users_objects_are_the_trainers_and_learn(trainer: Any) -> None:
     stopping = theirs.EarlyStopping("val_loss", patience=1, stopping_threshold=10.0)
-    rates, timer = theirs.LearningRateMonitor(), theirs.Timer(duration=timedelta(hours=1))
+    rates, timer = theirs.LearningRateMonitor("epoch"), theirs.Timer(duration=timedelta(hours=1))
+    saver = theirs.ModelCheckpoint(monitor="val_loss", save_last=True)
+    given = [stopping, rates, timer, saver]
 
-    trainer(callbacks=[stopping, rates, timer]).fit(Plain(), *loaders())
+    runner = trainer(callbacks=given, logger=True)
+    runner.fit(Plain(), *loaders())
 
-    assert stopping.best_score < 10.0
+    assert all(callback in runner.callbacks for callback in given)
+    assert (runner.checkpoint_callback, runner.early_stopping_callback) == (saver, stopping)
+    assert stopping.stopping_reason is EarlyStoppingReason.STOPPING_THRESHOLD
     assert rates.lrs["lr-SGD"] == [0.1]
     assert 0 < timer.time_elapsed("train") < 60
+    assert isinstance(saver.best_model_score, torch.Tensor)
+    assert isinstance(saver.dirpath, str)
+    assert Path(saver.last_model_path).name == "last.ckpt"
+    assert Path(saver.last_model_path).resolve() == Path(saver.best_model_path).resolve()
+    saver.to_yaml()
+    assert yaml.safe_load((Path(saver.dirpath) / "best_k_models.yaml").read_text()) == {
+        saver.best_model_path: float(saver.best_model_score)
+    }
 
 
-@pytest.mark.parametrize(
-    ("callback", "kind"),
-    [
-        (theirs.TQDMProgressBar(), fp.ProgressBar),
-        (theirs.RichProgressBar(), fp.ProgressBar),
-        (theirs.ModelSummary(max_depth=3), fp.ModelSummary),
-        (theirs.RichModelSummary(max_depth=3), fp.ModelSummary),
-        (theirs.Timer(duration="00:01:00:00"), fp.Timer),
-    ],
-)
-def test_displays_and_timers_are_ours(callback: Any, kind: type) -> None:
-    (found,) = translate_callbacks([callback])
+def test_a_saver_that_a_trainer_has_used_is_as_it_was_for_the_next(trainer: Any) -> None:
+    saver = theirs.ModelCheckpoint(monitor="val_loss")
+    trainer(callbacks=[saver]).fit(Plain(), *loaders())
+    before = saver.best_model_path, float(saver.best_model_score)
 
-    assert type(found) is kind
-    assert kind is not fp.ModelSummary or found.max_depth == 3
+    trainer(callbacks=[saver])
+
+    assert (saver.best_model_path, float(saver.best_model_score)) == before
 
 
-def test_arguments_survive_translation() -> None:
-    stopping, checkpoint = translate_callbacks(
-        [
-            theirs.EarlyStopping(
-                "val_acc", 0.1, 7, mode="max", divergence_threshold=0.2, check_on_train_epoch_end=True
-            ),
-            theirs.ModelCheckpoint(
-                monitor="val_acc", mode="max", save_last=True, train_time_interval=timedelta(minutes=5)
-            ),
-        ]
-    )
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+def test_callbacks_that_a_trainer_has_used_can_be_copied(copied: Any, trainer: Any) -> None:
+    given = [theirs.ModelCheckpoint(monitor="val_loss"), theirs.EarlyStopping("val_loss"), theirs.TQDMProgressBar()]
+    trainer(callbacks=given).fit(Plain(), *loaders())
 
-    assert (stopping.min_delta, stopping.patience, stopping.mode) == (0.1, 7, "max")
-    assert (stopping.divergence_threshold, stopping.check_on_train_epoch_end) == (0.2, True)
-    assert (checkpoint.save_last, checkpoint.every_n_epochs) == (True, 0)
-    assert checkpoint.train_time_interval == timedelta(minutes=5)
+    saver, stopping, bar = map(copied, given)
+
+    assert (saver.best_model_path, stopping.best_score) == (given[0].best_model_path, given[1].best_score)
+    assert [type(made) for made in (saver, stopping, bar)] == [type(one) for one in given]
+    assert isinstance(bar, theirs.TQDMProgressBar)
+    assert isinstance(saver, fp.ModelCheckpoint)
 
 
-def test_a_subclass_of_a_translated_callback_is_refused_with_ours_to_inherit_from() -> None:
-    class Mine(theirs.ModelCheckpoint):
-        pass
+def test_arguments_of_a_model_checkpoint_survive() -> None:
+    interval = theirs.ModelCheckpoint(monitor="a", mode="max", save_last=True, train_time_interval=timedelta(minutes=5))
+    never = theirs.ModelCheckpoint(every_n_epochs=0, save_on_exception=True)
 
-    with pytest.raises(
-        fp.ConfigError, match=r"Mine inherits from Lightning's ModelCheckpoint.*footplate\.ModelCheckpoint"
-    ):
-        fp.Trainer(max_epochs=1, callbacks=[Mine()])
+    translate_callbacks([interval, never])
+
+    assert (interval.save_last, interval.mode, interval.every_n_epochs) == (True, "max", 0)
+    assert vars(interval)["train_time_interval"] == timedelta(minutes=5)
+    assert (never.every_n_epochs, never.save_on_exception) == (0, True)
+
+
+def test_a_subclass_is_called_and_calls_ours(trainer: Any) -> None:
+    class Counting(theirs.ModelCheckpoint):
+        CHECKPOINT_NAME_LAST = "{epoch}-newest"
+
+        def __init__(self) -> None:
+            super().__init__(monitor="val_loss", save_last=True, save_top_k=-1)
+            self.saves = 0
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            self.saves += 1
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch != 1:
+                super().on_train_epoch_end(trainer, pl_module)
+
+    class AtTheEnd(theirs.EarlyStopping):  # from Lightning's documentation
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            pass
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self._run_early_stopping_check(trainer)
+
+    saver, stopping = Counting(), AtTheEnd("val_loss", stopping_threshold=10.0)
+    runner = trainer(callbacks=[saver, stopping], max_epochs=3)
+    runner.fit(Plain(), *loaders())
+
+    assert runner.current_epoch == 3
+    assert stopping.stopped_epoch == 3
+    assert saver.saves == len(saver.best_k_models) == 2
+    assert Path(saver.last_model_path).name == "epoch=2-newest.ckpt"
+    found = {path.name for path in Path(saver.dirpath).glob("*newest.ckpt")}
+    assert found == {"epoch=2-newest.ckpt"}
+
+
+def test_a_subclass_whose_method_would_never_be_called_is_refused() -> None:
+    class Renaming(theirs.ModelCheckpoint):
+        def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
+            return "mine"
+
+    class Suffix(theirs.ModelCheckpoint):
+        FILE_EXTENSION = ".mine"
+
+    with pytest.raises(fp.ConfigError, match=r"Renaming overrides ModelCheckpoint\.format_checkpoint_name\(\)"):
+        fp.Trainer(max_epochs=1, callbacks=[Renaming()])
+    with pytest.raises(fp.ConfigError, match=r"Suffix\.FILE_EXTENSION is"):
+        fp.Trainer(max_epochs=1, callbacks=[Suffix()])
+
+
+def test_a_progress_bar_of_yours_shows_what_it_wants(trainer: Any) -> None:
+    class Mine(theirs.TQDMProgressBar):
+        def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
+            seen.append(super().get_metrics(trainer, pl_module))
+            return seen[-1]
+
+    class Showing(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("shown", 1.0, prog_bar=True)
+
+    seen: list[dict[str, Any]] = []
+    bar = Mine()
+    trainer(callbacks=[bar], enable_progress_bar=True, logger=True).fit(Showing(), *loaders())
+
+    assert seen[-1]["shown"] == 1.0
+    assert bar.train_progress_bar.n == bar.train_progress_bar.total == 10
+
+
+def test_figures_of_the_device_are_in_the_rows_that_are_reported(trainer: Any) -> None:
+    monitor = theirs.DeviceStatsMonitor()
+    runner = trainer(callbacks=[monitor], log_every_n_steps=10, max_epochs=1)
+    runner.fit(Plain(), *loaders())
+
+    assert set(runner.callback_metrics) >= {
+        f"DeviceStatsMonitor.on_train_batch_{when}/cpu_percent" for when in ("start", "end")
+    }
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_checkpoint_of_an_exception_is_there_after_one_alone(fails: bool, trainer: Any, tmp_path: Path) -> None:
+    class Failing(Plain):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if fails and batch_idx == 3:
+                raise RuntimeError("a mistake")
+
+    saver = theirs.OnExceptionCheckpoint(tmp_path / "failed")
+    with contextlib.nullcontext() if not fails else pytest.raises(RuntimeError, match="a mistake"):
+        trainer(callbacks=[saver], enable_checkpointing=False).fit(Failing(), *loaders())
+
+    assert checkpoint.exists(saver.ckpt_path) is fails
+    assert not fails or checkpoint.load(saver.ckpt_path)["global_step"] == 3
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_timer_of_no_time_stops_before_the_first_step(interval: str, trainer: Any) -> None:
+    runner = trainer(callbacks=[theirs.Timer(timedelta(0), interval=interval)])
+    runner.fit(Plain(), *loaders())
+    assert runner.global_step == 0
 
 
 def test_callbacks_that_the_module_configures_are_translated_too(trainer: Any) -> None:
@@ -118,7 +224,7 @@ def test_callbacks_that_the_module_configures_are_translated_too(trainer: Any) -
     runner = trainer(max_epochs=9)
     runner.fit(Configures(), *loaders())
 
-    assert type(runner.early_stopping_callback) is fp.EarlyStopping
+    assert isinstance(runner.early_stopping_callback, theirs.EarlyStopping)
     assert runner.current_epoch == 1
 
 

@@ -1,7 +1,6 @@
 """What of Lightning runs on Footplate, as data: docs/lightning.md is generated from it and each row of it is tested.
 
     supported    it does what it does in Lightning
-    translated   ours takes its place and does the same
     different    it works, with the difference that is said
     refused      one clear error, with what to use instead
 
@@ -26,7 +25,7 @@ class Row:
 
     Attributes:
         name: what Lightning calls it.
-        status: "supported", "translated", "different" or "refused".
+        status: "supported", "different" or "refused".
         note: what takes its place, how it differs, or what to use instead.
     """
 
@@ -151,25 +150,24 @@ ATTRIBUTES = (
 CALLBACKS = (
     *_supported(
         "Callback Checkpoint LambdaCallback BaseFinetuning BackboneFinetuning WeightAveraging EMAWeightAveraging "
-        "ModelPruning BasePredictionWriter SpikeDetection"
+        "ModelPruning BasePredictionWriter SpikeDetection EarlyStopping Timer ModelSummary RichModelSummary ProgressBar "
+        "TQDMProgressBar RichProgressBar GradientAccumulationScheduler"
     ),
-    Row("EarlyStopping", "translated", "footplate.EarlyStopping"),
     Row("BatchSizeFinder", "different", "footplate.Tuner searches before the call begins, with its arguments"),
     Row("LearningRateFinder", "different", "footplate.Tuner searches before `fit` begins, with its arguments; a subclass "
         "that searches in later epochs is refused"),
-    Row("ModelCheckpoint", "translated", "footplate.ModelCheckpoint: a checkpoint is a directory; `best_model_score` is a "
-        "float"),
-    Row("LearningRateMonitor", "translated", "footplate.LearningRateMonitor"),
-    Row("Timer", "translated", "footplate.Timer"),
-    Row("GradientAccumulationScheduler", "translated", "footplate.GradientAccumulationScheduler"),
-    Row("StochasticWeightAveraging", "translated", "footplate.StochasticWeightAveraging: batch norm's statistics are "
-        "gathered when training has ended, without hooks and logging. Lightning does so in one more epoch, and steps the "
-        "optimizer at its end with old gradients, so that its weights are not the average"),
-    Row("ModelSummary", "translated", "footplate.ModelSummary"),
-    Row("RichModelSummary", "translated", "footplate.ModelSummary"),
-    Row("ProgressBar", "translated", "footplate.ProgressBar; a subclass of yours is refused"),
-    Row("TQDMProgressBar", "translated", "footplate.ProgressBar"),
-    Row("RichProgressBar", "translated", "footplate.ProgressBar"),
+    Row("ModelCheckpoint", "different", "saves as footplate.ModelCheckpoint does: a checkpoint is a directory, "
+        "`last.ckpt` a link. A subclass may override hooks, `CHECKPOINT_NAME_LAST` and the state; one that overrides "
+        "another method, or `FILE_EXTENSION`, is refused"),
+    Row("OnExceptionCheckpoint", "different", "what it has saved stays when the trainer is torn down after an exception; "
+        "an exception in a backward pass or an optimizer's step leaves nothing that could be continued, and is not saved"),
+    Row("LearningRateMonitor", "different", "its values are in the row of the step or epoch that used them; a trainer "
+        "without a logger is no error"),
+    Row("DeviceStatsMonitor", "different", "its figures are in the row of a step that is reported, and in "
+        "`trainer.callback_metrics`"),
+    Row("StochasticWeightAveraging", "different", "batch norm's statistics are gathered when training has ended, without "
+        "hooks and logging. Lightning does so in one more epoch, and steps the optimizer at its end with old gradients, so "
+        "that its weights are not the average"),
     *_refused(REFUSED_CALLBACKS),
 )  # fmt: skip
 
@@ -207,7 +205,7 @@ def render(rows: tuple[Row, ...]) -> str:
     """What is supported as one list, and all else as a table in Markdown."""
     plain = ", ".join(f"`{row.name}`" for row in named(rows, "supported"))
     parts = [f"**Supported:** {plain}."] if plain else []
-    others = [row for status in ("translated", "different", "refused") for row in named(rows, status)]
+    others = [row for status in ("different", "refused") for row in named(rows, status)]
     if others:
         lines = [f"| `{row.name}` | {row.status} | {row.note} |" for row in others]
         parts.append("\n".join(["| otherwise | | |", "| --- | --- | --- |", *lines]))

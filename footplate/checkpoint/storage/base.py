@@ -111,6 +111,10 @@ class Store(ABC):
     def point(self, link: Any, target: Any) -> None:
         """Let `link` (such as `last.ckpt`) stand for a checkpoint. Where that can't be, it is said and left."""
 
+    @abstractmethod
+    def unpoint(self, link: Any) -> None:
+        """Remove a link that `point` has made; anything else is left alone."""
+
 
 def marker(meta: dict[str, Any], written: Written, shards: Mapping[str, Written] | None = None, **more: str) -> bytes:
     """The content of a marker: `meta`, the time, what the state's file must be, and what each of its shards'."""

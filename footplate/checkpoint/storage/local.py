@@ -137,6 +137,10 @@ class LocalStore(Store):
         else:
             temporary.replace(link)
 
+    def unpoint(self, link: Path) -> None:
+        if link.is_symlink():
+            link.unlink(missing_ok=True)
+
 
 def _replaced_by(old: Path) -> Path:
     return old.with_name(old.name[len(_REPLACED) :])

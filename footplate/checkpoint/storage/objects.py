@@ -150,6 +150,10 @@ class ObjectStore(Store):
         except CheckpointError as error:
             log.warning("%s Resuming finds the newest checkpoint all the same.", error)
 
+    def unpoint(self, link: RemotePath) -> None:
+        if self.resolve(link) != link:
+            self._remove(link)
+
     def _file(self, path: RemotePath, name: str) -> RemotePath:
         """The object that is a file of a checkpoint."""
         if name == STATE:
