@@ -120,7 +120,9 @@ def cache_directory() -> Path:
 def _key(request: Request) -> str:
     made = hashlib.sha256(fingerprint(request.step).encode())
     made.update(f"{_FORM} {request.platform} {request.topology} {sorted(request.options.items())}".encode())
-    made.update(f"{_version('jaxlib')} {_version('libtpu')} {os.environ.get('JAX_ENABLE_X64')}".encode())
+    packages = [_version(package) for package in ("jax", "jaxlib", "libtpu")]
+    settings = [os.environ.get(name) for name in ("JAX_ENABLE_X64", "XLA_FLAGS", "LIBTPU_INIT_ARGS")]
+    made.update(f"{packages} {settings}".encode())
     lowering = Path(__file__).parents[1] / "step" / "lowering"
     for file in sorted(lowering.glob("*.py")):
         made.update(file.read_bytes())

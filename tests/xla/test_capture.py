@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 import subprocess
 import sys
@@ -311,6 +313,43 @@ def test_another_submodule_or_buffer_in_the_place_of_one_is_seen():
         CaptureError, match=r"criterion was a CrossEntropyLoss .* is a MultiMarginLoss in training mode"
     ):
         captured.check_attributes(module)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(2, 2.0), ([1, 2], [1.0, 2]), (np.ones(2), np.array([1.0, 2.0])), ({1}, {1, 2}), (1, True)],
+)
+def test_a_value_of_another_type_and_one_inside_of_an_array_is_seen(before, after):
+    class Reading(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.read, self.same = before, math.nan
+
+        def training_step(self, batch, batch_idx):
+            assert self.read is not None
+            assert self.same != 0
+            return self.loss(batch)
+
+    module = Reading()
+    captured = capture(module)
+    module.read, module.same = copy.deepcopy(before), float("nan")
+    captured.check_attributes(module)
+    if isinstance(before, np.ndarray):
+        module.read[:] = after  # in place
+    else:
+        module.read = after
+    with pytest.raises(CaptureError, match=r"self\.read was .* is .* now"):
+        captured.check_attributes(module)
+
+
+def test_a_hook_that_is_registered_later_is_seen():
+    module = Tiny()
+    captured = capture(module)
+    handle = module.net.register_forward_hook(lambda part, given, made: made * 2)
+    with pytest.raises(CaptureError, match=r"net was a .* is a .* with hooks"):
+        captured.check_attributes(module)
+    handle.remove()
+    captured.check_attributes(module)
 
 
 @pytest.mark.parametrize("where", ["submodule", "list", "dictionary", "record", "private", "tensor"])

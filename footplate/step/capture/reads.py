@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
+from footplate.hashing import hashed
 from footplate.step.capture.arithmetic import Number
 from footplate.step.capture.functional import is_traced
 from footplate.step.capture.refusals import calling_place
@@ -90,7 +92,7 @@ class Reads:
             if owner not in parts or not (name in vars(parts[owner]) or hasattr(type(parts[owner]), name)):
                 continue
             now = picture(getattr(parts[owner], name))
-            if now is not before and now != before:
+            if not _alike(now, before):
                 text = (
                     f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
                     f"{now!r:.60} now; read at {where}"
@@ -112,9 +114,9 @@ class Reads:
 
 
 def form_of(module: nn.Module) -> dict[str, str]:
-    """The class and mode of each part of a module, and the shape and type of each of its tensors, by name."""
+    """The class, mode and hooks of each part of a module, and the shape and type of each of its tensors, by name."""
     found = {
-        name: f"a {type(part).__qualname__} in {'training' if part.training else 'evaluation'} mode"
+        name: f"a {type(part).__qualname__} in {'training' if part.training else 'evaluation'} mode{_hooks_of(part)}"
         for name, part in module.named_modules()
     }
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -167,6 +169,10 @@ def picture(value: Any, depth: int = 4) -> Any:
         return (list if isinstance(value, list) else tuple)(picture(one, depth - 1) for one in value)
     if isinstance(value, dict) and len(value) <= _MOST:
         return {name: picture(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
+    if isinstance(value, (set, frozenset)) and len(value) <= _MOST and all(isinstance(one, PLAIN) for one in value):
+        return frozenset(value)
+    if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
+        return _Array(value.shape, hashed(value))
     if isinstance(value, (SimpleNamespace, Namespace)) or (is_dataclass(value) and not isinstance(value, type)):
         return picture(dict(vars(value)), depth - 1)
     return _Same(value)
@@ -182,7 +188,39 @@ def _is_data(part: nn.Module, name: str, value: Any) -> bool:
 
 
 _MOST = 1000  # members of a list or dictionary that is looked into
+_MOST_BYTES = 1 << 20  # of an array that is looked into
 _MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
+
+
+def _alike(now: Any, before: Any) -> bool:
+    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other types."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, (list, tuple)):
+        return len(now) == len(before) and all(map(_alike, now, before))
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(_alike(value, before[name]) for name, value in now.items())
+    return bool(now == before) or (now != now and before != before)  # two NaNs
+
+
+def _hooks_of(part: nn.Module) -> str:
+    """Which hooks are registered on a part, by the numbers of their handles, for the end of a description."""
+    kinds = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
+    handles = [str(number) for hooks in kinds for number in hooks]
+    return f" with hooks {', '.join(handles)}" if handles else ""
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array of NumPy's, known by its values."""
+
+    shape: tuple[int, ...]
+    values: str
+
+    def __repr__(self) -> str:
+        return f"an array of shape {self.shape} ({self.values[:8]})"
 
 
 @dataclass(frozen=True)
