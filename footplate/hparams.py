@@ -14,7 +14,8 @@ from __future__ import annotations
 import copy
 import enum
 import inspect
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,6 +44,7 @@ class HyperParameters:
     """Mixed into `Module` and `DataModule`."""
 
     _hparams: AttributeDict | None = None
+    _hparams_name: str = "kwargs"  # or the argument of `__init__` that all of them came in
     _log_hyperparams: bool = True
 
     @property
@@ -77,11 +79,14 @@ class HyperParameters:
             ConfigError: a name that `__init__` does not have.
         """
         given: dict[str, Any] = {}
+        caller = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
+        arguments = _init_arguments(self, caller)
+        whole = None
         if len(args) == 1 and not isinstance(args[0], str):
             given.update(args[0] if isinstance(args[0], dict) else vars(args[0]))
+            whole = next((name for name, value in arguments.items() if value is args[0]), None)
         else:
-            caller = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
-            given.update(_init_arguments(self, caller))
+            given.update(arguments)
             unknown = next((name for name in args if name not in given), None)
             if unknown is not None:
                 raise ConfigError(
@@ -94,6 +99,7 @@ class HyperParameters:
         given = {name: value for name, value in given.items() if name not in ignored}
 
         self.hparams.update(given)
+        object.__setattr__(self, "_hparams_name", whole or "kwargs")
         object.__setattr__(self, "_log_hyperparams", logger)
         object.__setattr__(self, "_hparams_initial", AttributeDict({**self.hparams_initial, **_copy_plain(given)}))
 
@@ -125,6 +131,32 @@ def split_plain(hparams: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         except TypeError:
             dropped.append(name)
     return kept, dropped
+
+
+def to_state(owner: Any, prefix: str = "") -> dict[str, Any]:
+    """What a checkpoint keeps of the hyper-parameters of a module or, with a prefix, a data module; Lightning's names."""
+    hparams = dict(getattr(owner, "hparams", None) or {})
+    namespaces = [name for name, value in hparams.items() if type(value) is Namespace]
+    kept, dropped = split_plain({**hparams, **{name: vars(hparams[name]) for name in namespaces}})
+    return {
+        f"{prefix}hyper_parameters": kept,
+        f"{prefix}hyper_parameters_dropped": dropped,
+        f"{prefix}hyper_parameters_namespaces": [name for name in namespaces if name in kept],
+        f"{prefix}hparams_name": getattr(owner, "_hparams_name", None) or "kwargs",
+    }
+
+
+def arguments_from(state: dict[str, Any], parameters: Collection[str], given: dict[str, Any], prefix: str = "") -> Any:
+    """The arguments for an `__init__` that takes `parameters`: what a checkpoint kept, and over it what is `given`."""
+    kept = dict(state.get(f"{prefix}hyper_parameters") or {})
+    for name in state.get(f"{prefix}hyper_parameters_namespaces", ()):
+        kept[name] = Namespace(**kept[name])
+    whole = state.get(f"{prefix}hparams_name")
+    if whole not in parameters or whole in kept:
+        return {**kept, **given}
+    beside = {name: value for name, value in given.items() if name in parameters}
+    together = AttributeDict({**kept, **{name: value for name, value in given.items() if name not in parameters}})
+    return {whole: together, **{name: value for name, value in kept.items() if name in parameters}, **beside}
 
 
 def _init_arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:

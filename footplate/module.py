@@ -484,6 +484,21 @@ class DataModule(HyperParameters):
 
     trainer: Trainer | None = None
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: str | Path, **kwargs: Any) -> Self:
+        """Build this data module from a checkpoint's hyper-parameters, and load its state. No code of the file is run.
+
+        Args:
+            checkpoint_path: a Footplate checkpoint, or a Lightning `.ckpt` file.
+            **kwargs: arguments of `__init__`, over the checkpoint's; needed for those that it could not keep.
+
+        Raises:
+            CheckpointError: missing, incomplete, or an argument is missing.
+        """
+        from footplate.checkpoint import load_datamodule
+
+        return load_datamodule(cls, checkpoint_path, kwargs)
+
     prepare_data = ModuleHooks.prepare_data
     setup = ModuleHooks.setup
     teardown = ModuleHooks.teardown

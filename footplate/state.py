@@ -16,7 +16,7 @@ import footplate
 from footplate import rng
 from footplate.data.combined import rewound
 from footplate.errors import CheckpointError
-from footplate.hparams import split_plain
+from footplate.hparams import to_state
 
 FORMAT = 1
 LIGHTNING = "2.6.6"  # whose names the state uses; its load_from_checkpoint wants to be told
@@ -80,7 +80,6 @@ class RunState:
         step: Any = self.step
         if step is not None:
             step.show()  # the weights may be on a device
-        hparams, dropped = split_plain(dict(getattr(self.module, "hparams", None) or {}))
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "footplate": footplate.__version__, "torch": str(torch.__version__)},
             "pytorch-lightning_version": LIGHTNING,
@@ -88,9 +87,10 @@ class RunState:
             "epoch": self.progress.epoch,
             "global_step": self.progress.global_step,
             "state_dict": dict(self.module.state_dict()),
-            "hyper_parameters": hparams,
-            "hyper_parameters_dropped": dropped,
+            **to_state(self.module),
         }
+        if self.datamodule is not None and getattr(self.datamodule, "hparams", None):
+            state |= to_state(self.datamodule, "datamodule_")
         if weights_only:
             return state
         state |= {
@@ -146,7 +146,7 @@ class RunState:
         Raises:
             CheckpointError: it holds weights only, or other optimizers, schedulers or data.
         """
-        if "progress" not in state:
+        if "progress" not in state or "optimizer_states" not in state:
             raise CheckpointError(
                 f"{source} holds weights but no training state, so training can't continue from it. "
                 f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."

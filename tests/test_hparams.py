@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from models.small import Classifier, loader
 from torch import nn
 
 import footplate as fp
-from footplate.hparams import split_plain
+from footplate import checkpoint
+from footplate.hparams import AttributeDict, split_plain
+from footplate.state import RunState
 
 
 class Base(fp.Module):
@@ -95,6 +98,61 @@ def test_a_data_module_has_them_too():
             self.save_hyperparameters()
 
     assert Data(3).hparams == {"rows": 3}
+
+
+class Whole(fp.Module):
+    def __init__(self, conf, width: int = 2) -> None:
+        super().__init__()
+        self.save_hyperparameters(conf)
+        self.net = nn.Linear(conf["inputs"], width)
+
+
+class Named(fp.Module):
+    def __init__(self, conf: argparse.Namespace) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Linear(conf.inputs, 2)
+
+
+def saved(module: fp.Module, path: Path) -> Path:
+    checkpoint.save(RunState(module, seed=1).state_dict(weights_only=True), path, {})
+    return path
+
+
+@pytest.mark.parametrize("conf", [{"inputs": 3, "lr": 0.5}, AttributeDict(inputs=3, lr=0.5)])
+def test_those_that_came_in_one_argument_go_back_into_it(conf, tmp_path):
+    path = saved(Whole(conf), tmp_path / "a.ckpt")
+    assert Whole.load_from_checkpoint(path).hparams == {"inputs": 3, "lr": 0.5}
+    assert Whole.load_from_checkpoint(path, lr=0.1).hparams == {"inputs": 3, "lr": 0.1}
+    with pytest.raises(fp.ConfigError, match="takes no lrr"):
+        Whole.load_from_checkpoint(path, lrr=0.1)
+
+
+def test_a_namespace_is_one_again_after_loading(tmp_path):
+    path = saved(Named(argparse.Namespace(inputs=3)), tmp_path / "a.ckpt")
+    assert Named.load_from_checkpoint(path).hparams == {"conf": argparse.Namespace(inputs=3)}
+
+
+def test_a_data_modules_are_kept_and_build_it_again(trainer, tmp_path):
+    class Data(fp.DataModule):
+        def __init__(self, rows: int = 20, seen: int = 0) -> None:
+            self.save_hyperparameters()
+            self.seen = seen
+
+        def train_dataloader(self):
+            return loader(self.hparams.rows)
+
+        def state_dict(self):
+            return {"seen": 5}
+
+        def load_state_dict(self, state_dict):
+            self.seen = state_dict["seen"]
+
+    made = trainer(max_epochs=1)
+    made.fit(Classifier(), datamodule=Data(rows=30))
+    again = Data.load_from_checkpoint(made.checkpoint_callback.last_model_path)
+    assert (again.hparams.rows, again.seen) == (30, 5)
+    assert Data.load_from_checkpoint(made.checkpoint_callback.last_model_path, rows=10).hparams.rows == 10
 
 
 def test_those_that_no_checkpoint_can_hold_are_named():

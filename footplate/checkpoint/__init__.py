@@ -204,16 +204,37 @@ def unpoint(link: str | Place) -> None:
 
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """See `footplate.Module.load_from_checkpoint`."""
-    import inspect
-
     from footplate.state import load_weights
 
     state = load(path, map_location)
-    given = {**state.get("hyper_parameters", {}), **arguments}
+    module = _make(cls, state, path, arguments)
+    module.on_load_checkpoint(state)
+    strict = bool(getattr(module, "strict_loading", True)) if strict is None else strict
+    load_weights(module, state["state_dict"], str(path), strict, state.get("module"))
+    return module.to(map_location) if map_location not in (None, "cpu") else module
+
+
+def load_datamodule(cls: type, path: str | Place, arguments: dict[str, Any]) -> Any:
+    """See `footplate.DataModule.load_from_checkpoint`."""
+    state = load(path)
+    made = _make(cls, state, path, arguments, "datamodule_")
+    kept = state.get("datamodule") or state.get(cls.__qualname__)  # Lightning's key is the class
+    if kept:
+        made.load_state_dict(kept)
+    return made
+
+
+def _make(cls: type, state: dict[str, Any], path: str | Place, arguments: dict[str, Any], prefix: str = "") -> Any:
+    """An object of a class, by the hyper-parameters in a state and the arguments that are given over them."""
+    import inspect
+
+    from footplate.hparams import arguments_from
+
     parameters = inspect.signature(cls.__init__).parameters
+    given = arguments_from(state, list(parameters)[1:], arguments, prefix)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for name in arguments:
-            if name not in parameters:
+            if name not in parameters and name not in (state.get(f"{prefix}hyper_parameters") or {}):
                 raise ConfigError(f"{cls.__name__} takes no {name}. {did_you_mean(name, list(parameters)[1:])}")
         given = {name: value for name, value in given.items() if name in parameters}
     needed = [
@@ -226,11 +247,7 @@ def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | 
             f"{path} does not hold the argument{'s' if len(needed) > 1 else ''} {', '.join(needed)} of {cls.__name__}: "
             f"pass {'them' if len(needed) > 1 else 'it'}, as in {cls.__name__}.load_from_checkpoint(path, {needed[0]}=…)."
         )
-    module = cls(**given)
-    module.on_load_checkpoint(state)
-    strict = bool(getattr(module, "strict_loading", True)) if strict is None else strict
-    load_weights(module, state["state_dict"], str(path), strict, state.get("module"))
-    return module.to(map_location) if map_location not in (None, "cpu") else module
+    return cls(**given)
 
 
 def _load_pickle(path: Place, map_location: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
 from footplate.callbacks.base import is_kind
-from footplate.checkpoint import load_module
+from footplate.checkpoint import load_datamodule, load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
 from footplate.compat.lightning_tuner import is_finder, searched
@@ -148,13 +148,16 @@ def _call_batch_hook(module: Any, name: str, *args: Any) -> Any:
 def load_from_checkpoint(
     kind: type, checkpoint_path: str | Path, map_location: Any = "cpu", strict: bool | None = None, **kwargs: Any
 ) -> Any:
-    """A LightningModule of class `kind` with the weights and hyper-parameters of a Footplate checkpoint.
+    """A LightningModule of class `kind` with the weights and hyper-parameters of a Footplate checkpoint; or a
+    LightningDataModule with its hyper-parameters and state.
 
     What `kind.load_from_checkpoint` does for Lightning's `.ckpt` files; those can be given here too.
 
     Raises:
         CheckpointError: missing, incomplete, of another model, or an argument of `__init__` is missing.
     """
+    if hasattr(kind, "train_dataloader") and not hasattr(kind, "training_step"):
+        return load_datamodule(kind, checkpoint_path, kwargs)
     return load_module(kind, checkpoint_path, map_location, strict, kwargs)
 
 
