@@ -80,6 +80,7 @@ from footplate.training.prepare import (
     training_loader,
     translate_callbacks,
 )
+from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
 from footplate.training.reports import Reports, finite
 from footplate.training.settings import (
     Limit,
@@ -148,6 +149,8 @@ class Trainer(View):
         sync_batchnorm: let batch norm see the batches of all processes.
         use_distributed_sampler: share the rows of a torch DataLoader out among the processes. False uses its sampler as it
             is, in each process.
+        reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again at the beginning of every so
+            many-th epoch; 0 never does.
         max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
             checkpoint.
         max_host_restarts: likewise, when a machine was lost, or what starts processes on it.
@@ -209,6 +212,7 @@ class Trainer(View):
         benchmark: bool | None = None,
         sync_batchnorm: bool = False,
         use_distributed_sampler: bool = True,
+        reload_dataloaders_every_n_epochs: int = 0,
         max_restarts: int = 3,
         max_host_restarts: int = 10,
         min_devices: int | None = None,
@@ -246,6 +250,9 @@ class Trainer(View):
         every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
         ranks = 1 if drives_all else self.world.size  # that torch is to bring together
         self.parallel = make_strategy(strategy, ranks, every_device)
+        self.reload_dataloaders_every_n_epochs = check_count(
+            "reload_dataloaders_every_n_epochs", reload_dataloaders_every_n_epochs, 0
+        )
         self.use_distributed_sampler = check_flag("use_distributed_sampler", use_distributed_sampler)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, ranks)
         self._syncs_statistics = sync_batchnorm and drives_all
@@ -491,11 +498,13 @@ class Trainer(View):
             place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
 
         self.parallel.check(self.module)
-        loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
+        with making_loaders(self, resumed_epoch(loaded)):
+            loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
+        check_same_ranks(self, loader)
         self._prepare_module()
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
         check_optimizers(self)
-        self._prepare_step(weigher(loader, self.world))
+        self._prepare_step(self._weight_now if weigher(loader, self.world) is not None else None)
         self._prepare_state(loader)
         if loaded is not None:
             loaded = self.parallel.parts(loaded, self.module, self.optimizers)
@@ -507,7 +516,9 @@ class Trainer(View):
         if loaded is not None:
             self._resume_training(loaded, str(found))
         loop = self._loop = TrainingLoop(self, loader, val_loaders)
-        self._state.loader = loop.source
+        if train_dataloaders is None or val_dataloaders is None:
+            loop.make_loaders = functools.partial(self._prepare_loaders, train_dataloaders, val_dataloaders, None)
+        self.use_loader(loop.source)
         if loaded is None:
             loop.sanity_check()
         self.training_in_progress = True
@@ -753,6 +764,14 @@ class Trainer(View):
         """
         assert self._loop is not None
         self._loop.run_forward()
+
+    def use_loader(self, loader: Any) -> None:
+        """Let checkpoints say where this loader is."""
+        self._state.loader = loader
+
+    def _weight_now(self, batch: int) -> float:
+        weight = None if self._loop is None else self._loop.weight
+        return 1.0 if weight is None else weight(batch)
 
     def _lend_weights(self) -> None:
         if hasattr(self, "step"):

@@ -68,7 +68,6 @@ REFUSED_HOOKS = {
 REFUSED_ARGUMENTS = {
     "profiler": (None, "use torch.profiler around trainer.fit()"),
     "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
-    "reload_dataloaders_every_n_epochs": (0, "give a loader whose set_epoch() changes what it yields"),
     "barebones": (False, "there is little to leave out: logger=False, enable_checkpointing=False"),
     "enable_autolog_hparams": (True, "call save_hyperparameters(logger=False)"),
     "model_registry": (None, "use fp.MLflow, which registers models"),

@@ -35,6 +35,7 @@ from footplate.training.ahead import next_chunk
 from footplate.training.alike import check_order
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
+from footplate.training.reloading import made_at, making_loaders
 from footplate.training.settings import validation_seconds
 
 if TYPE_CHECKING:
@@ -55,24 +56,22 @@ class TrainingLoop:
 
     Attributes:
         source: what knows the batch that was handed out last: the loader, or what reads ahead of the step from it.
+        weight: how much a batch of the loader counts; see `weigher`.
+        make_loaders: makes the loaders again; None where none of them comes from a hook.
     """
 
     def __init__(self, trainer: Trainer, loader: Any, val_loaders: list[Any]) -> None:
         self.trainer = trainer
-        self.loader = loader
-        self._ahead = read_ahead(trainer, loader, "training")
-        self.source = loader if self._ahead is None else self._ahead
-        self.val_loaders = val_loaders
+        self.make_loaders: Callable[[], tuple[Any, list[Any]]] | None = None
+        self._take_loaders(loader, val_loaders)
         self.logs_this_step = False
         self._progress, self._reports = trainer.progress, trainer.reports
         self._agreement, self._signals = trainer.agreement, trainer.signals
         self._several = trainer.group.several
-        self._weight = weigher(loader, trainer.world)
         self._known: set[str] = set()
         self._skipped = 0
         self._checked = trainer.progress.batches > 0
         self._log_every = trainer.log_every_n_steps
-        self._val_every = trainer.val_check_batches
         self._val_seconds = validation_seconds(trainer.val_check_interval)
         self._validated_s = self._agreement.now_s - trainer.progress.unvalidated_s
         self._by_step = False
@@ -80,8 +79,29 @@ class TrainingLoop:
         self._batch_end = trainer.hooks.get("on_train_batch_end")
         self._late_batch_end = trainer.hooks.late("on_train_batch_end")
 
+    def _take_loaders(self, loader: Any, val_loaders: list[Any]) -> None:
+        trainer = self.trainer
+        self.loader, self.val_loaders = loader, val_loaders
+        self._ahead = read_ahead(trainer, loader, "training")
+        self.source = loader if self._ahead is None else self._ahead
+        self.weight = weigher(loader, trainer.world)
+        self._val_every = trainer.val_check_batches
+        self._made_at = made_at(trainer.progress.epoch, trainer.reload_dataloaders_every_n_epochs)
+
+    def _reload(self) -> None:
+        """Make the loaders again, if it is time."""
+        trainer = self.trainer
+        epoch = trainer.progress.epoch
+        if self.make_loaders is None or made_at(epoch, trainer.reload_dataloaders_every_n_epochs) == self._made_at:
+            return
+        with making_loaders(trainer, epoch):
+            loaders = self.make_loaders()
+        self._take_loaders(*loaders)
+        trainer.use_loader(self.source)
+
     def epoch(self) -> None:
         """Train for one epoch, or for the rest of one that was resumed."""
+        self._reload()
         trainer, loader, ahead = self.trainer, self.loader, self._ahead
         progress, metrics, step = trainer.progress, trainer.metrics, trainer.step
         total, transfer = trainer.num_training_batches, trainer.transfer(moved=ahead is not None)
@@ -109,8 +129,8 @@ class TrainingLoop:
                 ]
                 seed_step(progress.batches)
             metrics.batch = chunk[0]
-            if self._weight is not None:
-                metrics.counts = self._weight(first) != 0.0
+            if self.weight is not None:
+                metrics.counts = self.weight(first) != 0.0
             if self._batch_start and self._skips_epoch(chunk, first):
                 complete = True
                 break

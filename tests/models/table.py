@@ -111,6 +111,8 @@ ARGUMENTS = (
     Row("accumulate_grad_batches", "different", "with a loader of unknown length, the last, partial window is stepped "
         "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
+    Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
+        "beginning of every so many-th epoch (Lightning: at the next validation)"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
     *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
 )  # fmt: skip
