@@ -57,6 +57,11 @@ def configure(module: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
     optimizers, schedulers, monitor = _parse(returned, type(module).__name__)
     configs = [_scheduler_config(scheduler, monitor) for scheduler in schedulers]
     for config in configs:
+        if config.reduce_on_plateau and config.monitor is None and module.automatic_optimization:
+            raise ConfigError(
+                f"configure_optimizers(): {type(config.scheduler).__name__} needs to know what to watch: return "
+                '{"optimizer": …, "lr_scheduler": {"scheduler": …, "monitor": "val_loss"}}.'
+            )
         owner = getattr(config.scheduler, "optimizer", None)
         if owner is not None and not any(owner is optimizer for optimizer in optimizers):
             raise ConfigError(
@@ -126,11 +131,6 @@ def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
             f'configure_optimizers(): lr_scheduler interval="{config.interval}": expected "step" or "epoch".'
         )
     config.reduce_on_plateau = config.reduce_on_plateau or isinstance(config.scheduler, ReduceLROnPlateau)
-    if config.reduce_on_plateau and config.monitor is None:
-        raise ConfigError(
-            f"configure_optimizers(): {type(config.scheduler).__name__} needs to know what to watch: return "
-            '{"optimizer": …, "lr_scheduler": {"scheduler": …, "monitor": "val_loss"}}.'
-        )
     return config
 
 

@@ -353,6 +353,7 @@ class Trainer(View):
         val_dataloaders: Any = None,
         datamodule: Any = None,
         ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
     ) -> None:
         """Train.
 
@@ -363,6 +364,7 @@ class Trainer(View):
             datamodule: a `DataModule` or a `LightningDataModule`.
             ckpt_path: continue from this checkpoint, a path or a URI; "last" from the newest complete one of this run, or
                 from the beginning when there is none; "best" from the best.
+            weights_only: accepted for Lightning's sake: no code of a checkpoint is ever run, whatever this says.
 
         Raises:
             FootplateError: something that can be mended, said before training begins wherever it can be known then.
@@ -395,6 +397,7 @@ class Trainer(View):
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
         datamodule: Any = None,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Run `validation_step` over the validation loaders.
 
@@ -404,6 +407,7 @@ class Trainer(View):
             ckpt_path: load these weights first: "best", "last" or a path.
             verbose: print the results.
             datamodule: a `DataModule`.
+            weights_only: see `fit`.
 
         Returns:
             One dict of metrics for each loader.
@@ -417,6 +421,7 @@ class Trainer(View):
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
         datamodule: Any = None,
+        weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Run `test_step` over the test loaders; see `validate`."""
         return self._evaluate("test", model, dataloaders, ckpt_path, verbose, datamodule)
@@ -429,6 +434,7 @@ class Trainer(View):
         return_predictions: bool | None = None,
         ckpt_path: str | Path | None = None,
         output: str | Path | None = None,
+        weights_only: bool | None = None,
     ) -> Any:
         """Run `predict_step` over the prediction loaders.
 
@@ -440,6 +446,7 @@ class Trainer(View):
             ckpt_path: see `validate`.
             output: a directory: write the predictions as a Parquet table, batch by batch. `predict_step` then returns a
                 tensor or a dict of tensors or lists, whose first dimension is the batch.
+            weights_only: see `fit`.
 
         Returns:
             The predictions, a list for each loader (just the list when there is one); the `Table` when there is an
@@ -477,8 +484,22 @@ class Trainer(View):
             return found[0] if len(found) == 1 else found
         return None if writer is None else writer.table()
 
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it."""
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool = False, storage_options: Any = None) -> None:
+        """Write a checkpoint of the run as it stands, and return when it is on the disk. All ranks call it.
+
+        Args:
+            filepath: a path or a URI.
+            weights_only: leave out all that resuming needs.
+            storage_options: Lightning's, for a plugin that writes; only None.
+
+        Raises:
+            ConfigError: options, which nothing here would read.
+        """
+        if storage_options is not None:
+            raise ConfigError(
+                f"save_checkpoint(storage_options={storage_options!r}): there is no plugin that would take them. Give the "
+                "address as a URI (s3://…, gs://…); credentials come from the environment."
+            )
         self.write_checkpoint(self.group.from_first(self.for_all(to_place(filepath))), weights_only)
         self.wait_for_save()
         self.group.barrier()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import timedelta
 
 import pytest
@@ -45,6 +46,24 @@ def test_a_module_brings_callbacks_of_its_own_which_replace_those_of_the_same_ty
     assert events == ["other", "the module's"] * 2
     made.fit(Classifier(), loader())
     assert events[4:] == ["other", "the trainer's"]
+
+
+@pytest.mark.parametrize("group", ["footplate.callbacks_factory", "lightning.pytorch.callbacks_factory"])
+def test_an_installed_package_adds_callbacks_of_its_own(group, trainer, tmp_path, monkeypatch):
+    about = tmp_path / "watching-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: watching\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{group}]\nwatch = watching_package:make\n")
+    (tmp_path / "watching_package.py").write_text(
+        "import footplate as fp\n"
+        "class Watching(fp.Callback): pass\n"
+        "def make(): return [Watching(), fp.EarlyStopping('a')]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    if group.startswith("lightning"):
+        importlib.import_module("lightning.pytorch")
+    names = [type(callback).__name__ for callback in trainer().callbacks]
+    assert names[:2] == ["Watching", "EarlyStopping"]
 
 
 def test_one_callback_needs_no_list(trainer):

@@ -130,6 +130,38 @@ def test_a_scheduler_may_step_after_every_so_many_optimizer_steps(trainer):
     assert seen == [0.1] * 8 + [0.05] * 4
 
 
+def test_a_plateau_scheduler_by_step_sees_what_the_step_has_logged(trainer):
+    class Logging(Classifier):
+        def training_step(self, batch, batch_idx):
+            self.log("index", float(batch_idx))
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            plateau = {"scheduler": ReduceLROnPlateau(optimizer, patience=0), "interval": "step", "monitor": "index"}
+            return {"optimizer": optimizer, "lr_scheduler": plateau}
+
+    made = trainer(max_epochs=1, limit_train_batches=4)
+    made.fit(Logging(), loader())
+    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+def test_a_plateau_scheduler_of_manual_optimisation_needs_no_monitor(trainer):
+    class Manual(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.lr_schedulers().step(1.0)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            return [optimizer], [ReduceLROnPlateau(optimizer, patience=0)]
+
+    made = trainer(max_epochs=1, limit_train_batches=3)
+    made.fit(Manual(), loader())
+    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2)
+
+
 def test_a_plateau_scheduler_is_given_the_monitored_metric(trainer):
     def plateau(a, b):
         scheduler = ReduceLROnPlateau(a, patience=0, threshold=0.99, factor=0.5)

@@ -693,3 +693,14 @@ def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
     assert copied["trainer"] is made
     assert copied["module"] is not module
     assert pickle.loads(pickle.dumps(holder))["trainer"] is None
+
+
+def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writing_are_refused(trainer, tmp_path):
+    made = trainer(max_epochs=1)
+    made.fit(Classifier(), loader())
+    made.save_checkpoint(tmp_path / "a.ckpt")
+    for weights_only in (True, False):
+        made.fit(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
+        made.validate(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
+    with pytest.raises(fp.ConfigError, match=r"storage_options=.*credentials come from the environment"):
+        made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})

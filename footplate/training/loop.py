@@ -382,7 +382,7 @@ class TrainingLoop:
                 continue
             metric = None
             if config.reduce_on_plateau:
-                value = trainer.group.from_first(trainer.reports.callback.get(config.monitor or ""))
+                value = trainer.group.from_first(trainer.latest_metrics().get(config.monitor or ""))
                 if value is None:
                     if config.strict:
                         raise ConfigError(

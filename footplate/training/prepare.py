@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +104,7 @@ def choose_callbacks(
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
     """
-    callbacks = translate_callbacks(given)
+    callbacks = translate_callbacks([*given, *_of_packages()])
     for callback in callbacks:
         if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
             raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
@@ -120,6 +122,14 @@ def choose_callbacks(
     if enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
     return callbacks
+
+
+def _of_packages() -> list[Any]:
+    """Callbacks that installed packages add to every trainer: those of Lightning's group too, where Lightning is used."""
+    groups = ["footplate.callbacks_factory"]
+    if "lightning.pytorch" in sys.modules:
+        groups.append("lightning.pytorch.callbacks_factory")
+    return [made for group in groups for entry in entry_points(group=group) for made in as_list(entry.load()())]
 
 
 def replaces(configured: Any, callback: Any) -> bool:
