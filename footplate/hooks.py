@@ -38,6 +38,7 @@ class Hooks:
         callbacks: in the order in which they are called.
         before_looking: called before each hook of somebody who may look at the weights: where these live on a device of
             their own, they are fetched. A data module is not expected to look.
+        profile: the context in which a call is recorded under a name; None for no profiler.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Hooks:
         datamodule: Any,
         callbacks: Iterable[Any],
         before_looking: Callable[[], None] | None = None,
+        profile: Callable[[str], Any] | None = None,
     ) -> None:
+        self._profile = profile
         self._module, self._callbacks, self._before_looking = module, list(callbacks), before_looking
         self._owners: list[tuple[Any, tuple[Any, ...]]] = [
             (callback, (trainer, module)) for callback in callbacks if not turn(callback)
@@ -96,6 +99,8 @@ class Hooks:
 
     def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:
         hook = functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
+        if self._profile is not None:
+            hook = self._recorded(hook, f"{self._title(owner)}.{name}", self._profile)
         before = self._before_looking
         if before is None or not may_look(owner):
             return hook
@@ -105,6 +110,19 @@ class Hooks:
             return hook(*given)
 
         return looking
+
+    def _title(self, owner: Any) -> str:
+        """What a profiler calls a hook's owner."""
+        if any(owner is callback for callback in self._callbacks):
+            return f"[Callback]{getattr(owner, 'state_key', type(owner).__qualname__)}"
+        return f"[{'LightningModule' if owner is self._module else 'LightningDataModule'}]{type(owner).__name__}"
+
+    def _recorded(self, hook: Hook, action: str, profile: Callable[[str], Any]) -> Hook:
+        def recorded(*given: Any) -> Any:
+            with profile(action):
+                return hook(*given)
+
+        return recorded
 
 
 def may_look(owner: Any) -> bool:

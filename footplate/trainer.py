@@ -80,6 +80,7 @@ from footplate.training.prepare import (
     training_loader,
     translate_callbacks,
 )
+from footplate.training.profiling import make_profiler, profile_step, profiling, recorder
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
 from footplate.training.reports import Reports, finite
 from footplate.training.settings import (
@@ -151,6 +152,7 @@ class Trainer(View):
             is, in each process.
         reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again at the beginning of every so
             many-th epoch; 0 never does.
+        profiler: "simple", "advanced", "pytorch" or "xla", for Lightning's profiler of that name, or a profiler object.
         max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
             checkpoint.
         max_host_restarts: likewise, when a machine was lost, or what starts processes on it.
@@ -213,6 +215,7 @@ class Trainer(View):
         sync_batchnorm: bool = False,
         use_distributed_sampler: bool = True,
         reload_dataloaders_every_n_epochs: int = 0,
+        profiler: Any = None,
         max_restarts: int = 3,
         max_host_restarts: int = 10,
         min_devices: int | None = None,
@@ -253,6 +256,7 @@ class Trainer(View):
         self.reload_dataloaders_every_n_epochs = check_count(
             "reload_dataloaders_every_n_epochs", reload_dataloaders_every_n_epochs, 0
         )
+        self.profiler = make_profiler(profiler)
         self.use_distributed_sampler = check_flag("use_distributed_sampler", use_distributed_sampler)
         self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, ranks)
         self._syncs_statistics = sync_batchnorm and drives_all
@@ -545,8 +549,10 @@ class Trainer(View):
         self.training_in_progress = True
         self.hooks.call("on_train_start")
         self.agreement.settle()
+        record = recorder(self.profiler) or contextlib.nullcontext
         while not loop.finished():
-            loop.epoch()
+            with record("run_training_epoch"):
+                loop.epoch()
         save_before_end(self)  # before a callback puts averaged weights, say, in place
         self.step.lend()
         self.hooks.call("on_train_end")
@@ -593,11 +599,16 @@ class Trainer(View):
         for callback in self.callbacks:
             callback.log, callback.log_dict = model.log, model.log_dict
         self.hooks = Hooks(
-            self, model, datamodule, self.callbacks, self._lend_weights if self.accelerator.keeps_weights else None
+            self,
+            model,
+            datamodule,
+            self.callbacks,
+            self._lend_weights if self.accelerator.keeps_weights else None,
+            recorder(self.profiler),
         )
         status: Status = "failed"
         try:
-            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals:
+            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals, profiling(self, stage):
                 yield
             status = "success"
         except BaseException as error:
@@ -738,6 +749,9 @@ class Trainer(View):
             rates_ahead=functools.partial(rates_ahead, self),
         )
         self.step = self.accelerator.make_step(spec)
+        profile = recorder(self.profiler)
+        if profile is not None:
+            profile_step(self, profile)
         self.step_optimizers = [optim.StepOptimizer(one, self.step.optimizer_step) for one in self.optimizers]
 
     def _join(self) -> None:

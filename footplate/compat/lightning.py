@@ -66,7 +66,6 @@ REFUSED_HOOKS = {
 }
 
 REFUSED_ARGUMENTS = {
-    "profiler": (None, "use torch.profiler around trainer.fit()"),
     "plugins": (None, "precision=… and accelerator=… cover what plugins did"),
     "barebones": (False, "there is little to leave out: logger=False, enable_checkpointing=False"),
     "enable_autolog_hparams": (True, "call save_hyperparameters(logger=False)"),
@@ -89,7 +88,6 @@ REFUSED_ATTRIBUTES = {
     "_signal_connector": "trainer.interrupted tells of a signal",
     "precision_plugin": "trainer.precision names the precision",
     "scaler": "the loss is scaled by the step itself",
-    "profiler": "use torch.profiler around trainer.fit()",
     "tuner": "footplate.Tuner(trainer) searches",
     "init_module": "build large layers in configure_model()",
     "distributed_sampler_kwargs": "data is always shared out between processes",

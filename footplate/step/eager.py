@@ -104,6 +104,10 @@ class EagerStep(Step):
             self.spec = dataclasses.replace(self.spec, accumulate_grad_batches=batches)
             self._nothing_between = self._undisturbed and batches == 1
 
+    def take_apart(self) -> None:
+        """Call each part by its method, so that one that was replaced is called."""
+        self._undisturbed = self._nothing_between = False
+
     def begin_epoch(self) -> None:
         learning = [parameter.requires_grad for parameter in self.spec.module.parameters()] if self._several else []
         if self._copies or learning != self._learning:

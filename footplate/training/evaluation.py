@@ -28,10 +28,12 @@ from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import close, together
 from footplate.training.alike import check_order
 from footplate.training.feed import batches_of, read_ahead
+from footplate.training.profiling import profiled_batches, recorder
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
+LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
 HOOKS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
@@ -51,6 +53,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     name = HOOKS[stage]
     module, hooks, step = trainer.module, trainer.hooks, trainer.step
     log = MetricLog(module, by_step=False, group=trainer.group)
+    profile = recorder(trainer.profiler)
     agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
     with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(trainer.inference_mode and not lockstep):
@@ -70,6 +73,8 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             weight, alike = weigher(loader, trainer.world), lockstep or even(loader)
             if lockstep and not even(loader):
                 batches = together(batches, trainer.group, stage)
+            if profile is not None:
+                batches = profiled_batches(batches, profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
             agreement.begin()
             if agreement.interrupted:
                 trainer.end_on_signal()

@@ -35,6 +35,7 @@ from footplate.training.ahead import next_chunk
 from footplate.training.alike import check_order
 from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
+from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.reloading import made_at, making_loaders
 from footplate.training.settings import validation_seconds
 
@@ -115,6 +116,9 @@ class TrainingLoop:
         batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
         if trainer.data_wait_s is not None:
             batches = timed(batches, trainer)
+        profile = recorder(trainer.profiler)
+        if profile is not None:
+            batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, trainer.group, "training")
         size = step.chunk_size

@@ -431,7 +431,7 @@ def _scout(
         **trainer.given, "callbacks": list(callbacks), "logger": False, "enable_checkpointing": False,
         "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": -1, "min_epochs": None,
         "min_steps": None, "max_time": None, "val_check_interval": None, "check_val_every_n_epoch": 1,
-        "num_sanity_val_steps": 0, "seed": trainer.seed, **limits,
+        "num_sanity_val_steps": 0, "profiler": None, "seed": trainer.seed, **limits,
     }  # fmt: skip
     directory = tempfile.mkdtemp(prefix="footplate-search-")
     with contextlib.ExitStack() as held:

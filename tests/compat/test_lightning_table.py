@@ -265,6 +265,7 @@ VALUES: dict[str, Any] = {
     "strategy": "ddp",
     "sync_batchnorm": True,
     "use_distributed_sampler": False,
+    "profiler": "simple",
     "reload_dataloaders_every_n_epochs": 1,
     "inference_mode": False,
     "detect_anomaly": True,

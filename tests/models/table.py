@@ -113,6 +113,8 @@ ARGUMENTS = (
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
         "beginning of every so many-th epoch (Lightning: at the next validation)"),
+    Row("profiler", "different", "Lightning's profilers, by name or as objects. Hooks that nobody overrides are not "
+        "recorded, and the strategy's name is ours"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
     *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
 )  # fmt: skip
@@ -134,6 +136,7 @@ ATTRIBUTES = (
     Row("strategy", "different", "a stand-in: `root_device`, `world_size`, `reduce`, "
         "`reduce_boolean_decision`, `broadcast`, `all_gather`, `barrier`"),
     Row("_accelerator_connector", "different", "a stand-in: `is_distributed`"),
+    Row("profiler", "different", "without one, an object whose `profile` records nothing"),
     Row("precision", "different", "an object; `trainer.precision.name` is \"bf16-mixed\""),
     Row("min_epochs", "different", "None where Lightning has 0"),
     Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),
