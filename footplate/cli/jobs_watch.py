@@ -58,6 +58,10 @@ def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
             made.add_argument("--limit", type=int, default=SHOWN, help="at most so many; 0 for all")
         if action in ("list", "cancel", "wait", "resubmit"):
             add_format(made)
+        if action == "cancel":
+            made.add_argument(
+                "--machine-lost", action="store_true", help="end it without its machine, which won't come back"
+            )
         if action == "clean":
             made.add_argument("--unused-for", default="30d", help="only what nobody has used for so long")
             made.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
@@ -234,7 +238,7 @@ def _stream_logs(jobs: Jobs, given: Namespace) -> int:
 
 
 def _cancel(jobs: Jobs, given: Namespace) -> int:
-    tell(jobs, given, f"{given.name} is {jobs.cancel(given.name)}")
+    tell(jobs, given, f"{given.name} is {jobs.cancel(given.name, given.machine_lost)}")
     return 0
 
 

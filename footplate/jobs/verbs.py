@@ -29,7 +29,7 @@ from footplate.jobs.states import FINAL, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.locks import Held, held
-from footplate.jobs.supervision.sweep import LOCK, sweep
+from footplate.jobs.supervision.sweep import LOCK, is_ours, sweep
 
 if TYPE_CHECKING:
     from footplate.jobs.package import Snapshot
@@ -133,15 +133,28 @@ class Jobs:
         self.sweep()
         return self.store.find(name)
 
-    def cancel(self, name: str) -> State:
+    def cancel(self, name: str, machine_lost: bool = False) -> State:
         """End a job: at once if it waits, else after its processes have had the time to save. Returns its state.
+
+        Args:
+            name: the job's.
+            machine_lost: its machine won't come back, or has another name now: don't wait for its supervisor.
 
         Raises:
             UnknownJob: there is none of this name.
-            WrongState: it has ended by itself.
+            WrongState: it has ended by itself; or it runs on this machine, which isn't lost.
         """
         while True:
             job = self.store.find(name)
+            if machine_lost and job.host == machine.host() and is_ours(self.home, job):
+                raise WrongState(
+                    f"{name} is a job of this machine, so its machine isn't lost. Leave out --machine-lost."
+                )
+            if job.state == State.CANCELLING and machine_lost:
+                now = time.time()
+                cause = f"cancelled by the user, as its machine {job.host} is lost"
+                self.store.move(name, State.CANCELLING, State.CANCELLED, now, cause, ended=now, owner=None)
+                continue
             if job.state in (State.CANCELLING, State.CANCELLED):
                 break
             if job.state in FINAL:
@@ -150,7 +163,7 @@ class Jobs:
             changes = {}
             if job.state == State.QUEUED:
                 target, changes = State.CANCELLED, {"ended": now}
-            if self.store.move(name, job.state, target, now, "cancelled by the user", **changes):
+            if self.store.move(name, job.state, target, now, "cancelled by the user", **changes) and not machine_lost:
                 break
         return self.find(name).state
 
@@ -164,11 +177,12 @@ class Jobs:
             WrongState: it hasn't ended, or it has succeeded.
         """
         job, now = self.store.find(name), time.time()
+        moved = {"host": machine.host()} if is_ours(self.home, job) else {}  # this machine may have another name now
         if job.state == State.SUCCEEDED:
             raise WrongState(f"{name} has succeeded: there is nothing to repeat. Submit it under another name.")
         if job.state not in FINAL or not self.store.move(
             name, job.state, State.QUEUED, now, "resubmitted",
-            queued=now, started=None, ended=None, failures=0, losses=0, owner=None,
+            queued=now, started=None, ended=None, failures=0, losses=0, owner=None, **moved,
         ):  # fmt: skip
             raise WrongState(f"{name} is {job.state}: wait for its end, or cancel it: footplate jobs cancel {name}")
         return self.find(name).state

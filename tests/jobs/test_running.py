@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -533,3 +534,17 @@ def test_the_machine_is_started_anew_in_the_middle_and_the_daemon_brings_the_job
     assert list(second) == [str(step) for step in range(min(map(int, second)), 11)]
     assert min(map(int, second)) > 2
     assert all(first[step] == second[step] for step in first.keys() & second.keys())
+
+
+def test_the_processes_of_a_job_whose_machine_was_declared_lost_end_when_it_is_back(bench: Bench):
+    bench.program("(place / 'pid').write_text(str(os.getpid())); time.sleep(600)")
+    bench.submit()
+    bench.is_in(State.RUNNING)
+    until(lambda: (bench.directory / "pid").exists() and (bench.directory / "pid").read_text())
+    supervisor = bench.jobs.store.find("my_job").owner
+    store = bench.jobs.store
+    assert store.move("my_job", State.RUNNING, State.CANCELLING, 1.0)
+    assert store.move("my_job", State.CANCELLING, State.CANCELLED, 1.0, ended=1.0, owner=None)
+    until(lambda: not Identity.from_dict(supervisor).alive())  # pyright: ignore[reportOptionalMemberAccess]
+    assert not Path("/proc", (bench.directory / "pid").read_text()).exists()
+    assert bench.states()[-1] == "CANCELLED"

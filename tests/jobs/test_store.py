@@ -25,7 +25,7 @@ from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import SUPERVISED, State, may_follow
 from footplate.jobs.store import open_store
-from footplate.jobs.store.jobs import Store, UnknownJob
+from footplate.jobs.store.jobs import Store, UnknownJob, WrongState
 
 HERE = "this_machine"
 
@@ -70,9 +70,15 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store
     """A function that connects to one store anew each time."""
     if request.param == "sqlite":
         return lambda: open_store(Home(tmp_path))
+    return request.getfixturevalue("postgres")
+
+
+@pytest.fixture
+def postgres(server: Server, tmp_path: Path) -> Callable[[], Store]:
+    """A function that connects to one database of the server."""
     import psycopg
 
-    port = request.getfixturevalue("server").port
+    port = server.port
     name = f"test_{time.monotonic_ns()}"
     with psycopg.connect(f"postgresql://jobs@127.0.0.1:{port}/postgres", autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -249,6 +255,54 @@ def test_only_what_has_ended_is_deleted_and_then_nothing_is_left(store: Store):
     store.move("one", State.QUEUED, State.CANCELLED, 2.0)
     assert store.delete("one") is None
     assert (store.state("one"), store.transitions("one"), store.processes("one")) == (None, [], [])
+
+
+def between(store: Store, statement: str, happens: Callable[[], object]) -> None:
+    """Let something happen once in a store's next transactions, just before a statement that begins so."""
+    database = store._database
+    execute, due = database._execute, [happens]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def watched(sql: str, *values: object) -> object:
+        if sql.startswith(statement) and due:
+            due.pop()()
+        return execute(sql, *values)
+
+    database._execute = watched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.engine
+def test_a_job_that_is_resubmitted_while_it_is_deleted_stays(postgres: Callable[[], Store]):
+    store, other = postgres(), postgres()
+    for number, statement in enumerate(("SELECT state", "UPDATE jobs SET state = state", "DELETE FROM jobs")):
+        name = f"job_{number}"
+        store.add(job(name))
+        store.move(name, State.QUEUED, State.CANCELLED, 2.0)
+        won: list[bool] = []
+        thread = threading.Thread(target=lambda: won.append(other.move(name, State.CANCELLED, State.QUEUED, 3.0)))  # noqa: B023
+
+        def resubmit(thread: threading.Thread = thread) -> None:
+            thread.start()
+            thread.join(1.0)  # it can't end before the deletion does where that holds the job's row
+
+        between(store, statement, resubmit)
+        left = store.delete(name)
+        if not thread.ident:
+            thread.start()
+        thread.join()
+        assert won == [left == State.QUEUED]
+        assert other.state(name) == left
+        assert bool(other.transitions(name)) == (left is not None)
+        del store._database._execute  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.engine
+def test_of_two_who_add_one_name_at_once_one_is_told_that_it_is_taken(postgres: Callable[[], Store]):
+    store, other = postgres(), postgres()
+    between(store, "INSERT INTO jobs", lambda: other.add(job()))
+    with pytest.raises(WrongState, match="there is a job one already"):
+        store.add(job(created=2000.0))
+    assert other.find("one").created == 1000.5
+    assert len(other.transitions("one")) == 1
 
 
 def test_a_store_of_a_later_version_is_refused(opened: Callable[[], Store]):

@@ -16,7 +16,7 @@ from footplate.jobs.record import Job
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
-from footplate.jobs.store.jobs import Store
+from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.follow import Follower
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import held
@@ -59,7 +59,8 @@ def store(home: Home) -> Iterator[Store]:
 
 def job(name: str, state: State = State.QUEUED, waited_s: float = 0.0, **changes: Any) -> Job:
     since = time.time() - waited_s
-    return Job(name, state, since, since, machine.host(), **{"plan": {"spec": {}}, "needs": Resources(1), **changes})
+    given = {"host": machine.host(), "plan": {"spec": {}}, "needs": Resources(1), **changes}
+    return Job(name, state, since, since, **given)
 
 
 def test_a_job_that_has_waited_for_too_long_is_cancelled_and_no_other(home: Home, store: Store):
@@ -124,3 +125,59 @@ def test_output_that_is_deleted_while_it_is_followed_has_ended(home: Home):
     (folder / "master-0.log").write_text("line\n")
     home.attempt("my_job", 2).symlink_to(home.root / "gone")  # there when it was looked for, and not when it is opened
     assert [one.text for one in Follower(home, "my_job").lines()] == ["line\n"]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that sweeps start; their supervisors are not."""
+    names: list[str] = []
+    monkeypatch.setattr("footplate.jobs.supervision.sweep._spawn", lambda home, store, job: names.append(job.name))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "ended_s", "starts"), [(3600.0, 3600.0, True), (3600.0, 10.0, False), (10.0, 3600.0, False)]
+)
+def test_a_neighbours_job_that_nobody_starts_lets_ours_pass_after_a_minute(
+    tmp_path: Path, store: Store, started: list[str], waited_s: float, ended_s: float, starts: bool
+):
+    home = Home(tmp_path, "postgresql://a.server/shared")  # names the store as shared; the test's own stands for it
+    everything = machine.resources()
+    store.add(job("ended", State.SUCCEEDED, 7200.0, ended=time.time() - ended_s))
+    store.add(job("neighbours", waited_s=waited_s, needs=everything))
+    ours = job("ours", waited_s=5.0, needs=everything)
+    home.job("ours").mkdir(parents=True)
+    (home.job("ours") / ours.id).touch()
+    store.add(ours)
+    sweep(home, store)
+    assert started == (["ours"] if starts else [])
+    assert store.state("neighbours") == State.QUEUED
+
+
+def test_a_job_whose_machine_is_lost_is_cancelled_without_it_and_can_be_deleted(home: Home, store: Store):
+    jobs = Jobs(home, store)
+    for state in (State.PREPARING, State.RUNNING, State.CANCELLING):
+        store.add(job(state.lower(), state, host="gone"))
+        assert jobs.cancel(state.lower()) == State.CANCELLING  # which nobody ends
+        assert jobs.cancel(state.lower(), machine_lost=True) == State.CANCELLED
+        assert jobs.wait(state.lower()).cause == "cancelled by the user, as its machine gone is lost"
+        jobs.delete(state.lower())
+    assert store.list() == []
+
+
+def test_a_job_of_this_machine_is_not_one_of_a_lost_machine(home: Home, store: Store):
+    store.add(job("here"))
+    with pytest.raises(WrongState, match="Leave out --machine-lost"):
+        Jobs(home, store).cancel("here", machine_lost=True)
+
+
+def test_a_job_of_a_machine_that_was_renamed_is_resubmitted_to_it(tmp_path: Path, store: Store, started: list[str]):
+    home = Home(tmp_path, "postgresql://a.server/shared")
+    for name in ("ours", "theirs"):
+        store.add(job(name, State.CANCELLED, host="old_name"))
+    home.job("ours").mkdir(parents=True)
+    (home.job("ours") / store.find("ours").id).touch()
+    for name in ("ours", "theirs"):
+        Jobs(home, store).resubmit(name)
+    assert (store.find("ours").host, store.find("theirs").host) == (machine.host(), "old_name")
+    assert set(started) == {"ours"}

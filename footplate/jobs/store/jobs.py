@@ -62,12 +62,11 @@ class Store:
             WrongState: there is one of its name.
         """
 
-        def work(execute: Execute) -> float:
+        def work(execute: Execute) -> float | None:
+            if insert(execute, job):
+                return job.created
             there = execute("SELECT created FROM jobs WHERE name = ?", job.name)
-            if there:
-                return there[0][0]
-            insert(execute, job)
-            return job.created
+            return there[0][0] if there else None  # None: deleted just now
 
         if self._database.transaction(work) != job.created:
             raise WrongState(
@@ -114,6 +113,10 @@ class Store:
         query = "SELECT name, cpus, gpus, memory_gb, queued, priority FROM jobs WHERE state = ? AND host = ?"
         rows = self._database.read(query, str(State.QUEUED), host)
         return [Waiting(row[0], Resources(*row[1:4]), *row[4:]) for row in rows]
+
+    def last_end(self, host: str) -> float:
+        """When a machine's last job ended, in seconds since the epoch; 0 if none has."""
+        return self._database.read("SELECT COALESCE(MAX(ended), 0) FROM jobs WHERE host = ?", host)[0][0]
 
     def waiting_since(self, host: str, before: float) -> list[tuple[str, float, dict[str, Any]]]:
         """Of a machine's queue those that came into it before a moment: their names, when that was, and their plans."""
@@ -193,8 +196,11 @@ class Store:
         """
 
         def work(execute: Execute) -> State | None:
-            found = execute("SELECT state FROM jobs WHERE name = ?", name)
-            if found and State(found[0][0]) not in FINAL:
+            # This update locks the row: on PostgreSQL, another transaction may change what a SELECT has read.
+            found = execute("UPDATE jobs SET state = state WHERE name = ? RETURNING state", name)
+            if not found:
+                return None
+            if State(found[0][0]) not in FINAL:
                 return State(found[0][0])
             execute("DELETE FROM jobs WHERE name = ?", name)
             execute("DELETE FROM transitions WHERE job = ?", name)
@@ -244,14 +250,19 @@ class Store:
         return [Process(*row) for row in self._database.read(query, name)]
 
 
-def insert(execute: Execute, job: Job) -> None:
-    """Put a job's row, and its first transition, inside a transaction."""
+def insert(execute: Execute, job: Job) -> bool:
+    """Put a job's row, and its first transition, inside a transaction; False if its name is taken."""
     values = [_plain(getattr(job, one)) for one in _PLAIN]
     values += [getattr(job.needs, one) for one in _NEEDS]
     values += [_to_json(getattr(job, one)) for one in _JSON]
     places = ", ".join("?" * len(_COLUMNS))
-    execute(f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({places})", *values)
-    _note(execute, job.name, Transition(None, job.state, job.created, job.attempt, job.cause))
+    inserted = execute(
+        f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({places}) ON CONFLICT (name) DO NOTHING RETURNING name",
+        *values,
+    )
+    if inserted:
+        _note(execute, job.name, Transition(None, job.state, job.created, job.attempt, job.cause))
+    return bool(inserted)
 
 
 def _note(execute: Execute, name: str, one: Transition) -> None:

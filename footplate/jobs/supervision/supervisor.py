@@ -207,7 +207,9 @@ class Supervisor:
             return None
         self._ask_again = time.monotonic() + TICK_S  # not with each piece of output
         try:
-            return "cancelled" if self._store.state(self._plan.name) == State.CANCELLING else None
+            # Neither, if somebody has declared this machine lost: the job is CANCELLED, or was even deleted.
+            goes_on = self._store.state(self._plan.name) in (State.PREPARING, State.RUNNING)
+            return None if goes_on else "cancelled"
         except ConfigError as error:
             self._is_away(error)
             return None

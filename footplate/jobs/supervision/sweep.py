@@ -15,6 +15,9 @@ not gone, or after it, with that attempt. Two supervisors of one job can't be: t
 Users of one machine who share a store have homes of their own. They queue for the machine together, and each one's sweeps
 take care of the jobs of their home alone. As the lock is of a home, two of them who sweep at the same moment may begin more
 than there is room for.
+
+A neighbour's job whose turn it is, and which nobody starts, lets others pass after `NEIGHBOUR_S`: its user may have left.
+It still starts with the next sweep of its own home, if there is room.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
 from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job
-from footplate.jobs.scheduling import MIN_WAIT_S, starts, why_too_long
+from footplate.jobs.scheduling import MIN_WAIT_S, Resources, Waiting, starts, why_too_long
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import reserve
@@ -42,6 +45,7 @@ PATIENCE_S = 30.0  # for another's sweep, each of which takes milliseconds
 LOCK = "supervisor.lock"
 SUPERVISOR_LOG = "supervisor.log"
 LIMITS = Restarts()
+NEIGHBOUR_S = 60.0  # a neighbour who follows a job sweeps every few seconds
 
 _started: list[subprocess.Popen[bytes]] = []  # by this process, which must fetch their exit codes
 
@@ -61,7 +65,7 @@ def sweep(home: Home, store: Store, patience_s: float = PATIENCE_S) -> None:
 def _recover(home: Home, store: Store) -> None:
     for job in store.of_host(machine.host(), SUPERVISED):
         owner = Identity.from_dict(job.owner)
-        if not _is_ours(home, job) or (owner is not None and owner.alive()):
+        if not is_ours(home, job) or (owner is not None and owner.alive()):
             continue
         home.job(job.name).mkdir(parents=True, mode=0o700, exist_ok=True)
         again = False
@@ -104,10 +108,7 @@ def _start(home: Home, store: Store) -> None:
         return
     running = store.of_host(host, SUPERVISED)
     taken = [device for job in running for device in job.devices]
-    for waiting in starts(there, [job.needs for job in running], queue, time.time()):
-        job = store.get(waiting.name)
-        if job is None or not _is_ours(home, job):  # None: cancelled and deleted since
-            continue
+    for job in _due(home, store, there, [job.needs for job in running], queue):
         devices = machine.choose_devices(job.needs.gpus, taken, there)
         taken += devices
         if store.move(
@@ -116,7 +117,25 @@ def _start(home: Home, store: Store) -> None:
             _spawn(home, store, job)
 
 
-def _is_ours(home: Home, job: Job) -> bool:
+def _due(home: Home, store: Store, there: Resources, running: list[Resources], queue: list[Waiting]) -> list[Job]:
+    """The jobs of this home whose turn it is."""
+    now, room_since = time.time(), store.last_end(machine.host())
+    while True:
+        jobs = {waiting.name: store.get(waiting.name) for waiting in starts(there, running, queue, now)}
+        neighbours = {name for name, job in jobs.items() if job is not None and not is_ours(home, job)}
+
+        # Room only shrinks between two ends. So a job that fits now has fitted since the last end, or since it came.
+        abandoned = {
+            waiting.name
+            for waiting in queue
+            if waiting.name in neighbours and now - max(waiting.since, room_since) > NEIGHBOUR_S
+        }
+        if not abandoned:
+            return [job for name, job in jobs.items() if job is not None and name not in neighbours]
+        queue = [waiting for waiting in queue if waiting.name not in abandoned]
+
+
+def is_ours(home: Home, job: Job) -> bool:
     """Whether a job was submitted from this home, and not from another on the same machine that shares the store.
 
     Its folder alone doesn't tell: it may be what is left of ours of the same name, which somebody else has deleted.

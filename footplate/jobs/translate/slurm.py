@@ -3,8 +3,9 @@
 One task on each node. Each is told by `srun` which it is, in Slurm's words; a line of shell says the same in torch's (RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and becomes the program. Arguments are quoted, and reach it as they are.
 
-Before the time is over, and when a node is taken away, Slurm sends SIGTERM: a trainer saves. `--requeue` starts it again
-after a node was lost.
+Before the time limit, Slurm sends SIGUSR1 to the script. The script sends SIGTERM to the program, which saves and ends, and
+requeues the job. `--requeue` starts the job again after a node was lost or the job was preempted. All runs have the same
+FOOTPLATE_JOB_ID, and each has its own FOOTPLATE_JOB_ATTEMPT, so a trainer resumes.
 """
 
 from __future__ import annotations
@@ -41,14 +42,35 @@ SCRIPT = """\
 {options}
 
 set -euo pipefail
+export FOOTPLATE_JOB_ID="slurm-$SLURM_JOB_ID" FOOTPLATE_JOB_ATTEMPT="$((${{SLURM_RESTART_COUNT:-0}} + 1))"
 {before}
 HOSTS="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
 MASTER_ADDR="${{HOSTS%%$'\\n'*}}"
 MASTER_PORT=$(({first_port} + SLURM_JOB_ID % {ports}))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 
+# Slurm sends SIGUSR1 to this shell {grace_s} s before the time limit. The program gets SIGTERM, saves and ends.
+requeue=
+save_and_requeue() {{
+  requeue=yes
+  scancel --signal=TERM "$SLURM_JOB_ID"
+}}
+trap save_and_requeue USR1
+
 srun --kill-on-bad-exit=1 {container}bash -c {told} \\
-  task {words}
+  task {words} &
+program=$!
+
+status=0
+wait "$program" || status=$?
+if [ -n "$requeue" ]; then  # the signal may have interrupted the wait
+  status=0
+  wait "$program" || status=$?
+fi
+if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
 """
 
 TOLD = 'export RANK="$SLURM_PROCID" NODE_RANK="$SLURM_NODEID" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=1; exec "$@"'
@@ -67,6 +89,7 @@ def translate(job: ResolvedJob) -> Translation:
         before=_before(job),
         first_port=FIRST_PORT,
         ports=PORTS,
+        grace_s=GRACE_S,
         container=f"--container-image={shlex.quote(image)} " if image else "",
         told=shlex.quote(TOLD),
         words=shlex.join(command(job, job.replicas[0])),
@@ -87,7 +110,7 @@ def _options(job: ResolvedJob) -> Iterator[str]:
     if gpus(one):
         yield f"gpus-per-node={gpus(one)}"
     yield f"time={minutes(job.max_running_time)}"
-    yield f"signal=TERM@{GRACE_S}"
+    yield f"signal=B:USR1@{GRACE_S}"
     yield "requeue"
     yield "open-mode=append"
 
@@ -103,7 +126,7 @@ def minutes(duration: str) -> int:
 
 def _before(job: ResolvedJob) -> str:
     """Lines that come before: what replicas are told of the job."""
-    told = {"FOOTPLATE_JOB_NAME": job.name, "FOOTPLATE_JOB_DIR": job.job_dir}
+    told = {"FOOTPLATE_JOB_NAME": job.name or UNNAMED, "FOOTPLATE_JOB_DIR": job.job_dir}
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in told.items() if value)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import tempfile
 from collections import ChainMap, Counter
 from pathlib import Path
@@ -303,11 +305,12 @@ SLURM = """\
 #SBATCH --mem=14745M
 #SBATCH --gpus-per-node=4
 #SBATCH --time=10080
-#SBATCH --signal=TERM@120
+#SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 
 set -euo pipefail
+export FOOTPLATE_JOB_ID="slurm-$SLURM_JOB_ID" FOOTPLATE_JOB_ATTEMPT="$((${SLURM_RESTART_COUNT:-0} + 1))"
 export FOOTPLATE_JOB_NAME=my_job
 export FOOTPLATE_JOB_DIR='runs/my job'
 HOSTS="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
@@ -315,9 +318,29 @@ MASTER_ADDR="${HOSTS%%$'\\n'*}"
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 
+# Slurm sends SIGUSR1 to this shell 120 s before the time limit. The program gets SIGTERM, saves and ends.
+requeue=
+save_and_requeue() {
+  requeue=yes
+  scancel --signal=TERM "$SLURM_JOB_ID"
+}
+trap save_and_requeue USR1
+
 srun --kill-on-bad-exit=1 bash -c \
 'export RANK="$SLURM_PROCID" NODE_RANK="$SLURM_NODEID" LOCAL_RANK="$SLURM_LOCALID" LOCAL_WORLD_SIZE=1; exec "$@"' \\
-  task python -m trainer.task --lr 0.1 --job-dir 'runs/my job'
+  task python -m trainer.task --lr 0.1 --job-dir 'runs/my job' &
+program=$!
+
+status=0
+wait "$program" || status=$?
+if [ -n "$requeue" ]; then  # the signal may have interrupted the wait
+  status=0
+  wait "$program" || status=$?
+fi
+if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
 """
 
 
@@ -328,6 +351,79 @@ def test_an_example_without_its_parameter_servers_is_a_script_for_sbatch(tmp_pat
     told, words = run_slurm(found.document, tmp_path)
     assert told == ["1", "2", "1", "0", "1", "node-a", "20007", "runs/my job"]
     assert words == ["-m", "trainer.task", "--lr", "0.1", "--job-dir", "runs/my job"]
+
+
+TRAINS = """
+import os, pathlib, torch
+import footplate as fp
+
+class Net(fp.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+    def training_step(self, batch, batch_idx):
+        print("step", self.global_step, flush=True)
+        if self.global_step == 2 and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+            os.kill(os.getpid(), 15)
+        return self.net(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = torch.utils.data.TensorDataset(torch.ones(6, 4))
+fp.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False).fit(
+    Net(), torch.utils.data.DataLoader(data))
+"""
+
+
+def test_a_job_that_slurm_requeues_resumes_its_trainer(tmp_path):
+    (tmp_path / "task.py").write_text(TRAINS)
+    given = {"module-name": "task", "job-dir": str(tmp_path / "out")}
+    script = translate(job("", given), "slurm").document
+    with pytest.raises(subprocess.CalledProcessError):
+        run_real_slurm(script, tmp_path)
+    resumed = run_real_slurm(script, tmp_path, SLURM_RESTART_COUNT="1")
+    assert "step 0" not in resumed
+    assert "step 5" in resumed
+
+
+def test_a_job_at_slurms_time_limit_ends_by_sigterm_and_is_requeued(tmp_path):
+    """The signal comes to the script's shell; the program gets SIGTERM, and has as long as it needs."""
+    script = translate(job("", {"module-name": "task"}), "slurm").document
+    (tmp_path / "task.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "def end(*_):\n    time.sleep(0.5); print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path('pid').write_text(str(os.getpid()))\n"
+        "os.kill(int(os.environ['SCRIPT']), signal.SIGUSR1)\n"
+        "while True:\n    time.sleep(0.01)\n"
+    )
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run_real_slurm(f"export SCRIPT=$$\n{script}", tmp_path)
+    assert caught.value.returncode == 143
+    assert caught.value.stdout == "saved\n"
+    assert (tmp_path / "requeued").read_text() == "7\n"
+
+
+def run_real_slurm(script: str, directory: Path, **more: str) -> str:
+    """Run a script for sbatch on one node, with the real program; returns what it wrote."""
+    path = directory / "bin"
+    path.mkdir(exist_ok=True)
+    stand_ins = {
+        "scontrol": 'if [ "$1" = requeue ]; then echo "$2" > requeued; else echo 127.0.0.1; fi',
+        "scancel": 'kill -s "${1#--signal=}" "$(cat pid)"',
+        "srun": 'while [[ "$1" == --* ]]; do shift; done; SLURM_PROCID=0 SLURM_NODEID=0 SLURM_LOCALID=0 exec "$@"',
+        "python": f'exec {sys.executable} "$@"',
+    }
+    for name, text in stand_ins.items():
+        (path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (path / name).chmod(0o755)
+    environ = {
+        **os.environ, "PATH": f"{path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node-a", "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "1", **more,
+    }  # fmt: skip
+    return subprocess.run(
+        ["bash"], input=script, env=environ, capture_output=True, check=True, text=True, cwd=directory
+    ).stdout
 
 
 NASTY = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20) | st.text(
