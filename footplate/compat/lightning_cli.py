@@ -1,0 +1,75 @@
+"""Lightning's command line with our trainer. One line of a program changes:
+
+    from footplate.compat.lightning_cli import LightningCLI      # was: from lightning.pytorch.cli import LightningCLI
+
+Lightning's own refuses any trainer that doesn't inherit from Lightning's. This one takes `footplate.Trainer`, its
+subclasses and functions that return one. `trainer.callbacks` and `trainer.logger` of a configuration may name Lightning's
+classes or ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from jsonargparse.typing import class_from_function
+from lightning.pytorch import Callback as LightningsCallback
+from lightning.pytorch import cli
+from lightning.pytorch.loggers import Logger as LightningsLogger
+
+from footplate.callbacks import Callback
+from footplate.tracking.base import Logger
+from footplate.trainer import Trainer
+
+CALLBACK = LightningsCallback | Callback
+LOGGER = LightningsLogger | Logger
+
+
+class Parser(cli.LightningArgumentParser):
+    """Lightning's, which also knows our trainer's arguments."""
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Add the arguments of a class, or of a function that makes its objects."""
+        kind = lightning_class if isinstance(lightning_class, type) else class_from_function(lightning_class)
+        if not issubclass(kind, Trainer):
+            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        return self.add_class_arguments(
+            _annotated(kind), nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+        )
+
+
+class LightningCLI(cli.LightningCLI):
+    """Lightning's `LightningCLI`; `trainer_class` is `footplate.Trainer` by default."""
+
+    def __init__(
+        self,
+        model_class: Any = None,
+        datamodule_class: Any = None,
+        save_config_callback: Any = cli.SaveConfigCallback,
+        save_config_kwargs: dict[str, Any] | None = None,
+        trainer_class: Any = Trainer,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("parser_class", Parser)
+        super().__init__(
+            model_class, datamodule_class, save_config_callback, save_config_kwargs, trainer_class, **kwargs
+        )
+
+
+def _annotated(kind: type[Trainer]) -> type[Trainer]:
+    """A trainer's class whose callbacks and loggers may be Lightning's, as far as the parser asks."""
+    types = {"callbacks": CALLBACK | list[CALLBACK] | None, "logger": bool | LOGGER | list[LOGGER] | None}
+    signature = inspect.signature(kind.__init__, eval_str=True)
+    parameters = [
+        one.replace(annotation=types.get(one.name, one.annotation))
+        for one in signature.parameters.values()
+        if one.kind is not one.VAR_KEYWORD
+    ]
+
+    def __init__(self: Any, **given: Any) -> None:
+        kind.__init__(self, **given)
+
+    __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return type(kind.__name__, (kind,), {"__init__": __init__, "__doc__": kind.__doc__, "__module__": kind.__module__})

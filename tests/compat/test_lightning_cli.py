@@ -1,0 +1,55 @@
+"""Lightning's command line with our trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger
+from models.zoo import Plain, loaders
+
+import footplate as fp
+from footplate.compat.lightning_cli import LightningCLI
+
+
+class Mine(fp.Trainer):
+    """A trainer of a user's."""
+
+
+class WithData(Plain):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def train_dataloader(self) -> Any:
+        return loaders()[0]
+
+    def val_dataloader(self) -> Any:
+        return loaders()[1]
+
+
+@pytest.mark.parametrize("trainer_class", [fp.Trainer, Mine])
+def test_callbacks_and_loggers_of_a_file_may_be_lightnings_or_ours(trainer_class: Any, tmp_path: Path) -> None:
+    callbacks = [
+        {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val_loss"}},
+        {"class_path": "footplate.callbacks.LearningRateMonitor", "init_args": {"logging_interval": "step"}},
+    ]
+    logger = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
+    shown = {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": str(tmp_path / "run")}
+    settings = {"max_epochs": 1, "accelerator": "cpu", "callbacks": callbacks, "logger": logger, **shown}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": settings, "model": {"scale": 0.5}}))
+
+    cli = LightningCLI(
+        WithData,
+        trainer_class=trainer_class,
+        args=["fit", "--config", str(tmp_path / "config.yaml"), "--trainer.limit_train_batches", "3"],
+    )
+
+    assert type(cli.trainer) is trainer_class
+    assert (cli.trainer.global_step, cli.model.scale) == (3, 0.5)
+    assert isinstance(cli.trainer.early_stopping_callback, EarlyStopping)
+    assert any(type(callback) is fp.LearningRateMonitor for callback in cli.trainer.callbacks)
+    assert isinstance(cli.trainer.logger, CSVLogger)
