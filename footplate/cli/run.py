@@ -10,7 +10,6 @@ On several machines without a cluster's engine, the same command is given on eac
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import threading
@@ -130,12 +129,22 @@ def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
     """Be one of several machines."""
     from footplate.launch.backends import Cluster
     from footplate.launch.cluster.machines import Lobby
-    from footplate.launch.cluster.member import join
+    from footplate.launch.cluster.member import LostError, join
+    from footplate.server.auth import take
 
-    token = os.environ.get("FOOTPLATE_TOKEN", "")
-    _check_machines(given, token)
+    _check_machines(given)
+    _, token = take(None)
+    if given.master_addr is None or token is None:
+        raise ConfigError(
+            f"--nnodes {given.nnodes} needs --master-addr, an address of machine 0, and FOOTPLATE_TOKEN in the "
+            "environment: the same secret on all machines, since whoever knows it may run code there."
+        )
     if given.node_rank > 0:
-        return join(given.master_addr, given.master_port, token, given.node_rank)
+        try:
+            return join(given.master_addr, given.master_port, token, given.node_rank)
+        except LostError as error:
+            print(f"footplate run: {error}", file=sys.stderr)
+            return 1
     lobby = Lobby(given.nnodes, given.np // given.nnodes, given.master_addr, given.master_port, token)
     here = threading.Thread(target=join, args=(given.master_addr, lobby.port, token, 0), daemon=True)
     here.start()
@@ -154,7 +163,7 @@ def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
     return code
 
 
-def _check_machines(given: Namespace, token: str) -> None:
+def _check_machines(given: Namespace) -> None:
     nodes = given.nnodes
     if nodes < 1 or not 0 <= given.node_rank < nodes:
         raise ConfigError(f"--nnodes {nodes} --node-rank {given.node_rank}: expected ranks from 0 to nnodes - 1.")
@@ -165,11 +174,6 @@ def _check_machines(given: Namespace, token: str) -> None:
     if given.backend != "local":
         raise ConfigError(
             f"--nnodes {nodes} --backend {given.backend}: a cluster's engine chooses the machines. Leave one out."
-        )
-    if given.master_addr is None or not token:
-        raise ConfigError(
-            f"--nnodes {nodes} needs --master-addr, an address of machine 0, and in the environment FOOTPLATE_TOKEN: the "
-            "same secret on all machines, since whoever knows it may run code there."
         )
 
 

@@ -371,7 +371,7 @@ def machine(process):
     port = str(free_port())
     started = []
 
-    def start(node, *argv, token="secret"):
+    def start(node, *argv, token="secret-of-these-machines"):
         common = ("run", "--nnodes", "2", "--np", "4", "--master-addr", "127.0.0.1", "--master-port", port)
         started.append(process(*common, "--node-rank", node, *argv, FOOTPLATE_TOKEN=token))
         return started[-1]
@@ -442,7 +442,7 @@ def test_a_script_that_fails_ends_all_machines_with_its_exit_code(machine, scrip
 
 def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):
     path = script(MACHINES)
-    first, other = machine(0, path), machine(1, path, token="another")
+    first, other = machine(0, path), machine(1, path, token="another-secret-than-theirs")
     _, err = other.communicate(timeout=120)
     assert other.returncode == 2
     assert "refused this machine" in err
@@ -455,7 +455,9 @@ def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):
 def test_a_port_that_is_taken_is_said_so(process, script):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ("--master-addr", "127.0.0.1", "--master-port", taken.getsockname()[1])
-        found = process("run", "--nnodes", "2", "--np", "2", *address, script(MACHINES), FOOTPLATE_TOKEN="secret")
+        found = process(
+            "run", "--nnodes", "2", "--np", "2", *address, script(MACHINES), FOOTPLATE_TOKEN="secret-of-these-machines"
+        )
         _, err = found.communicate(timeout=120)
     assert found.returncode == 2
     assert "nobody can listen there" in err
