@@ -465,3 +465,29 @@ def test_a_hello_survives_json():
     assert greeting.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
     assert greeting.Hello.of({**hello.as_message(), "index": "3"}) is None
     assert greeting.Hello.of({}) is None
+
+
+def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():
+    """As behind a firewall that is open for the driver alone."""
+    places = Places(["a", "b"], program=CLOSED + Places.program)
+    no_restarts = Restarts(max_restarts=0, max_host_restarts=0, peers_grace_s=0.3)
+    said = (
+        rf"rank 1 can't meet rank 0: {socket.gethostname()} can't connect to 127\.0\.0\.1:\d+, .*no firewall may close"
+    )
+    with pytest.raises(LaunchError, match=said):
+        run(places, rank, restarts=no_restarts)
+
+
+CLOSED = """
+import socket
+from footplate.launch.cluster import agent
+class Closed:
+    gethostname = staticmethod(socket.gethostname)
+    first = True
+    def create_connection(self, address, timeout):
+        first, self.first = self.first, False
+        if first:
+            return socket.create_connection(address, timeout)
+        raise TimeoutError("timed out")
+agent.socket = Closed()
+"""

@@ -34,7 +34,7 @@ from footplate.errors import LaunchError
 from footplate.launch import rendezvous, worker
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.channel import Channel, Gone, Message
-from footplate.launch.crew import Alive, Attempt, Event, Reported, Wrote
+from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Wrote
 from footplate.launch.local import Caller, LocalCrew
 
 PAYLOAD = "payload"
@@ -186,6 +186,11 @@ class _Agent:
     def _command(self, crew: LocalCrew, do: str, order: dict[str, Any]) -> None:
         if do == "carry":
             share = share_of(order["share"], self._address)
+            why = "" if 0 in share.ranks else _unreachable(share.store)
+            if why:
+                for rank in share.ranks:
+                    self._tell(Ended(rank, None, time.monotonic(), why))
+                return
             crew.carry(share, self._store if 0 in share.ranks else None)
             if self._store is not None:
                 self._store.close()
@@ -208,6 +213,18 @@ class _Agent:
         else:
             told = {"rank": event.rank, "code": event.code, "at": event.at, "text": event.text, "whole": event.whole}
             send({"event": "ended", **told}, behind=f"rank {event.rank}")
+
+
+def _unreachable(store: tuple[str, int]) -> str:
+    """Why ranks here could never meet rank 0, to be read after "rank 1 "; empty if its store can be reached."""
+    try:
+        socket.create_connection(store, timeout=CONNECT_S).close()
+    except OSError as error:
+        return (
+            f"can't meet rank 0: {socket.gethostname()} can't connect to {store[0]}:{store[1]}, a free port of rank 0's "
+            f"machine: {error}. Workers connect to each other on free ports, which no firewall may close"
+        )
+    return ""
 
 
 def share_as_message(share: rendezvous.Share) -> dict[str, Any]:
