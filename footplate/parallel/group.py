@@ -18,6 +18,7 @@ is frozen is noticed when `TIMEOUT` has passed, or earlier by whoever has starte
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from footplate.errors import ConfigError, FootplateError
+from footplate.parallel import interfaces
 from footplate.parallel.world import SINGLE, World
 
 TIMEOUT = timedelta(minutes=30)
@@ -186,11 +188,15 @@ def leave(group: Any = None) -> None:
 
 
 def _meet(world: World, backend: str, device: torch.device) -> None:
+    if world.size > world.local_size and (interface := interfaces.for_gloo(world, os.environ)):
+        os.environ[interfaces.VARIABLE] = interface
     backends = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
     try:
         dist.init_process_group(backends, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {str(error).splitlines()[0]} "
-            "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does."
+            "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does. Ranks on several machines "
+            f"also connect to each other: {interfaces.VARIABLE} ({os.environ.get(interfaces.VARIABLE) or 'not set'}) names "
+            "the network interface for that."
         ) from error

@@ -1,7 +1,8 @@
 """The network interface on which gloo meets the other ranks.
 
-Left to itself, gloo listens at the address that this host's name leads to. On Debian that is 127.0.1.1, which other machines
-can't reach, and some hosts' names lead nowhere. The way to `MASTER_ADDR` is a better guide: all ranks reach that address.
+Left to itself, gloo listens at the address that this host's name leads to. On Debian that is 127.0.1.1, which other
+machines can't reach, and some hosts' names lead nowhere. The way to `MASTER_ADDR` is a better guide, since all ranks reach
+that address.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 Who is there is said by torchrun's variables, as for any accelerator, and the processes meet twice: through torch (gloo),
 for what hosts tell each other (the forms of batches, metrics at the end of an epoch, signals, saves), and through JAX,
-whose devices then form one mesh over all of them. JAX's coordinator is the first process, at `JAX_COORDINATOR_ADDRESS`, or
+whose devices then form one mesh over all of them. Of CPUs, JAX's collectives go over gloo, too, on the same network
+interface (`parallel/interfaces.py`). JAX's coordinator is the first process, at `JAX_COORDINATOR_ADDRESS`, or
 else at torch's `MASTER_ADDR`: one port above `MASTER_PORT`, or, where that is taken, another, which the first process tells
 the others through torch's store. (A coordinator that doesn't get its port ends in a segmentation fault.)
 
@@ -33,6 +34,7 @@ from datetime import timedelta
 from typing import Any
 
 from footplate.errors import ConfigError
+from footplate.parallel import interfaces
 from footplate.parallel.group import TIMEOUT
 from footplate.parallel.world import World
 
@@ -73,10 +75,25 @@ def join(jax: Any, environ: Mapping[str, str]) -> None:
         jax.config.update("jax_enable_preemption_service", False)
     address = coordinator(environ, lambda port: _agreed(world, port, environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     jax.distributed.initialize(address, world.size, world.rank, shutdown_timeout_seconds=int(TIMEOUT.total_seconds()))
+    _choose_interface(jax, interfaces.for_gloo(world, environ))
     ending = threading.Event()
     parting = threading.Thread(target=_part, args=(ending,), name="footplate-part", daemon=True)
     parting.start()  # now, since at the end of a program no thread can be started
     atexit.register(_end, ending, parting)  # before JAX's own handler, which was registered earlier
+
+
+def _choose_interface(jax: Any, interface: str | None) -> None:
+    """Have the CPUs of several processes meet on a network interface; JAX would take what the host's name leads to."""
+    if interface is None or jax.config.jax_cpu_collectives_implementation != "gloo":
+        return
+    from jax._src import distributed, xla_bridge
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+
+    def client() -> Any:
+        gloo = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, interface=interface)
+        return xla_bridge.make_cpu_client(collectives=gloo)
+
+    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
 
 
 def _end(ending: threading.Event, parting: threading.Thread) -> None:
