@@ -1,11 +1,11 @@
 """What `self.log` collects.
 
-The one idea: logging keeps a reference and nothing else. A value stays on its device until somebody needs the number
-(every `log_every_n_steps`, at the end of an epoch, or when a callback asks), and is then read together with all that
-waited with it, in one transfer. Sums over an epoch are kept in float64 on the host and are added in the order of the
+The one idea: logging copies the value on its device, since the user may change it in place, and waits for nothing. The
+copy stays there until somebody needs the number (every `log_every_n_steps`, at the end of an epoch, or when a callback
+asks), and is then read together with all that waited with it, in one transfer. Sums over an epoch are kept in float64 on the host and are added in the order of the
 steps, so that they don't depend on when they were read: a resumed epoch ends with the very same mean.
 
-    log("loss", tensor)  →  entry.latest = tensor, entry.waiting += [tensor]
+    log("loss", tensor)  →  entry.latest = copy, entry.waiting += [copy]
     step_values()        →  {"loss": 0.31}                     reads the latest of each
     epoch_values()       →  {"loss": 0.35}                     reads all that wait, reduces, starts anew
 
@@ -160,9 +160,7 @@ class MetricLog:
             entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
         if entry.metric is not None:
             return
-        if isinstance(value, Tensor):
-            value = _own(value)
-        entry.latest = value
+        entry.latest = value = _own(value)
         if entry.on_epoch and self.counts:
             entry.waiting.append(value)
             entry.weights.append(self._weight(entry, batch_size))
@@ -335,7 +333,9 @@ class MetricLog:
         metric_path = self._metric_path(entry)
         metric_state: dict[str, Any] = {}
         if entry.metric is not None:
-            metric_state = {key: getattr(entry.metric, key) for key in entry.metric._defaults}
+            states = {key: getattr(entry.metric, key) for key in entry.metric._defaults}
+            # A reset empties the metric's lists in place, so the state needs lists of its own.
+            metric_state = {key: list(value) if isinstance(value, list) else value for key, value in states.items()}
             metric_state["_update_count"] = entry.metric._update_count
         return {
             "on_step": entry.on_step,
@@ -449,9 +449,11 @@ def _check_value(name: str, value: Any) -> None:
         )
 
 
-def _own(value: Tensor) -> Tensor:
-    """A value as it is now. The result of a differentiated computation is nobody else's; any other may be changed."""
-    return value.detach() if not value.is_leaf else value.detach().clone()
+def _own(value: Any) -> Any:
+    """A value as it is now, whatever its owner does to it later: a copy on its device, or a number."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, Later) else float(value)
 
 
 def _kept(name: str, value: Any) -> Any:
@@ -462,7 +464,7 @@ def _kept(name: str, value: Any) -> Any:
             'knows its own rows alone. Log a plain value, or use strategy="ddp".'
         )
     _check_value(name, value)
-    return _own(value) if isinstance(value, Tensor) else value
+    return _own(value)
 
 
 def _is_metric(value: Any) -> bool:

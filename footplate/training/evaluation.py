@@ -144,7 +144,7 @@ def evaluation_mode(module: Any, name: str) -> Iterator[None]:
 def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
     """A batch that leaves no trace in what is logged, nor in the module's torchmetrics objects."""
     metrics = [part for part in module.modules() if hasattr(part, "_update_count") and hasattr(part, "_defaults")]
-    kept = [{key: copy.copy(getattr(part, key)) for key in (*part._defaults, "_update_count")} for part in metrics]
+    kept = [{key: _copied(getattr(part, key)) for key in (*part._defaults, "_update_count")} for part in metrics]
     log.counts = False
     try:
         yield
@@ -153,6 +153,11 @@ def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
         for part, values in zip(metrics, kept, strict=True):
             for key, value in values.items():
                 setattr(part, key, value)
+
+
+def _copied(value: Any) -> Any:
+    """A state of a torchmetrics object, which an update may change in place."""
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 def gradients_off(inference_mode: bool) -> contextlib.AbstractContextManager[Any]:
