@@ -10,6 +10,7 @@ from models.small import Classifier, loader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.hardware.cpu import CPU
 from footplate.step.precision import NAMES, Precision
 
 
@@ -113,3 +114,69 @@ def test_every_name_says_what_it_keeps_and_what_it_computes_in(name):
 def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, trainer):
     with pytest.raises(fp.ConfigError, match=r"cpu does not train in it.*bf16-mixed"):
         trainer(precision=name)
+
+
+class Half(CPU):
+    """The CPU, allowed to train in float16: what scaling does is the same there."""
+
+    precisions = CPU.precisions | {"16-mixed"}
+
+
+class ByHand(fp.Module):
+    """Two optimizers, stepped after one backward pass for both; notes the norms that a hook sees."""
+
+    automatic_optimization = False
+
+    def __init__(self, clip: float) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.clip = torch.nn.Linear(8, 4), torch.nn.Linear(4, 1), clip
+        self.norms: list[float] = []
+
+    def on_train_start(self) -> None:
+        scaler = self.trainer.step._scaler
+        if scaler is not None:  # small enough that nothing overflows, and another after each update
+            scaler._init_scale = 4.0
+            scaler.set_growth_interval(1)
+
+    def on_before_optimizer_step(self, optimizer) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+    def training_step(self, batch, batch_idx):
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(self.second(self.first(batch[0]).tanh()).square().mean())
+        for optimizer in optimizers:
+            self.clip_gradients(optimizer, self.clip)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.first, self.second)]
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.0])
+def test_gradients_of_manual_optimisation_are_unscaled_once_for_clipping_hooks_and_steps(clip, trainer):
+    found = {}
+    for precision in ("32-true", "16-mixed"):
+        model = found[precision] = ByHand(clip)
+        trainer(accelerator=Half(), precision=precision, max_steps=16, max_epochs=-1).fit(model, loader())
+    assert len(found["32-true"].norms) == 16
+    assert found["16-mixed"].norms == pytest.approx(found["32-true"].norms, rel=0.02)
+    torch.testing.assert_close(
+        found["16-mixed"].state_dict(), found["32-true"].state_dict(), rtol=0.01, atol=1e-3 if clip else 1e-2
+    )
+
+
+def test_clipping_between_two_backward_passes_of_one_step_is_an_error(trainer):
+    class Mixes(ByHand):
+        def training_step(self, batch, batch_idx):
+            first, _ = self.optimizers()
+            for _ in range(2):
+                self.manual_backward(self.second(self.first(batch[0]).tanh()).square().mean())
+                self.clip_gradients(first, 0.1)
+
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
+        trainer(accelerator=Half(), precision="16-mixed", max_epochs=1).fit(Mixes(0.1), loader())

@@ -1,6 +1,7 @@
 """An optimizer is stepped and cleared without torch's profiler records, and nothing else is different."""
 
 import functools
+import types
 import warnings
 
 import pytest
@@ -133,3 +134,54 @@ def test_a_zero_grad_of_somebodys_own_is_called():
     clearer(optimizer)()
     assert weight.grad is not None
     assert not weight.grad.any()
+
+
+def counted(optimizer, called, name="own"):
+    original = type(optimizer).step
+
+    def step(self, closure=None):
+        called.append(name)
+        return original(self, closure)
+
+    return step
+
+
+def test_a_method_put_on_the_optimizer_is_called_though_a_scheduler_wraps_it():
+    weight, optimizer = make("SGD")
+    called = []
+    optimizer.step = types.MethodType(counted(optimizer, called), optimizer)
+    StepLR(optimizer, step_size=1)
+    losses(weight, stepper(optimizer), clearer(optimizer), steps=3)
+    assert called == ["own"] * 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_latest_step_counts_whenever_it_was_put_there(first):
+    weight, optimizer = make("SGD")
+    called = []
+    if first:
+        optimizer.step = types.MethodType(counted(optimizer, called, "first"), optimizer)
+    step, clear = stepper(optimizer), clearer(optimizer)
+    losses(weight, step, clear, steps=1)
+    optimizer.step = types.MethodType(counted(optimizer, called, "second"), optimizer)
+    losses(weight, step, clear, steps=1)
+    assert called == (["first"] if first else []) + ["second"]
+
+
+def test_a_class_whose_step_or_zero_grad_is_replaced_during_training_is_asked(monkeypatch):
+    weight, optimizer = make("SGD")
+    step, clear, called = stepper(optimizer), clearer(optimizer), []
+    losses(weight, step, clear, steps=1)
+    monkeypatch.setattr(torch.optim.SGD, "step", counted(optimizer, called, "step"))
+    monkeypatch.setattr(torch.optim.SGD, "zero_grad", lambda self: called.append("clear"))
+    losses(weight, step, clear, steps=1)
+    assert called == ["clear", "step"]
+
+
+def test_a_zero_grad_that_is_replaced_during_training_is_called():
+    _, optimizer = make()
+    clear, called = clearer(optimizer), []
+    clear()
+    optimizer.zero_grad = lambda: called.append("own")
+    clear()
+    assert called == ["own"]

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from footplate.step.transfer import to_device
+
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 
 
@@ -71,7 +73,7 @@ def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """A bucket's tensors on another device, by one transfer; themselves where that is where they are."""
     if not tensors or tensors[0].device == device:
         return tensors
-    return views(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).to(device, non_blocking=True), tensors)
+    return views(to_device(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), device), tensors)
 
 
 def views(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:

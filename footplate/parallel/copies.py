@@ -114,4 +114,4 @@ def _taken(buffer: Tensor | None, before: Tensor | None, device: torch.device) -
         return None
     if before is None or before.shape != buffer.shape or before.dtype != buffer.dtype:
         return buffer.to(device, copy=True)
-    return before.copy_(buffer, non_blocking=True)
+    return before.copy_(buffer, non_blocking=before.device.type != "cpu")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from footplate.errors import ConfigError
 from footplate.step.loss_sum import LOSS_SUM, WEIGHT
-from footplate.step.transfer import rebuild
+from footplate.step.transfer import rebuild, to_device
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _together(found: Sequence[tuple[Any, float]], is_loss: bool, device: torch.d
         return values
     if all(value.numel() == 1 if is_loss else value.ndim == 0 for value in values):
         return weighted(found, device)
-    return torch.cat([value.detach().to(device, non_blocking=True) for value in values])
+    return torch.cat([to_device(value.detach(), device) for value in values])
 
 
 def _added(values: Sequence[Any], device: torch.device) -> Any:
@@ -99,7 +99,7 @@ def _added(values: Sequence[Any], device: torch.device) -> Any:
 
 def weighted(values: Sequence[tuple[Tensor, float]], device: torch.device) -> Tensor:
     """The sum of one-element tensors times their weights, in their order, on one device."""
-    total, *others = [value.detach().to(device, non_blocking=True) * weight for value, weight in values]
+    total, *others = [to_device(value.detach(), device) * weight for value, weight in values]
     for other in others:
         total = total + other
     return total

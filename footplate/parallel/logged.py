@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from footplate.parallel.cutting import weighted
+from footplate.step.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -86,5 +87,5 @@ def _weighted(values: Sequence[Any], weights: Sequence[float], device: torch.dev
 def _tensor(value: Any, device: torch.device) -> Tensor:
     """A one-element value as a tensor of no dimension, on a device."""
     if isinstance(value, Tensor):
-        return value.detach().reshape(()).to(device, non_blocking=True)
+        return to_device(value.detach().reshape(()), device)
     return torch.tensor(float(value), device=device)

@@ -104,9 +104,7 @@ class Replicas(Strategy):
         given = loss.grad
         self._threads.run(
             {
-                index: functools.partial(
-                    torch.autograd.backward, own, (given * share).to(self._devices[index], non_blocking=True)
-                )
+                index: functools.partial(torch.autograd.backward, own, to_device(given * share, self._devices[index]))
                 for index, (own, share) in losses.items()
             }
         )

@@ -54,6 +54,11 @@ class EagerStep(Step):
         self._strategy = spec.strategy
         self._several, self._copies = spec.strategy.several, spec.strategy.copies
         self._batch_weight = 1.0
+        self._unscaled: dict[
+            int, int
+        ] = {}  # after how many backward passes the gradients of an optimizer were unscaled
+        self._backwards = 0
+        self._stepped: set[int] = set()  # optimizers (by id) that have stepped since the scale was last updated
         self._averaged: set[int] = set()  # optimizers (by id) whose gradients are averaged, with manual optimisation
         self._training_step = module.training_step
         self._learning: list[bool] = []
@@ -110,9 +115,10 @@ class EagerStep(Step):
 
     def begin_epoch(self) -> None:
         learning = [parameter.requires_grad for parameter in self.spec.module.parameters()] if self._several else []
-        if self._copies or learning != self._learning:
+        if self._copies or not self._several or learning != self._learning:
             self._learning = learning
             self._training_step = self.spec.module.training_step
+            self._takes_index = step_arguments(self._training_step, "training_step") > 1
             self._training_step = self._strategy.training_step(self.spec.module)
 
     def release(self) -> None:
@@ -157,6 +163,7 @@ class EagerStep(Step):
         if optimizer is None:
             output = self._forward(batch, batch_idx)
             refuse_loss_sum(output, f"{type(self.spec.module).__name__}.training_step")
+            self._update_scale()
             return detach(output)
         if self._by_closure and ends_window:
             return self._step_by_closure(optimizer, batch, batch_idx, epoch)
@@ -356,6 +363,8 @@ class EagerStep(Step):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._averaged.clear()
+        self._update_scale()
+        self._backwards += 1
         if self._batch_weight != 1.0:
             loss = loss * self._batch_weight
         for hook in self._before_backward:
@@ -374,15 +383,19 @@ class EagerStep(Step):
             self._average(optimizer)
         elif self._several:
             closure = self._averaging(optimizer, closure)
+        if self._scaler is not None:
+            if closure is not None:
+                raise ConfigError('precision="16-mixed" can\'t scale a loss inside a closure: use "bf16-mixed".')
+            if id(optimizer) in self._stepped:
+                self._update_scale()
+            self._unscale(optimizer)
         for hook in self._before_optimizer_step:
             hook(optimizer)
         if self._scaler is None:
             result = optimizer.step(closure) if closure is not None else optimizer.step()
         else:
-            if closure is not None:
-                raise ConfigError('precision="16-mixed" can\'t scale a loss inside a closure: use "bf16-mixed".')
             result = self._scaler.step(optimizer)
-            self._scaler.update()
+            self._stepped.add(id(optimizer))
         self.spec.on_optimizer_step()
         return result
 
@@ -391,6 +404,7 @@ class EagerStep(Step):
             return
         if not self._automatic:
             self._average(optimizer)
+            self._unscale(getattr(optimizer, "optimizer", optimizer), clips=True)
         parameters = _parameters(optimizer)
         if algorithm == "value":
             torch.nn.utils.clip_grad_value_(parameters, value)
@@ -418,6 +432,27 @@ class EagerStep(Step):
         for name, gradient in state.get("gradients", {}).items():
             parameter = parameters[name]
             parameter.grad = self._strategy.part_of(gradient, parameter)
+
+    def _unscale(self, optimizer: Optimizer, clips: bool = False) -> None:
+        """Unscale an optimizer's gradients, once between two updates of the scale, with manual optimisation.
+
+        Gradients of a later backward pass would be added to unscaled ones, so to clip these is torch's error.
+        """
+        if self._scaler is None:
+            return
+        unscaled_after = self._unscaled.get(id(optimizer))
+        if unscaled_after is None or (clips and unscaled_after != self._backwards):
+            self._scaler.unscale_(optimizer)
+            self._unscaled[id(optimizer)] = self._backwards
+
+    def _update_scale(self) -> None:
+        """Update the scale after the steps of all optimizers: before the next backward pass, or after the batch. An update
+        between two optimizers' steps would give the second another scale than its gradients have.
+        """
+        if self._scaler is not None and self._stepped:
+            self._scaler.update()
+            self._stepped.clear()
+            self._unscaled.clear()
 
     def _average(self, optimizer: Any) -> None:
         """Average an optimizer's gradients over the ranks, once after each backward pass by hand."""

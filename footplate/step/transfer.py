@@ -17,12 +17,13 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 def to_device(batch: Any, device: torch.device) -> Any:
     """`batch` with every tensor on `device`; anything that has a `.to(device)` of its own is asked to move itself.
 
-    Copies from pinned memory don't wait for the device.
+    Copies from pinned memory don't wait for the device. A copy to the CPU is complete when this returns.
     """
+    waits = device.type == "cpu"  # whose code may read the copy at once
 
     def move(one: Any) -> Any:
         if isinstance(one, Tensor):
-            return one.to(device, non_blocking=True)
+            return one.to(device, non_blocking=not waits)
         moved = one.to(device)
         return one if moved is None else moved  # it may have moved itself in place
 
