@@ -327,20 +327,18 @@ class TrainerBound:
         self.trainer.step.clip_gradients(optimizer, gradient_clip_val, algorithm)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Let only this optimizer's parameters require gradients, until `untoggle_optimizer`."""
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        toggled: list[tuple[Tensor, bool]] = []
-        for other in self.trainer.optimizers:
-            for group in other.param_groups:
-                for parameter in group["params"]:
-                    if id(parameter) not in mine:
-                        toggled.append((parameter, parameter.requires_grad))
-                        parameter.requires_grad = False
-        self.__dict__["_toggled"] = toggled
+        """Let only this optimizer's parameters require gradients, until `untoggle_optimizer` or another is toggled."""
+        self.untoggle_optimizer(optimizer)
+        mine = {p for group in optimizer.param_groups for p in group["params"]}
+        groups = [group for other in self.trainer.optimizers for group in other.param_groups]
+        others = {p: p.requires_grad for group in groups for p in group["params"] if p not in mine}
+        for parameter in others:
+            parameter.requires_grad = False
+        self.__dict__["_toggled"] = others
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
         """Undo `toggle_optimizer`."""
-        for parameter, required in self.__dict__.pop("_toggled", []):
+        for parameter, required in self.__dict__.pop("_toggled", {}).items():
             parameter.requires_grad = required
 
     @contextlib.contextmanager

@@ -376,3 +376,40 @@ def test_a_set_that_was_not_given_has_no_loader(trainer):
     )
     with pytest.raises(fp.ConfigError, match=r"trainer\.test\(\) has no data"):
         trainer().test(Classifier(), data)
+
+
+def test_parameters_that_optimizers_share_are_trainable_again_after_any_toggles(trainer):
+    seen = []
+
+    class Shares(Manual):
+        def configure_optimizers(self):
+            first, shared, last = self.net[0].parameters(), self.net[3].weight, self.net[3].bias
+            return [torch.optim.SGD(group, lr=0.1) for group in (list(first), [shared], [shared, last])]
+
+        def training_step(self, batch, batch_idx):
+            first, second, third = self.optimizers()
+            for toggled in (first, second, third):
+                self.toggle_optimizer(toggled)
+                seen.append([p.requires_grad for p in self.parameters()])
+            self.untoggle_optimizer(third)
+            seen.append([p.requires_grad for p in self.parameters()])
+
+    trainer(max_epochs=1, limit_train_batches=1).fit(Shares(), loader())
+    assert seen == [
+        [True, True, False, False],
+        [False, False, True, False],
+        [False, False, True, True],
+        [True, True, True, True],
+    ]
+
+
+def test_a_training_step_that_a_callback_replaces_is_the_one_that_trains(trainer):
+    called = []
+
+    class Replaces(fp.Callback):
+        def on_train_start(self, trainer, pl_module):
+            original = pl_module.training_step
+            pl_module.training_step = lambda batch: (called.append(len(batch)), original(batch, 0))[1]
+
+    trainer(max_epochs=1, callbacks=[Replaces()]).fit(Classifier(), loader())
+    assert called == [2] * 12
