@@ -547,3 +547,21 @@ def test_a_model_may_ask_for_less_strict_loading(trained):
     assert torch.equal(Grown.load_from_checkpoint(trained, width=5).net[0].weight, weights["net.0.weight"])
     with pytest.raises(fp.CheckpointError, match=r"it lacks extra\.bias, extra\.weight"):
         Grown.load_from_checkpoint(trained, width=5, strict=True)
+
+
+def test_views_of_one_memory_that_read_it_differently_come_back_as_they_were(tmp_path):
+    z = torch.complex(torch.ones(2), torch.full((2,), 3.0))
+    wide = z.to(torch.complex128)
+    views = {
+        "imaginary": z.imag,
+        "negative": z.conj().imag,
+        "as it is": z,
+        "conjugated": z.conj(),
+        "wide": wide,
+        "wide, conjugated": wide.conj(),
+        "wide, negative": torch._neg_view(wide),
+    }
+    found = roundtrip(tmp_path / "a.ckpt", views)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in views.items()
+    }

@@ -219,7 +219,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO) -> None:
         start += tensor.nbytes
     file.write(_frame(json.dumps(header)))
     for _, tensor in ordered:
-        file.write(_bytes_of(tensor.detach().resolve_conj().contiguous()))
+        file.write(_bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
 
 
 def _frame(header: str) -> bytes:
@@ -395,7 +395,7 @@ class _Encoder:
             )
         if tensor.device.type == "meta":
             raise CheckpointError(f"{path}: the tensor is on the meta device, so it has no values to keep.")
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
+        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         name = self._seen.get(identity) if tensor.numel() else None
         if name is None:
             name = path

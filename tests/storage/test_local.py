@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from footplate import checkpoint
+from footplate.checkpoint.storage.local import LocalStore
 
 TOUCHES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate"}
 
@@ -109,3 +110,22 @@ def test_a_clock_that_was_put_back_does_not_make_an_older_one_the_newest(tmp_pat
     monkeypatch.undo()
     checkpoint.save({"state_dict": {}}, tmp_path / "second.ckpt", {})
     assert checkpoint.newest([tmp_path]).name == "second.ckpt"
+
+
+def test_files_and_names_are_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    synced: list[int] = []
+    original = os.fsync
+
+    def noting(descriptor: int) -> None:
+        original(descriptor)
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    path = tmp_path / "a.ckpt"
+    checkpoint.save({"state_dict": {}}, path, {})
+    files = [path / checkpoint.STATE, path / checkpoint.META]
+    assert synced == [place.stat().st_ino for place in (*files, path, tmp_path)]
+
+    synced.clear()
+    LocalStore().write_file(tmp_path / "b", lambda file: file.write(b"b"))
+    assert synced == [place.stat().st_ino for place in (tmp_path / "b", tmp_path)]

@@ -92,6 +92,7 @@ class LocalStore(Store):
                 file.write(marker(meta, written))
                 file.flush()
                 os.fsync(file.fileno())
+            sync_directory(temporary)
             replace(temporary, path)
             sync_directory(path.parent)
         except Exception as error:
@@ -107,6 +108,7 @@ class LocalStore(Store):
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
+            sync_directory(path.parent)
         except OSError as error:
             raise cannot_write(path, error) from error
         finally:
