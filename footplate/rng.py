@@ -7,7 +7,8 @@ carried between processes:
     augmentation     (seed, epoch, row) or (…, batch)     data/
     dropout & co.    (seed, batches so far, rank)         before each training step: `step_seeder`
 
-Only Python's and NumPy's global generators, which are slow to seed, are kept as states: `capture` and `restore`.
+A checkpoint also keeps the states of the global generators (`capture`, `restore`): those of Python and NumPy are slow to
+seed, and a validation after the last step draws where torch's generators, of the CPU and of the device, stood then.
 """
 
 from __future__ import annotations
@@ -103,11 +104,25 @@ def device_seeder(device: torch.device) -> Callable[[int], Any] | None:
     return torch.mps.manual_seed if device.type == "mps" else None
 
 
-def capture() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's global CPU generators, in plain values and tensors."""
+def _device_generator(device: torch.device | None) -> torch.Generator | None:
+    """A device's own default generator; None where it is the CPU's, or the device has none that torch knows."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    if device is not None and device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    return None
+
+
+def capture(device: torch.device | None = None) -> dict[str, Any]:
+    """The states of the global generators of Python, NumPy and torch (of the CPU and a device), in plain values and
+    tensors on the CPU.
+    """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    generator = _device_generator(device)
+    own = {} if generator is None or device is None else {device.type: generator.get_state()}
     return {
+        "device": own,
         "python": [version, _as_tensor(words), gauss],
         "numpy": [
             str(name),
@@ -126,8 +141,11 @@ def _as_tensor(words: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor(words, dtype=torch.int64)
 
 
-def restore(states: dict[str, Any]) -> None:
-    """The counterpart of `capture`."""
+def restore(states: dict[str, Any], device: torch.device | None = None) -> None:
+    """The counterpart of `capture`; the state of another kind of device is left out."""
+    generator = _device_generator(device)
+    if generator is not None and device is not None and device.type in states.get("device", {}):
+        generator.set_state(states["device"][device.type].cpu())
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, position, has_gauss, cached = states["numpy"]

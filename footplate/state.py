@@ -106,7 +106,7 @@ class RunState:
             "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
             "loader": self.position(),
             "datamodule": self.datamodule.state_dict() if self.datamodule is not None else {},
-            "rng": rng.capture(),
+            "rng": rng.capture(self.step.spec.device),
         }
         return state
 

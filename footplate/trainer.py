@@ -540,11 +540,12 @@ class Trainer(View):
         self.hooks.call("on_fit_start")
         if loaded is not None:
             self._resume_training(loaded, str(found))
+        resumed, loaded = loaded is not None, None  # its tensors need not stay in memory while the run goes on
         loop = self._loop = TrainingLoop(self, loader, val_loaders)
         if train_dataloaders is None or val_dataloaders is None:
             loop.make_loaders = functools.partial(self._prepare_loaders, train_dataloaders, val_dataloaders, None)
         self.use_loader(loop.source)
-        if loaded is None:
+        if not resumed:
             loop.sanity_check()
         self.training_in_progress = True
         self.hooks.call("on_train_start")
@@ -756,10 +757,10 @@ class Trainer(View):
 
     def _join(self) -> None:
         """Meet the other ranks, the first time; from then on seed and directory are those of rank 0."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # so that "cuda" in a user's code is the device of this process
         if self.world.size > 1:
             if not self.group.several:
-                if self.device.type == "cuda":
-                    torch.cuda.set_device(self.device)
                 self.group = join(self.world, self.accelerator.process_group_backend, self.device)
                 self.seed = self.group.from_first(self.seed)
                 self.run_dir = Path(self.group.from_first(self.for_all(self.run_dir)))
@@ -853,7 +854,7 @@ class Trainer(View):
         """The second half, after `on_fit_start`, where callbacks may still add parameter groups."""
         self._state.load_training(loaded, source)
         if "rng" in loaded:
-            rng.restore(loaded["rng"])
+            rng.restore(loaded["rng"], self.device)
         self.print(f"Continuing from {source} (epoch {self.progress.epoch + 1}, step {self.progress.global_step}).")
         if loaded["footplate"].get("failed_in_step"):
             self.print(
@@ -883,8 +884,12 @@ class Trainer(View):
             state["ranks"] = self.group.gather_to_first(to_device(own, CPU))
         if not weights_only:
             self.hooks.call("on_save_checkpoint", state)
-        elif overrides(self.module, "on_save_checkpoint"):
-            self.module.on_save_checkpoint(state)
+        else:
+            for callback in self.callbacks:
+                if isinstance(callback, Callback):
+                    state["state_dict"] = callback.weights_to_save(state["state_dict"])
+            if overrides(self.module, "on_save_checkpoint"):
+                self.module.on_save_checkpoint(state)
         joint = None
         if shared is not None:
             state, parts = cut_out(state)

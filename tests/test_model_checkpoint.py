@@ -506,3 +506,52 @@ def test_save_on_exception_saves_without_a_last(asked, saved, trainer):
     with pytest.raises(RuntimeError, match="a mistake"):
         made.fit(Failing(), loader())
     assert kept(made.checkpoint_callback.dirpath) == saved
+
+
+class Interrupted(Classifier):
+    """Gets SIGTERM in its 15th step; raises where that is asked for."""
+
+    raises = False
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 14 and self.raises:
+            raise OSError("the disk is gone")
+        if self.global_step == 14:
+            signal.raise_signal(signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_saver_of_weights_alone_does_not_keep_another_from_saving_the_run(raises, trainer, tmp_path):
+    def savers():
+        weights = fp.ModelCheckpoint(tmp_path / "weights", save_weights_only=True, every_n_train_steps=7)
+        return [weights, fp.ModelCheckpoint(tmp_path / "whole", every_n_train_steps=100)]
+
+    model = Interrupted()
+    model.raises = raises
+    with pytest.raises(OSError if raises else SystemExit):
+        trainer(callbacks=savers()).fit(model, loader())
+    assert kept(tmp_path / "whole") == [f"epoch=1-step={14 if raises else 15}"]
+    again = trainer(callbacks=savers())
+    again.fit(Classifier(), loader(), ckpt_path="last")
+    assert again.global_step == 24
+
+
+def test_the_last_to_train_on_is_the_newest_that_holds_a_run(trainer, tmp_path):
+    weights = fp.ModelCheckpoint(tmp_path / "run", filename="w-{step}", save_weights_only=True, every_n_train_steps=5)
+    whole = fp.ModelCheckpoint(tmp_path / "run", every_n_train_steps=4, save_last=False)
+    with pytest.raises(SystemExit):
+        trainer(callbacks=[weights, whole]).fit(Interrupted(), loader())
+    newest = checkpoint.newest([tmp_path / "run"])
+    assert newest is not None
+    assert newest.name == "w-step=15.ckpt"
+
+    class Notes(fp.Callback):
+        started_at = -1
+
+        def on_train_start(self, trainer, pl_module):
+            self.started_at = trainer.global_step
+
+    notes = Notes()
+    trainer(callbacks=[weights, whole, notes]).fit(Classifier(), loader(), ckpt_path="last")
+    assert notes.started_at == 12

@@ -193,3 +193,37 @@ def test_numbers_that_can_not_be_are_refused(given, message):
 def test_a_sharded_model_is_refused(trainer):
     with pytest.raises(fp.ConfigError, match="sharded over ranks"):
         trainer(callbacks=fp.EMAWeightAveraging(), devices=2, strategy="fsdp").fit(Classifier(), loader())
+
+
+def test_a_file_of_weights_alone_holds_the_average(trainer, tmp_path):
+    whole = fp.ModelCheckpoint(tmp_path / "whole", save_on_train_epoch_end=False)
+    alone = fp.ModelCheckpoint(tmp_path / "alone", save_weights_only=True, save_on_train_epoch_end=False)
+    trainer(max_epochs=1, callbacks=[fp.EMAWeightAveraging(0.9), whole, alone]).fit(seeded(), loader(), loader(30))
+    both = checkpoint.load(whole.last_model_path), checkpoint.load(alone.last_model_path)
+    assert same(both[0]["state_dict"], both[1]["state_dict"])
+    assert not same(both[0][TRAINED], both[1]["state_dict"])
+    assert TRAINED not in both[1]
+
+
+def test_a_parameter_whose_data_is_replaced_is_still_averaged(trainer):
+    class Moves(Classifier):
+        def on_train_epoch_start(self):
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+
+    module, watch = seeded(Moves), Watch()
+    trainer(callbacks=[watch, fp.EMAWeightAveraging(0.9)]).fit(module, loader())
+    torch.testing.assert_close(copied(module), moving_average(watch.trained, 0.9))
+
+
+def test_a_checkpoint_saved_before_training_holds_the_weights(trainer, tmp_path):
+    class Saves(fp.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "first.ckpt")
+            trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+
+    module = seeded()
+    before = copied(module)
+    trainer(callbacks=[Saves(), fp.EMAWeightAveraging(0.9)]).fit(module, loader())
+    for name in ("first", "weights"):
+        assert same(checkpoint.load(tmp_path / f"{name}.ckpt")["state_dict"], before)

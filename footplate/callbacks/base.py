@@ -161,6 +161,10 @@ class Callback:
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         """Read what `on_save_checkpoint` added."""
 
+    def weights_to_save(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """The weights that a weights-only checkpoint holds: those of the module, or others that this callback keeps."""
+        return weights
+
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
         """Training was stopped by an exception, KeyboardInterrupt included."""
 

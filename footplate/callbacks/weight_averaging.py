@@ -89,7 +89,7 @@ class EMAWeightAveraging(Callback):
         trained = pl_module.state_dict()
         if not self._aside:
             self._aside = _copied(trained)
-        parameters = {name for name, _ in pl_module.named_parameters()}
+        parameters: dict[str, Tensor] = dict(pl_module.named_parameters(remove_duplicate=False))
         modules = dict(pl_module.named_modules())
         for name, value in trained.items():
             moves = value.is_floating_point() and (self.use_buffers or name in parameters)
@@ -98,7 +98,7 @@ class EMAWeightAveraging(Callback):
             if place in modules and own in modules[place]._buffers:
                 self._buffers.append((modules[place]._buffers, own, here, len(here)))
             aside.append(self._aside[name])
-            here.append(value)
+            here.append(parameters.get(name, value))  # whose data may be replaced
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -130,10 +130,15 @@ class EMAWeightAveraging(Callback):
         self._exchange(pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
+        if not self._aside:
+            return  # nothing has been averaged yet
         if self._in_use:
             checkpoint[TRAINED] = self._aside
         else:
             checkpoint[TRAINED], checkpoint["state_dict"] = checkpoint["state_dict"], self._aside
+
+    def weights_to_save(self, weights: dict[str, Any]) -> dict[str, Any]:
+        return weights if self._in_use or not self._aside else self._aside
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if TRAINED in checkpoint:

@@ -426,9 +426,13 @@ class TrainingLoop:
 def save_before_end(trainer: Trainer, failing: bool = False) -> str:
     """Save the run as it stands, if it keeps its last checkpoint at all, or one of its failure; returns what to tell the
     user.
+
+    The first such saver does it, of those that save all that resuming needs.
     """
     for callback in trainer.callbacks:
-        if isinstance(callback, ModelCheckpoint) and (callback.save_last or (failing and callback.save_on_exception)):
+        if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
+            continue
+        if callback.save_last or (failing and callback.save_on_exception):
             path = callback.save_now(trainer)
             return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
     return ""

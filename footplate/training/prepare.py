@@ -275,22 +275,32 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
     savers = [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]
     directories = sorted({to_place(callback.dirpath) for callback in savers if callback.dirpath is not None}, key=str)
     where = ", ".join(map(str, directories)) or str(trainer.run_dir)
+
+    def newest(key: str | None = None, value: Any = None) -> Place | None:
+        """The newest that serves the stage: to train on, a checkpoint needs more than weights."""
+        return checkpoint.newest(
+            directories,
+            lambda meta: (
+                (trainer.stage != "fit" or not meta.get("weights_only")) and (key is None or meta.get(key) == value)
+            ),
+        )
+
     if started_again(trainer):
-        found = checkpoint.newest(directories, lambda meta: meta.get("launch") == trainer.launch_id)
+        found = newest("launch", trainer.launch_id)
         if found is not None:
             return found
     if trainer.job_fit is not None and trainer.stage == "fit" and job.begun_again():
-        found = checkpoint.newest(directories, lambda meta: meta.get("job_fit") == trainer.job_fit)
+        found = newest("job_fit", trainer.job_fit)
         if found is not None:
             return found
     if ckpt_path is None:
         return None
     if ckpt_path == "last":
-        found = checkpoint.newest(directories)
+        found = newest()
         if found is None and trainer.stage != "fit":
             raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
         if found is None:
-            trainer.print(f"There is no checkpoint in {where} yet: beginning anew.")
+            trainer.print(f"There is no checkpoint in {where} that training can continue from: it begins at step 0.")
         return found
     if ckpt_path == "best":
         for callback in savers:

@@ -21,6 +21,7 @@ from test_resume import (  # noqa: F401
 import footplate as fp
 from footplate import checkpoint
 from footplate.launch import launch
+from footplate.step.transfer import to_device
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
@@ -84,3 +85,55 @@ def test_all_devices_train_together(trainer):
     runner = trainer(devices=torch.cuda.device_count(), max_epochs=1)
     runner.fit(Classifier(), loader())
     assert runner.global_step == 12 // torch.cuda.device_count() + (12 % torch.cuda.device_count() > 0)
+
+
+def test_a_copy_to_the_cpu_is_complete_when_it_is_read():
+    for size in (1 << 10, 1 << 22):
+        value = torch.zeros(size, device="cuda")
+        torch.cuda._sleep(100_000_000)  # so that what follows waits in the queue
+        value += 1
+        found = to_device({"x": value}, torch.device("cpu"))["x"]
+        assert bool((found == 1).all())
+
+
+def test_the_trainers_device_is_that_of_the_process(trainer):
+    last = torch.cuda.device_count() - 1
+
+    class Looks(Classifier):
+        def training_step(self, batch, batch_idx):
+            assert torch.ones((), device="cuda").device == self.device
+            return super().training_step(batch, batch_idx)
+
+    try:
+        trainer(devices=[last], max_epochs=1).fit(Looks(), loader())
+        assert torch.cuda.current_device() == last
+    finally:
+        torch.cuda.set_device(0)
+
+
+class DrawsInValidation(Classifier):
+    """Draws on the device in validation; may be stopped between a step and the validation that follows."""
+
+    stops_at = -1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: dict[int, float] = {}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx) -> None:
+        if self.trainer.progress.batches == self.stops_at:
+            raise OSError("the disk is gone")
+
+    def validation_step(self, batch, batch_idx) -> None:
+        self.drawn[self.trainer.progress.batches] = float(torch.rand((), device=self.device))
+
+
+def test_a_validation_that_is_repeated_draws_the_same_on_the_device(trainer, tmp_path):
+    whole, cut, again = DrawsInValidation(), DrawsInValidation(), DrawsInValidation()
+    settings = {"val_check_interval": 6, "num_sanity_val_steps": 0, "max_epochs": 1}
+    trainer(**settings, default_root_dir=tmp_path / "whole").fit(whole, loader(), loader(10))
+    cut.stops_at = 6
+    with pytest.raises(OSError, match="gone"):
+        trainer(**settings).fit(cut, loader(), loader(10))
+    trainer(**settings).fit(again, loader(), loader(10), ckpt_path="last")
+    assert again.drawn == whole.drawn
