@@ -2,8 +2,9 @@
 
 The one idea: logging copies the value on its device, since the user may change it in place, and waits for nothing. The
 copy stays there until somebody needs the number (every `log_every_n_steps`, at the end of an epoch, or when a callback
-asks), and is then read together with all that waited with it, in one transfer. Sums over an epoch are kept in float64 on the host and are added in the order of the
-steps, so that they don't depend on when they were read: a resumed epoch ends with the very same mean.
+asks), and is then read together with all that waited with it, in one transfer. Sums over an epoch are kept in float64 on
+the host and are added in the order of the steps, so that they don't depend on when they were read: a resumed epoch ends
+with the very same mean.
 
     log("loss", tensor)  →  entry.latest = copy, entry.waiting += [copy]
     step_values()        →  {"loss": 0.31}                     reads the latest of each

@@ -89,7 +89,8 @@ class EMAWeightAveraging(Callback):
         trained = pl_module.state_dict()
         if not self._aside:
             self._aside = _copied(trained)
-        parameters: dict[str, Tensor] = dict(pl_module.named_parameters(remove_duplicate=False))
+        parameters = dict(pl_module.named_parameters(remove_duplicate=False))
+        live = {**trained, **parameters}  # the parameters themselves, since their data may be replaced
         modules = dict(pl_module.named_modules())
         for name, value in trained.items():
             moves = value.is_floating_point() and (self.use_buffers or name in parameters)
@@ -98,7 +99,7 @@ class EMAWeightAveraging(Callback):
             if place in modules and own in modules[place]._buffers:
                 self._buffers.append((modules[place]._buffers, own, here, len(here)))
             aside.append(self._aside[name])
-            here.append(parameters.get(name, value))  # whose data may be replaced
+            here.append(live[name])
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
