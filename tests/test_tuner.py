@@ -201,3 +201,13 @@ def test_what_cannot_be_searched_is_refused(trainer: Any, case: Any) -> None:
     call, said = case
     with pytest.raises(fp.ConfigError, match=said):
         call(fp.Tuner(trainer()))
+
+
+def test_a_search_ends_where_every_step_is_skipped(trainer: Any) -> None:
+    class Skips(Counts):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    result = fp.Tuner(trainer()).lr_find(Skips(), loader(), num_training=15, update_attr=False)
+    assert result is not None
+    assert result.results["loss"] == []

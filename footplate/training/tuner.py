@@ -371,6 +371,7 @@ class _Rises(Callback):
     def __init__(self, finder: LRFinder, threshold: float | None) -> None:
         self._finder, self._threshold = finder, threshold
         self._average = self._best = 0.0
+        self._batches = 0
         self.rates: list[float] = []
         self.losses: list[float] = []
 
@@ -398,6 +399,9 @@ class _Rises(Callback):
                 group["lr"] = rate
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batches += 1
+        if self._batches >= self._finder.num_training * trainer.accumulate_grad_batches:
+            trainer.should_stop = True  # also where steps were skipped, which don't count
         step = trainer.global_step
         if step == len(self.rates):
             return  # inside an accumulation window
