@@ -84,6 +84,7 @@ class Jobs:
             PackageError: its package can't be taken.
         """
         from footplate.jobs.package import Snapshot, snapshot, stored
+        from footplate.jobs.package.modules import check_module
 
         name, there = resolved.name, named(backend)
         if name is None:
@@ -95,6 +96,7 @@ class Jobs:
                 taken = stored(package.digest, self.home.root)  # unless it was cleaned away meanwhile
             else:
                 taken = snapshot(package, resolved.spec.get("packageUris", ()), self.home.root)
+            check_module(taken, resolved.spec.get("pythonModule"))
             now = time.time()
             job = Job(
                 name,

@@ -109,6 +109,10 @@ def test_devices_that_somebody_has_are_not_given_away(count: int, taken: set[int
 def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FOOTPLATE_CPUS", "7.5")
     assert machine.resources().cpus == 7.5
+    for wrong in ("nan", "inf", "0", "-1"):
+        monkeypatch.setenv("FOOTPLATE_CPUS", wrong)
+        with pytest.raises(ConfigError, match="expected how many cores"):
+            machine.resources()
     monkeypatch.setenv("FOOTPLATE_CPUS", "many")
     with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected how many cores'):
         machine.resources()

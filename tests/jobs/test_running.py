@@ -16,7 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.errors import ConfigError, PackageError
+from footplate.jobs.backends import rehearse
+from footplate.jobs.spec.draft import draft
+from footplate.jobs.spec.resolving import resolve
+from footplate.jobs.spec.yamlfile import parse
 from footplate.jobs.states import State
 from footplate.jobs.supervision import supervisor, sweep
 from footplate.jobs.supervision.follow import Line
@@ -548,3 +552,24 @@ def test_the_processes_of_a_job_whose_machine_was_declared_lost_end_when_it_is_b
     until(lambda: not Identity.from_dict(supervisor).alive())  # pyright: ignore[reportOptionalMemberAccess]
     assert not Path("/proc", (bench.directory / "pid").read_text()).exists()
     assert bench.states()[-1] == "CANCELLED"
+
+
+@pytest.mark.parametrize("wrong", ["ignored module", "link that leads out", "requirement of this machine", "fifo"])
+def test_what_a_submission_refuses_of_a_package_a_dry_run_refuses_too(bench: Bench, wrong: str):
+    bench.program("")
+    package = bench.directory / "trainer"
+    match wrong:
+        case "ignored module":
+            (package / ".gitignore").write_text("task.py\n")
+        case "link that leads out":
+            (package / "data").symlink_to("/etc/hostname")
+        case "requirement of this machine":
+            (bench.directory / "requirements.txt").write_text("-e ../lib\n")
+        case "fifo":
+            os.mkfifo(package / "pipe")
+    with pytest.raises(PackageError) as submitted:
+        bench.submit()
+    job = resolve(draft(parse(""), {"module-name": "trainer.task", "region": "us-central1"}, (), "my_job"))
+    with pytest.raises(PackageError) as rehearsed:
+        rehearse("local", job, {}, package)
+    assert str(rehearsed.value) == str(submitted.value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from footplate.errors import PackageError
 from footplate.jobs.package.taking import SOURCE, Snapshot
 
 
@@ -31,6 +32,16 @@ def no_module(package: Path | Snapshot, module: str) -> str:
         inside = any(name.startswith(f"{SOURCE}/{parts[0]}/") for name in taken)
         there = any(f"{SOURCE}/{name}" in taken for name in names)
     return f"the package has no module {module}: expected {names[0]}." if inside and not there else ""
+
+
+def check_module(package: Snapshot, module: str | None) -> None:
+    """See that a program that was taken has the module that is to run; `.gitignore` may have left it out.
+
+    Raises:
+        PackageError: it hasn't.
+    """
+    if module is not None and (text := no_module(package, module)):
+        raise PackageError(" ".join((text, *package.warnings)))
 
 
 def _is_file(path: Path) -> bool:

@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -57,6 +58,7 @@ def _take(tar: tarfile.TarFile, home: Path) -> Snapshot:
             "what was sent holds no package: expected a directory with an __init__.py, as `tar czf - trainer` sends it."
         )
     check_size({name.removeprefix(f"{SOURCE}/"): one.size for name, one in found.items()})
+    lists: dict[str, bytes] = {}
     for name, member in found.items():
         try:
             name.encode()
@@ -64,8 +66,11 @@ def _take(tar: tarfile.TarFile, home: Path) -> Snapshot:
             raise PackageError(f"{name!r} is no name in UTF-8, which not every machine can have: rename it.") from None
         plain = name.removeprefix(f"{SOURCE}/")
         if requirements.is_list(plain):
-            requirements.check(plain, _reader(tar, member)())
-    members = [Member(name, _reader(tar, one), bool(one.mode & 0o100)) for name, one in found.items()]
+            lists[name] = requirements.portable(plain, _reader(tar, member)())
+    members = [
+        Member(name, partial(lists.__getitem__, name) if name in lists else _reader(tar, one), bool(one.mode & 0o100))
+        for name, one in found.items()
+    ]
     digest, path = put_away(members, home.absolute() / "packages")
     suspects = [
         name.removeprefix(f"{SOURCE}/")

@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from footplate.errors import PackageError
 MAIN = "requirements.txt"
 _LISTS = ("requirements*.txt", "constraints*.txt")
 _HERE = re.compile(r"(-e\s|--editable\b|\.{0,2}/|~|\.{1,2}$|\.\[|file:|\S+ @ file:)")
+_ITSELF = re.compile(r"(?:(?:-e|--editable)[\s=]*)?\.(?:/)?")
 _INCLUDE = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 
 
@@ -27,14 +29,18 @@ def is_list(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _LISTS)
 
 
-def check(name: str, content: bytes) -> None:
-    """See that a list asks for nothing that lies on this machine alone.
+def portable(name: str, content: bytes) -> bytes:
+    """A list without the lines that name the package itself, such as `-e .`: the package is there anyway.
 
     Raises:
-        PackageError: it does, and in which line.
+        PackageError: a line names something else that lies on this machine alone.
     """
-    for number, line in enumerate(content.decode("utf-8-sig", errors="replace").splitlines(), 1):
-        line = line.partition(" #")[0].strip()
+    kept = []
+    for number, given in enumerate(content.splitlines(keepends=True), 1):
+        line = given.decode("utf-8-sig", errors="replace").partition(" #")[0].strip()
+        if _ITSELF.fullmatch(line):
+            continue
+        kept.append(given)
         included = _INCLUDE.match(line)
         if _HERE.match(line):
             raise PackageError(
@@ -46,6 +52,12 @@ def check(name: str, content: bytes) -> None:
                 f"{name} line {number}: {line!r}: expected a file beside {name}, named requirements….txt or "
                 "constraints….txt. Only those go with the package."
             )
+    return b"".join(kept)
+
+
+def dropped(names: Sequence[str]) -> list[str]:
+    """A notice about lists in which the package itself was left out; none without such lists."""
+    return [f"{', '.join(names)}: the package itself (-e .) is left out, as it is there anyway."] if names else []
 
 
 def needed(source: Path, python: Path) -> list[str]:

@@ -66,15 +66,25 @@ def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> 
     """
     collected = collect(package_path) if package_path is not None else None
     found = collected.files if collected else ()
-    members = [Member(f"{SOURCE}/{one.name}", partial(_read, one.path), one.executable) for one in found]
-    for one in found:
-        if requirements.is_list(one.name):
-            requirements.check(one.name, _read(one.path))
+    lists = {one.name: _read(one.path) for one in found if requirements.is_list(one.name)}
+    kept = {name: requirements.portable(name, content) for name, content in lists.items()}
+    members = [
+        Member(
+            f"{SOURCE}/{one.name}",
+            _value(kept[one.name]) if one.name in kept else partial(_read, one.path),
+            one.executable,
+        )
+        for one in found
+    ]
     fetched = _fetch(packages)
     check_size({**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}})
     members += [Member(f"{PACKAGES}/{name}", _value(content)) for name, content in fetched.items()]
     digest, path = put_away(members, home.absolute() / "packages")
-    return Snapshot(digest, path, _files(path), tuple(_warnings(found, collected.ignored if collected else ())))
+    warnings = [
+        *_warnings(found, collected.ignored if collected else ()),
+        *requirements.dropped([name for name in lists if lists[name] != kept[name]]),
+    ]
+    return Snapshot(digest, path, _files(path), tuple(warnings))
 
 
 def stored(digest: str, home: Path) -> Snapshot:

@@ -237,12 +237,21 @@ def test_two_packages_of_one_name_are_refused_unless_they_are_the_same(project):
 
 
 @pytest.mark.parametrize(
-    "line", ["-e .", ".", "./wheels/a.whl", "../lib", "/opt/lib", "file:///opt/a.whl", "a @ file:///opt/a"]
+    "line", ["-e ../lib", ".[gpu]", "./wheels/a.whl", "../lib", "/opt/lib", "file:///opt/a.whl", "a @ file:///opt/a"]
 )
 def test_a_requirement_that_lies_on_this_machine_is_refused_with_its_line(project, line):
     project.write("requirements.txt", f"# what it needs\nnumpy>=1\n{line}\n")
     with pytest.raises(PackageError, match=r"requirements\.txt line 3: .* lies on this machine"):
         project.take()
+
+
+@pytest.mark.parametrize("line", ["-e .", "--editable=.", "-e ./", ".", "-e .  # this package"])
+def test_the_package_itself_is_left_out_of_its_requirements_with_a_notice(project, line):
+    project.write("requirements.txt", f"numpy>=1\n{line}\ntorch\n")
+    taken = project.take()
+    with tarfile.open(taken.path) as tar:
+        assert tar.extractfile("source/requirements.txt").read() == b"numpy>=1\ntorch\n"
+    assert taken.warnings == ("requirements.txt: the package itself (-e .) is left out, as it is there anyway.",)
 
 
 def test_a_list_that_includes_another_takes_those_beside_it_alone(project):

@@ -8,6 +8,7 @@ usage.py     how busy they keep the machine
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,18 @@ class Local:
         return machine.needs(resolved)
 
     def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None) -> None:
-        """Nobody is asked."""
+        """Nobody is asked; the package is taken as a submission takes it, and thrown away.
+
+        Raises:
+            PackageError: it can't be taken.
+        """
+        from footplate.jobs.package import Snapshot, snapshot
+        from footplate.jobs.package.modules import check_module
+
+        with tempfile.TemporaryDirectory() as scratch:
+            if not isinstance(package, Snapshot):
+                package = snapshot(package, resolved.spec.get("packageUris", ()), Path(scratch))
+            check_module(package, resolved.spec.get("pythonModule"))
 
     def find(self, task: Task) -> None:
         """None is left when the supervisor has died."""

@@ -33,6 +33,8 @@ def resources() -> Resources:
     given = os.environ.get("FOOTPLATE_CPUS")
     try:
         cpus = float(given) if given else usable_cores()
+        if not 0 < cpus < float("inf"):
+            raise ValueError(given)
     except ValueError:
         raise ConfigError(f'FOOTPLATE_CPUS="{given}": expected how many cores jobs may take, such as 4.') from None
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
