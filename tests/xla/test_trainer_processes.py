@@ -163,7 +163,7 @@ def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(tmp_pa
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "footplate", "run", "--node-rank", str(node), *common, asked(root, "xla", 2, dies=True)],
-            env={**environment(tmp_path), "FOOTPLATE_TOKEN": "secret"},
+            env={**environment(tmp_path), "FOOTPLATE_TOKEN": "secret-of-these-machines"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for node in range(2)
