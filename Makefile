@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+MINUTES ?= 60
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements/constraints.txt
@@ -42,8 +43,9 @@ test: setup lint  ## the whole suite: quick tests first, then slow ones and thos
 fast: setup  ## the quick tests alone
 	$(PYTEST) -x -m "not slow and not engine"
 
-fuzz: setup  ## the quick tests whose examples are drawn at random, with others each time
-	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis"
+fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
+	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)
+	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis" --ignore=tests/fuzz
 
 gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu

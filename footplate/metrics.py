@@ -217,6 +217,11 @@ class MetricLog:
                 result.add(entry, entry.epoch_name, value)
         return result
 
+    def forget_latest(self) -> None:
+        """Forget the values of the last step: the plain names mean those of the epoch."""
+        for entry in self._entries.values():
+            entry.latest = None
+
     def clear(self) -> None:
         """Forget everything: names, values and options."""
         self._entries.clear()

@@ -7,6 +7,7 @@ draws of dropout) is a pure function of what is (see `rng.py`).
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from footplate import rng
 from footplate.data.combined import rewound
 from footplate.errors import CheckpointError
 from footplate.hparams import to_state
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 LIGHTNING = "2.6.6"  # whose names the state uses; its load_from_checkpoint wants to be told
@@ -34,6 +37,7 @@ class Progress:
         validated_at: `batches` when validation last finished, so that a resumed run neither repeats nor skips one.
         unvalidated_s: seconds since then, where validation goes by the clock.
         epoch_ended: the end of the epoch has been dealt with, but for what saves.
+        ended_at: `batches` when the end of an epoch was last dealt with, of one that was stopped before its last batch too.
         seconds: time spent training in earlier attempts and this one.
     """
 
@@ -44,6 +48,7 @@ class Progress:
     validated_at: int = -1
     unvalidated_s: float = 0.0
     epoch_ended: bool = False
+    ended_at: int = -1
     seconds: float = 0.0
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -96,6 +101,7 @@ class RunState:
         state |= {
             "seed": self.seed,
             "progress": asdict(self.progress),
+            **_switches(self.module),
             "optimizers": [type(optimizer).__qualname__ for optimizer in self.optimizers],
             "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
@@ -169,6 +175,7 @@ class RunState:
                 _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
         self.seed = state.get("seed", self.seed)
         self.progress.load(state["progress"])
+        _set_switches(self.module, state, source)
         self.step.load_state_dict(state["step"])
         if self.progress.batch_idx and "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
@@ -193,6 +200,37 @@ class RunState:
         for key, logger in keyed(self.loggers):
             if state.get("loggers", {}).get(key) and hasattr(logger, "load_state_dict"):
                 logger.load_state_dict(state["loggers"][key])
+
+
+def _switches(module: torch.nn.Module) -> dict[str, list[str]]:
+    """What hooks may switch: parameters that don't learn, and layers in evaluation mode while others train."""
+    switches = {"frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad]}
+    if module.training:
+        switches["in_evaluation_mode"] = [name for name, layer in module.named_modules() if not layer.training]
+    return switches
+
+
+def _set_switches(module: torch.nn.Module, state: dict[str, Any], source: str) -> None:
+    changed = []
+    if "frozen" in state:
+        frozen = set(state["frozen"])
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad = name not in frozen
+                changed.append(name)
+    if "in_evaluation_mode" in state and module.training:
+        evaluating = set(state["in_evaluation_mode"])
+        for name, layer in module.named_modules():
+            if layer.training == (name in evaluating):
+                layer.training = name not in evaluating
+                changed.append(name)
+    if changed:
+        log.warning(
+            "%s had other parameters frozen, or other layers in evaluation mode, than the module has now: %s. They are as "
+            "in the checkpoint again, so that training continues as it was.",
+            source,
+            ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else ""),
+        )
 
 
 def describe(state: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -79,9 +79,11 @@ class Step(ABC):
 
     Attributes:
         chunk_size: how many batches `train` takes at once.
+        changing: gradients, weights or optimizers may be other ones than before the batch; set while that is so.
     """
 
     chunk_size: int = 1
+    changing: bool = False
 
     def __init__(self, spec: StepSpec) -> None:
         self.spec = spec

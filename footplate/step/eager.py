@@ -142,37 +142,44 @@ class EagerStep(Step):
     def _train_plainly(self, batch: Any, batch_idx: int) -> Any:
         """`_train_batch` where nothing comes between its parts."""
         output = self._forward(batch, batch_idx)
+        declared = None
         if type(output) is Tensor:
             loss = output
         else:
-            output = self._with_mean(output)
-            loss = self._loss_of(output)
+            declared = self._declared(output)
+            loss = self._loss_of(output) if declared is None else declared[0]
         self._clear()
         if loss is None:
             return None
+        self.changing = True
         loss.backward()
+        if declared is not None and self._optimizer is not None:
+            divide_gradients(_parameters(self._optimizer), declared[1])
         self._make_step()
         self.spec.on_optimizer_step()
-        return detach(output)
+        self.changing = False
+        return detach(output if declared is None else {**output, "loss": mean(*declared)})
 
     def _train_batch(self, batch: Any, batch_idx: int, ends_window: bool, epoch: int) -> Any:
         optimizer = self._optimizer
         if self._several:
             self._strategy.begin_batch(ends_window)
             self._batch_weight = 1.0 if self.spec.weight is None else self.spec.weight(batch_idx)
+        self.changing = optimizer is None  # by hand, anything may change at any time
         if optimizer is None:
             output = self._forward(batch, batch_idx)
             refuse_loss_sum(output, f"{type(self.spec.module).__name__}.training_step")
             self._update_scale()
-            return detach(output)
-        if self._by_closure and ends_window:
-            return self._step_by_closure(optimizer, batch, batch_idx, epoch)
-
-        output = self._forward(batch, batch_idx)
-        self._backpropagate(output, optimizer, batch_idx, epoch)
-        if ends_window:
-            self._step(optimizer)
-        return detach(self._with_mean(output))
+        elif self._by_closure and ends_window:
+            output = self._step_by_closure(optimizer, batch, batch_idx, epoch)
+        else:
+            output = self._forward(batch, batch_idx)
+            self._backpropagate(output, optimizer, batch_idx, epoch)
+            if ends_window:
+                self._step(optimizer)
+            output = self._with_mean(output)
+        self.changing = False
+        return detach(output)
 
     def _forward(self, batch: Any, batch_idx: int) -> Any:
         if self._plain:
@@ -206,6 +213,7 @@ class EagerStep(Step):
                 loss = loss * self._batch_weight
         for hook in self._before_backward:
             hook(loss)
+        self.changing = True
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         if self._own_backward:
@@ -279,12 +287,14 @@ class EagerStep(Step):
             )
         self._accumulated = 0
         self.spec.on_optimizer_step()
-        return detach(self._with_mean(returned[-1]))
+        return self._with_mean(returned[-1])
 
     def finish_window(self, epoch: int, batch_idx: int) -> None:
         if self._optimizer is not None and self._accumulated:
+            self.changing = True
             self._strategy.average(_parameters(self._optimizer))
             self._step(self._optimizer)
+            self.changing = False
 
     def _declared(self, output: Any) -> tuple[Tensor, Tensor] | None:
         """The sum of losses and its weight, where the step returns these: from every batch, or from none."""

@@ -226,7 +226,12 @@ class TrainingLoop:
         trainer = self.trainer
         if trainer.max_epochs not in (None, -1) and trainer.progress.epoch >= trainer.max_epochs:
             return True
-        return self.stops_here()
+        return self.stops_here() and not self._owes_an_end()
+
+    def _owes_an_end(self) -> bool:
+        """Whether the run was cut off between the last step of an epoch and what follows it: validation, metrics, hooks."""
+        progress = self.trainer.progress
+        return progress.batch_idx > 0 and progress.ended_at != progress.batches
 
     def stops_here(self) -> bool:
         """Whether training ends before the epoch does."""
@@ -297,7 +302,8 @@ class TrainingLoop:
         reports.send(progress.global_step, progress.epoch)
         if unfinished is not None:
             metrics.load_state_dict(unfinished)
-        progress.epoch_ended = complete
+            metrics.forget_latest()
+        progress.epoch_ended, progress.ended_at = complete, progress.batches
         for hook in hooks.late("on_train_epoch_end"):
             hook()
         self._agreement.settle()

@@ -40,7 +40,8 @@ class Logs:
                 f'self.log("{name}", …) was given a {type(value).__name__}:\n    {calling_place()}\n'
                 "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
             )
-        self.values[name] = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+        value = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
+        self.values[name] = value  # a copy: the step may change its own tensor in place later on
         options = self.options[name] = dict(zip(_OPTIONS, args, strict=False)) | kwargs
         if isinstance(options.get("batch_size"), Tensor):
             raise CaptureError(

@@ -1,0 +1,183 @@
+"""Random training programs, each run in several ways that must agree.
+
+    plain loop, written out from the documentation      bit for bit
+    cut off anywhere and resumed                         bit for bit
+    two ranks, XLA, Lightning                            to rounding
+
+`make fuzz` draws other programs than the suite does, for as long as it is told to (`fuzz/__main__.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import ranks
+
+import footplate as fp
+from fuzz.plain import Loop, Outcome
+from fuzz.program import Program, arguments, loaders, module, programs
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A directory for one example; a test's own would be the same for all examples."""
+    path = Path(tempfile.mkdtemp())
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def outcome(model: Any, trainer: Any) -> Outcome:
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return Outcome(weights, model.losses, model.rates, model.validations, metrics)
+
+
+def trained(program: Program, root: Path, quiet: bool = False, **given: Any) -> Outcome:
+    """A program as Footplate runs it."""
+    model = module(program, quiet=quiet)
+    trainer = fp.Trainer(**{**arguments(program, root), "seed": program.seed, **given})
+    trainer.fit(model, *loaders(program))
+    return outcome(model, trainer)
+
+
+def exactly(found: Outcome, wanted: Outcome) -> None:
+    assert found.rates == wanted.rates
+    assert found.losses == wanted.losses
+    assert found.validations == wanted.validations
+    assert {name: found.metrics[name] for name in wanted.metrics} == pytest.approx(
+        wanted.metrics, rel=1e-12, nan_ok=True
+    )
+    for name, value in wanted.weights.items():
+        assert torch.equal(found.weights[name], value), name
+
+
+def nearly(found: Outcome, wanted: Outcome, tolerance: float) -> None:
+    for name, value in wanted.weights.items():
+        torch.testing.assert_close(
+            found.weights[name].double(), value.double(), rtol=tolerance, atol=tolerance, msg=name
+        )
+    assert found.metrics.keys() == wanted.metrics.keys()
+    for name, value in wanted.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=tolerance, abs=tolerance, nan_ok=True), name
+
+
+@settings(max_examples=150)
+@given(program=programs(dropout=False, data="batches"))
+def test_a_program_does_what_the_plain_loop_does(program: Program) -> None:
+    with folder() as root:
+        exactly(trained(program, root), Loop(program).run())
+
+
+class Cut(Exception):
+    """Ends a run in the midst of it."""
+
+
+class CutsOff(fp.Callback):
+    """Raises in one of its hooks, when that has been called often enough."""
+
+    def __init__(self, hook: str, count: int) -> None:
+        self.left = count
+        setattr(self, hook, self._count)
+
+    def _count(self, *args: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Cut
+
+
+HOOKS = [
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_optimizer_step",
+    "on_validation_batch_end",
+    "on_train_epoch_end",
+    "on_validation_end",
+    "on_before_zero_grad",
+    "on_train_epoch_start",
+]
+
+
+@settings(max_examples=80)
+@given(program=programs(), hook=st.sampled_from(HOOKS), count=st.integers(0, 9))
+def test_a_program_that_is_cut_off_anywhere_continues_bit_for_bit(program: Program, hook: str, count: int) -> None:
+    with folder() as root:
+        whole = trained(program, root / "whole")
+        first = module(program)
+        given = {**arguments(program, root / "cut"), "seed": program.seed, "enable_checkpointing": True}
+        with suppress(Cut):
+            fp.Trainer(**given, callbacks=[CutsOff(hook, count)]).fit(first, *loaders(program))
+        model = module(program)
+        trainer = fp.Trainer(**given)
+        if (root / "cut" / "checkpoints").exists():
+            trainer.fit(model, *loaders(program), ckpt_path="last")
+            found = outcome(model, trainer)
+            assert found.losses == whole.losses[len(whole.losses) - len(found.losses) :]
+            for name, value in whole.weights.items():
+                assert torch.equal(found.weights[name], value), name
+            assert {name: value for name, value in found.metrics.items() if name in whole.metrics} == pytest.approx(
+                {name: value for name, value in whole.metrics.items() if name in found.metrics}, rel=1e-12, nan_ok=True
+            )
+
+
+# A batch that every rank skips is a step with gradients of zero there, and none in one process: see docs/distributed.md.
+def on_ranks(program: Program, root: Path) -> Outcome:
+    return trained(program, root, devices=2, strategy="ddp")
+
+
+@settings(max_examples=12)
+@given(
+    program=programs(
+        dropout=False, norm=False, precision="64-true", optimizer="momentum", batch_size=2, logs=frozenset({"mean"})
+    ).filter(lambda one: one.data != "batches" and one.returns in ("tensor", "dict"))
+)
+def test_two_ranks_learn_what_one_does_with_twice_the_batch(program: Program) -> None:
+    with folder() as root:
+        wanted = trained(dataclasses.replace(program, batch_size=4), root / "one")
+        for found in ranks.run(functools.partial(on_ranks, program, root / "two"), 2):
+            assert found.rates == wanted.rates
+            assert found.validations == wanted.validations
+            nearly(found, wanted, 1e-9)
+
+
+@settings(max_examples=6)
+@given(program=programs(dropout=False, precision="64-true", manual=False, frozen_until=0, optimizer="momentum"))
+def test_xla_learns_what_torch_does(program: Program) -> None:
+    with folder() as root:
+        nearly(
+            trained(program, root / "xla", quiet=True, accelerator="xla", devices=1),
+            trained(program, root / "cpu"),
+            1e-9,
+        )
+
+
+@settings(max_examples=25)
+@given(
+    program=programs(dropout=False, data="loader", max_steps=-1).filter(lambda one: one.returns in ("tensor", "dict"))
+)
+def test_lightning_learns_the_same(program: Program) -> None:
+    with folder() as root:
+        model = module(program, pl.LightningModule)
+        trainer = pl.Trainer(**arguments(program, root / "lightning"), devices=1)
+        trainer.fit(model, *loaders(program))
+        wanted = outcome(model, trainer)
+        found = trained(program, root / "footplate")
+        assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
+        assert found.rates == pytest.approx(wanted.rates)
+        assert found.validations == wanted.validations
+        nearly(found, wanted, 1e-6 if program.precision != "bf16-true" else 1e-2)
