@@ -143,7 +143,12 @@ def on_ranks(program: Program, root: Path) -> Outcome:
 @settings(max_examples=12)
 @given(
     program=programs(
-        dropout=False, norm=False, precision="64-true", optimizer="momentum", batch_size=2, logs=frozenset({"mean"}),
+        dropout=False,
+        norm=False,
+        precision="64-true",
+        optimizer="momentum",
+        batch_size=2,
+        logs=frozenset({"mean"}),
         val_check_interval=None,
     ).filter(lambda one: one.data != "batches" and one.returns in ("tensor", "dict"))
 )
