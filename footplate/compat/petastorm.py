@@ -11,7 +11,8 @@
 What is the same: names, arguments, the context managers, transforms of pandas frames, float64 as float32, no end of
 epochs by default. What is better: every shard has the same number of batches and no row is lost or repeated; the order
 depends on nothing but the seed; a Delta table is read by its log. What is not there: Unischema (`make_reader` gives the
-rows of a plain table), n-grams, predicates and worker processes (threads are used, whatever the pool's type).
+rows of a plain table), n-grams and worker processes (threads are used, whatever the pool's type).
+`filters=` is there; any other argument that would change rows or batches is refused by name.
 """
 
 from __future__ import annotations
@@ -28,11 +29,28 @@ import torch
 from footplate.data.loader import Loader
 from footplate.data.spark import forget, is_spark
 from footplate.data.table import Table
-from footplate.errors import ConfigError, DataError
+from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.extras import require
 from footplate.parallel.world import World
 
 _ENDLESS_ROWS_PER_BATCH = 1024
+
+# Settings of Petastorm's worker pools, queues and caches: they change how rows are read, not which, nor their order's kind.
+_WITHOUT_EFFECT = frozenset({
+    "reader_pool_type", "workers_count", "results_queue_size", "pyarrow_serialize", "hdfs_driver", "cache_type",
+    "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings",
+    "zmq_copy_buffers", "convert_early_to_numpy", "shuffling_queue_capacity",
+    "shuffle_row_drop_partitions", "shuffle_rows",
+})  # fmt: skip
+# Settings that change rows or batches, and what to use instead.
+_REFUSED = {
+    "predicate": "use filters=, or drop rows in a transform_spec",
+    "rowgroup_selector": "use filters=",
+    "collate_fn": "change the batch, a dict of tensors, in the training loop",
+    "transform_fn": "give a transform_spec to the reader",
+    "ngram": "n-grams are not there",
+    "inmemory_cache_all": "remove it: rows are read again in each epoch",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,7 @@ class SparkDatasetConverter:
         shard_count: int | None = None,
         seed: int | None = None,
         shuffle_row_groups: bool = True,
-        **_: Any,
+        **petastorm_settings: Any,
     ) -> BatchLoader:
         """A context manager that gives batches: dicts of tensors (lists, for text).
 
@@ -96,11 +114,13 @@ class SparkDatasetConverter:
             shard_count: of how many.
             seed: of the order; 0 by default.
             shuffle_row_groups: False keeps the order of the table.
-            **_: Petastorm's other settings, which have no meaning here (pool types, queue capacities).
+            **petastorm_settings: Petastorm's settings of its worker pools, queues and cache, which change no batch: they
+                have no effect here. Others are refused by name.
 
         Raises:
-            ConfigError: one of `cur_shard` and `shard_count` without the other.
+            ConfigError: one of `cur_shard` and `shard_count` without the other, or a setting that would change batches.
         """
+        _check_settings("make_torch_dataloader", petastorm_settings)
         loader = Loader(
             self.table,
             batch_size,
@@ -120,7 +140,9 @@ class SparkDatasetConverter:
 class BatchLoader:
     """Iterates over batches for a number of epochs, or without end; also a context manager.
 
-    `set_epoch`, `state_dict` and `load_state_dict` are those of the `Loader` beneath, so the trainer resumes it exactly.
+    With `num_epochs=1`, `set_epoch`, `state_dict` and `load_state_dict` are those of the `Loader` beneath, so the trainer
+    resumes it exactly. With another `num_epochs`, a state also says which pass over the rows it is in, and resuming gives the
+    rest of that pass and the passes after it.
     """
 
     def __init__(
@@ -129,6 +151,9 @@ class BatchLoader:
         self._loader, self._num_epochs, self._workers = loader, num_epochs, workers
         self._spec, self._dtype = spec, dtype
         self._state: dict[str, Any] | None = None
+        self._passes = 0  # over the rows, that are done before the next iteration
+        self._epoch = 0
+        self._restored_epoch: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -142,31 +167,58 @@ class BatchLoader:
         return len(self._loader) * self._num_epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epochs = 0
-        while self._num_epochs is None or epochs < self._num_epochs:
-            yield from self._one_epoch()
-            epochs += 1
+        passes, self._passes = self._passes, 0
+        while self._num_epochs is None or passes < self._num_epochs:
+            yield from self._one_epoch(passes)
+            passes += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        self._loader.set_epoch(epoch)
+        """Begin the epoch from its first batch, unless it is the one that was just restored.
+
+        With `num_epochs=n`, its passes have the orders `epoch * n` and following; without end, `epoch` and following.
+        """
+        restored, self._restored_epoch = self._restored_epoch, None
+        if self._num_epochs != 1 and restored == epoch:
+            return
+        self._state, self._passes, self._epoch = None, 0, epoch
+        self._loader.set_epoch(epoch * (self._num_epochs or 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`."""
-        return self._state or self._loader.state_dict()
+        """See `Loader.state_dict`; `outer_epoch` and `pass` say where in the `num_epochs` the loader is."""
+        return self._state or self._with_place(self._loader.state_dict(), self._passes)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        self._state = None
-        self._loader.load_state_dict(state_dict)
+        """See `Loader.load_state_dict`.
 
-    def _one_epoch(self) -> Iterator[dict[str, Any]]:
+        Raises:
+            CheckpointError: the state was made with another `num_epochs`, or is that of another loader.
+        """
+        made_with = state_dict.get("num_epochs", 1)
+        if made_with != self._num_epochs:
+            raise CheckpointError(
+                f"The checkpoint was made with num_epochs={made_with}, not {self._num_epochs}, so its position means other "
+                f"rows. Use num_epochs={made_with} to resume."
+            )
+        self._loader.load_state_dict(state_dict)
+        self._state = None
+        self._passes = state_dict.get("pass", 0)
+        self._epoch = self._restored_epoch = state_dict.get("outer_epoch", state_dict["epoch"])
+        if self._num_epochs != 1:  # a pass that had ended is not begun again, nor is the next one taken for it
+            self._loader.set_epoch(state_dict["epoch"])
+
+    def _with_place(self, state: dict[str, Any], passes: int) -> dict[str, Any]:
+        if self._num_epochs == 1:
+            return state
+        return {**state, "num_epochs": self._num_epochs, "outer_epoch": self._epoch, "pass": passes}
+
+    def _one_epoch(self, passes: int) -> Iterator[dict[str, Any]]:
         """Transform batches in threads, a few ahead, in order; the state follows what is handed out."""
         waiting: deque[tuple[Future[dict[str, Any]], dict[str, Any]]] = deque()
         ragged = self._loader.padded_columns
         with ThreadPoolExecutor(self._workers, "footplate-transform") as pool:
             for batch in self._loader:
-                waiting.append((pool.submit(_apply, self._spec, self._dtype, batch, ragged), self._loader.state_dict()))
+                made = pool.submit(_apply, self._spec, self._dtype, batch, ragged)
+                waiting.append((made, self._with_place(self._loader.state_dict(), passes)))
                 if len(waiting) > self._workers + 1:
                     yield self._hand_out(*waiting.popleft())
             while waiting:
@@ -240,7 +292,9 @@ def make_batch_reader(
     shard_count: int | None = None,
     transform_spec: TransformSpec | None = None,
     seed: int | None = None,
-    **_: Any,
+    predicate: Any = None,
+    filters: Any = None,
+    **petastorm_settings: Any,
 ) -> Reader:
     """A reader of batches of rows of a table (`Table` says of which kinds).
 
@@ -253,14 +307,19 @@ def make_batch_reader(
         shard_count: of how many.
         transform_spec: what to do with the rows.
         seed: of the order.
-        **_: Petastorm's other settings, which have no meaning here.
+        predicate: refused: use `filters`, or drop rows in a `transform_spec`.
+        filters: which rows, as for pyarrow: `[("year", ">=", 2020)]`. Rows are filtered exactly, not only by row group.
+        **petastorm_settings: Petastorm's settings of its worker pools, queues and cache, which change no row: they have
+            no effect here. Others are refused by name.
 
     Raises:
-        DataError: several places, or nothing that is a table.
+        DataError: several places, or nothing that is a table, or a filter that doesn't fit it.
+        ConfigError: a setting that would change the rows.
     """
+    _check_settings("make_batch_reader", {"predicate": predicate, **petastorm_settings})
     return _reader(
         dataset_url_or_urls, False, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
-        transform_spec, seed,
+        transform_spec, seed, filters,
     )  # fmt: skip
 
 
@@ -273,12 +332,16 @@ def make_reader(
     shard_count: int | None = None,
     transform_spec: TransformSpec | None = None,
     seed: int | None = None,
-    **_: Any,
+    predicate: Any = None,
+    filters: Any = None,
+    **petastorm_settings: Any,
 ) -> Reader:
     """As `make_batch_reader`, but gives single rows."""
+    _check_settings("make_reader", {"predicate": predicate, **petastorm_settings})
     return _reader(
-        dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed
-    )
+        dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed,
+        filters,
+    )  # fmt: skip
 
 
 class DataLoader(BatchLoader):
@@ -287,10 +350,23 @@ class DataLoader(BatchLoader):
     Args:
         reader: what `make_reader` or `make_batch_reader` gave.
         batch_size: rows of a batch.
-        **_: Petastorm's other settings: shuffling is the reader's, and needs no queue.
+        collate_fn: refused: batches are dicts of tensors; change them in the training loop.
+        transform_fn: refused: use the reader's `transform_spec`.
+        **petastorm_settings: Petastorm's settings of its shuffling queue, which have no effect: shuffling is the reader's.
+
+    Raises:
+        ConfigError: a setting that would change the batches.
     """
 
-    def __init__(self, reader: Reader, batch_size: int = 1, **_: Any) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int = 1,
+        collate_fn: Any = None,
+        transform_fn: Any = None,
+        **petastorm_settings: Any,
+    ) -> None:
+        _check_settings("DataLoader", {"collate_fn": collate_fn, "transform_fn": transform_fn, **petastorm_settings})
         own = reader.loader
         loader = Loader(
             reader.table, batch_size, shuffle=own.shuffle, seed=own.seed, world=own.world, image_mode="bytes"
@@ -311,16 +387,26 @@ def _reader(
     shard_count: int | None,
     spec: TransformSpec | None,
     seed: int | None,
+    filters: Any,
 ) -> Reader:
     if isinstance(url, (list, tuple)):
         if len(url) != 1:
             raise DataError(f"{len(url)} places were given; a reader takes one: a directory or a glob of files.")
         url = url[0]
-    table = Table(url, columns=fields)
+    table = Table(url, columns=fields, filter=filters)
     world = _world(cur_shard, shard_count)
     size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
     loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
     return Reader(table, rows, num_epochs, loader, spec)
+
+
+def _check_settings(function: str, settings: dict[str, Any]) -> None:
+    """Refuse what would change rows or batches; Petastorm's default, None or False, is no wish."""
+    for name, value in settings.items():
+        if name in _WITHOUT_EFFECT or (name in _REFUSED and (value is None or value is False)):
+            continue
+        advice = _REFUSED.get(name, "remove it: Petastorm's readers and loaders here have no such argument")
+        raise ConfigError(f"{function}({name}={value!r}) is not supported: {advice}.")
 
 
 def _world(cur_shard: int | None, shard_count: int | None) -> World:

@@ -28,7 +28,7 @@ from footplate.compat.petastorm import (
     make_spark_converter,
 )
 from footplate.data import Table
-from footplate.errors import ConfigError, DataError
+from footplate.errors import CheckpointError, ConfigError, DataError
 
 
 def jpeg(number: int) -> bytes:
@@ -272,3 +272,59 @@ def test_columns_have_sparks_types(spark: Any, tmp_path: Path) -> None:
     spark.range(3).selectExpr("cast(id as int) id").write.parquet(str(tmp_path / "narrow"))
     wider = Table(spark.read.schema("id bigint").parquet(str(tmp_path / "narrow")))
     assert (str(wider.schema.field("id").type), wider.num_rows) == ("int64", 3)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2, 3, None])
+@pytest.mark.parametrize("taken", [3, 5, 7, 10])
+def test_a_loader_of_several_epochs_resumes_exactly(num_epochs, taken):
+    def loader():
+        converter = make_spark_converter(Table({"x": list(range(10))}))
+        return converter.make_torch_dataloader(batch_size=2, num_epochs=num_epochs, seed=3)
+
+    total = 5 * (num_epochs or 4)
+    taken = min(taken, total)
+    whole = loader()
+    whole.set_epoch(1)
+    expected = [batch["x"].tolist() for batch, _ in zip(whole, range(total), strict=False)]
+    first = loader()
+    first.set_epoch(1)
+    iterator = iter(first)
+    assert [next(iterator)["x"].tolist() for _ in range(taken)] == expected[:taken]
+    state = first.state_dict()
+    iterator.close()
+    second = loader()
+    second.load_state_dict(state)
+    second.set_epoch(1)
+    assert [batch["x"].tolist() for batch, _ in zip(second, range(total - taken), strict=False)] == expected[taken:]
+
+
+def test_a_state_of_another_number_of_epochs_is_refused():
+    converter = make_spark_converter(Table({"x": list(range(10))}))
+    state = converter.make_torch_dataloader(batch_size=2, num_epochs=2).state_dict()
+    with pytest.raises(CheckpointError, match="num_epochs=2"):
+        converter.make_torch_dataloader(batch_size=2, num_epochs=3).load_state_dict(state)
+
+
+def test_filters_are_applied(photos):
+    with make_batch_reader(
+        f"file://{photos}", schema_fields=["label_index"], filters=[("label_index", "<", 3)]
+    ) as reader:
+        assert sorted(int(row) for batch in reader for row in batch.label_index) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["predicate", "rowgroup_selector", "storage_options", "no_such_setting"])
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_reader_refuses_settings_that_would_change_its_rows(make, name, photos):
+    with pytest.raises(ConfigError, match=name):
+        make(f"file://{photos}", **{name: object()})
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "transform_fn", "inmemory_cache_all", "no_such_setting"])
+def test_a_loader_refuses_settings_that_would_change_its_batches(name, photos):
+    with make_batch_reader(f"file://{photos}") as reader, pytest.raises(ConfigError, match=name):
+        BatchedDataLoader(reader, batch_size=5, **{name: print})
+
+
+def test_settings_of_pools_and_queues_are_accepted(photos):
+    with make_batch_reader(f"file://{photos}", reader_pool_type="thread", workers_count=4, predicate=None) as reader:
+        assert DataLoader(reader, batch_size=5, shuffling_queue_capacity=10)
