@@ -141,8 +141,8 @@ class BatchLoader:
     """Iterates over batches for a number of epochs, or without end; also a context manager.
 
     With `num_epochs=1`, `set_epoch`, `state_dict` and `load_state_dict` are those of the `Loader` beneath, so the trainer
-    resumes it exactly. With another `num_epochs`, a state also says which pass over the rows it is in, and resuming gives the
-    rest of that pass and the passes after it.
+    resumes it exactly. With another `num_epochs`, a state also says which pass over the rows it is in, and resuming gives
+    the rest of that pass and the passes after it.
     """
 
     def __init__(
