@@ -13,7 +13,9 @@ LOCK := requirements/constraints.txt
 # One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help setup demo test fast fuzz gpu lint fmt docs bench lock clean
+FROM ?= ../shared/foreign
+
+.PHONY: help setup demo test fast fuzz foreign gpu lint fmt docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,6 +48,9 @@ fast: setup  ## the quick tests alone
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)
 	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis" --ignore=tests/fuzz
+
+foreign: setup  ## other projects' tests, from the archives in FROM, compared with tests/foreign/lists
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM)
 
 gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu

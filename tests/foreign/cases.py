@@ -1,0 +1,163 @@
+"""The lists of foreign test cases: what each case is, and why.
+
+A list is a text file with a section for each test file:
+
+    [trainer/test_trainer.py]
+    passes        test_trainer_max_steps
+    passes      4 test_fit_loop[*]
+    on purpose    test_profiler | docs/lightning.md#arguments-of-the-trainer: profiler
+    differs     2 test_timer[*] | Timer of zero duration refused
+
+`NAME[*]` stands for all parameters of a test; the number before it is how many of them are meant. The kinds are:
+
+- passes: the case passes.
+- internals: the case looks inside the other project (mocks, loops, connectors).
+- on purpose: Footplate differs, and the named page says so; behind the colon are words of that section.
+- wording: Footplate gives another message, exception class or warning.
+- differs: the behaviour differs, which is a defect; the reason names its cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("passes", "internals", "on purpose", "wording", "differs")
+FOLDER = Path(__file__).parent / "lists"
+_LINE = re.compile(r"(passes|internals|on purpose|wording|differs)\s+(?:(\d+)\s+)?(\S.*?)(?:\s+\|\s+(.*))?$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a list.
+
+    Attributes:
+        kind: one of `KINDS`.
+        reason: why the case doesn't pass; empty for "passes".
+        count: how many cases the line stands for.
+    """
+
+    kind: str
+    reason: str = ""
+    count: int = 1
+
+
+class MalformedList(ValueError):
+    """A line of a list can't be read."""
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """The entries of a list, by case: `FILE::TEST`, `FILE::TEST[parameters]` or `FILE::TEST[*]`."""
+    entries: dict[str, Entry] = {}
+    file = ""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line.startswith("[") and line.endswith("]"):
+            file = line[1:-1]
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None or not file:
+            raise MalformedList(f"{path.name}:{number}: expected KIND [COUNT] CASE [| REASON], got {line!r}")
+        kind, count, name, reason = match.groups()
+        if f"{file}::{name}" in entries:
+            raise MalformedList(f"{path.name}:{number}: {file}::{name} is listed twice")
+        entries[f"{file}::{name}"] = Entry(kind, reason or "", int(count or 1))
+    return entries
+
+
+def write(path: Path, entries: Mapping[str, Entry], heading: str) -> None:
+    """Write a list, sorted; the parameters of a test become one line where all of them are alike."""
+    folded = fold(entries)
+    lines = [f"# {line}".rstrip() for line in heading.splitlines()]
+    file = ""
+    for case in sorted(folded):
+        if case.split("::", 1)[0] != file:
+            file = case.split("::", 1)[0]
+            lines += ["", f"[{file}]"]
+        entry = folded[case]
+        count = str(entry.count) if case.endswith("[*]") else ""
+        reason = f" | {entry.reason}" if entry.reason else ""
+        lines.append(f"{entry.kind:<10} {count:>3} {case.split('::', 1)[1]}{reason}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """One entry for all parameters of a test where all of them are alike."""
+    tests: dict[str, dict[str, Entry]] = {}
+    for case, entry in entries.items():
+        tests.setdefault(case.split("[", 1)[0], {})[case] = entry
+    folded: dict[str, Entry] = {}
+    for test, cases in tests.items():
+        alike = len({(entry.kind, entry.reason) for entry in cases.values()}) == 1
+        if alike and f"{test}[*]" not in cases and len(cases) > 1:
+            first = next(iter(cases.values()))
+            folded[f"{test}[*]"] = Entry(first.kind, first.reason, len(cases))
+        else:
+            folded.update(cases)
+    return folded
+
+
+def unfold(entries: Mapping[str, Entry], ran: Iterable[str]) -> dict[str, Entry]:
+    """An entry for each listed case that ran; folded entries that ran no case stay as they are."""
+    by_test: dict[str, list[str]] = {}
+    for case in ran:
+        by_test.setdefault(case.split("[", 1)[0], []).append(case)
+    single: dict[str, Entry] = {}
+    for case, entry in entries.items():
+        cases = by_test.get(case.removesuffix("[*]"), []) if case.endswith("[*]") else []
+        for one in cases:
+            if one not in entries:
+                single[one] = Entry(entry.kind, entry.reason)
+        if not cases:
+            single[case] = entry
+    return single
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside its list.
+
+    Attributes:
+        broken: cases that are listed as passing and didn't pass, with what became of them.
+        mended: cases that pass and are listed otherwise.
+        counts: of each kind, by what the run showed.
+    """
+
+    broken: dict[str, str]
+    mended: list[str]
+    counts: Counter[str]
+
+
+def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Comparison:
+    """Compare outcomes ("passed", "failed", "skipped") with the list; a listed case that is missing didn't pass."""
+    broken: dict[str, str] = {}
+    mended: list[str] = []
+    counts: Counter[str] = Counter()
+    for case, entry in unfold(entries, outcomes).items():
+        outcome = outcomes.get(case, "did not run")
+        if outcome == "passed":
+            counts["passes"] += entry.count
+            if entry.kind != "passes":
+                mended.append(case)
+        elif entry.kind == "passes":
+            broken[case] = outcome
+            counts["differs"] += entry.count
+        else:
+            counts[entry.kind] += entry.count
+    return Comparison(broken, sorted(mended), counts)
+
+
+def updated(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, Entry]:
+    """The list as the run found it; a case that broke gets a reason that a person must replace."""
+    changed = unfold(entries, outcomes)
+    for case, entry in changed.items():
+        outcome = outcomes.get(case)
+        if outcome == "passed":
+            changed[case] = Entry("passes")
+        elif entry.kind == "passes" and outcome is not None:
+            changed[case] = Entry("differs", "passed before; find the cause")
+    return changed

@@ -1,0 +1,73 @@
+"""The suites: where the tests lie in their archives, how they are started, which of them run in CI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One project's tests.
+
+    Attributes:
+        name: of the list, `lists/NAME.txt`, and of the plugin, `plugins/foreign_NAME.py`.
+        archive: glob of the archive, relative to the folder of archives.
+        tests: the folder inside the archive to which the names of cases are relative.
+        root: the folder inside the archive from which the tests import their own helpers.
+        files: the test files, or folders of them, that run.
+        ranks: how many processes run each file together.
+        alone: the folder whose files run in one process all the same.
+        quick: the files that CI runs; empty for all.
+        environment: more variables of the inner processes.
+    """
+
+    name: str
+    archive: str
+    tests: str
+    root: str
+    files: tuple[str, ...]
+    ranks: int = 1
+    alone: str = ""
+    quick: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "horovod",
+            "horovod/tests*.tar.gz",
+            "test",
+            "test",
+            ("parallel/test_torch.py", "parallel/test_adasum_pytorch.py", "single/test_torch_elastic.py"),
+            ranks=2,
+            alone="single/",
+        ),
+        Suite(
+            "petastorm",
+            "petastorm/tests*.tar.gz",
+            "petastorm/tests",
+            ".",
+            (
+                "test_spark_dataset_converter.py",
+                "test_parquet_reader.py",
+                "test_pytorch_dataloader.py",
+                "test_pytorch_utils.py",
+                "test_predicates.py",
+                "test_transform.py",
+            ),
+        ),
+        Suite(
+            "lightning",
+            "lightning/tests*.tar.gz",
+            "tests/tests_pytorch",
+            "tests",
+            (
+                "trainer", "core", "callbacks", "checkpointing", "loops", "loggers", "models", "tuner", "profilers",
+                "utilities", "test_cli.py",
+            ),
+            quick=(),
+        ),
+    )
+}  # fmt: skip
