@@ -77,7 +77,7 @@ def nearly(found: Outcome, wanted: Outcome, tolerance: float) -> None:
         assert found.metrics[name] == pytest.approx(value, rel=tolerance, abs=tolerance, nan_ok=True), name
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(program=programs(dropout=False, data="batches"))
 def test_a_program_does_what_the_plain_loop_does(program: Program) -> None:
     with folder() as root:
@@ -101,19 +101,18 @@ class CutsOff(fp.Callback):
             raise Cut
 
 
-HOOKS = [
+HOOKS = [  # not those inside of a step before its backward pass: what the forward pass has logged can't be undone
     "on_train_batch_start",
     "on_train_batch_end",
     "on_before_optimizer_step",
     "on_validation_batch_end",
     "on_train_epoch_end",
     "on_validation_end",
-    "on_before_zero_grad",
     "on_train_epoch_start",
 ]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(program=programs(), hook=st.sampled_from(HOOKS), count=st.integers(0, 9))
 def test_a_program_that_is_cut_off_anywhere_continues_bit_for_bit(program: Program, hook: str, count: int) -> None:
     with folder() as root:
@@ -135,12 +134,13 @@ def test_a_program_that_is_cut_off_anywhere_continues_bit_for_bit(program: Progr
             )
 
 
-# A batch that every rank skips is a step with gradients of zero there, and none in one process: see docs/distributed.md.
+# Rows of a table that don't make a batch for every rank are left out, so there are none here. A batch that every rank skips
+# is a step with gradients of zero there, and none in one process (docs/distributed.md): no program here skips any.
 def on_ranks(program: Program, root: Path) -> Outcome:
     return trained(program, root, devices=2, strategy="ddp")
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     program=programs(
         dropout=False,
@@ -150,7 +150,9 @@ def on_ranks(program: Program, root: Path) -> Outcome:
         batch_size=2,
         logs=frozenset({"mean"}),
         val_check_interval=None,
-    ).filter(lambda one: one.data != "batches" and one.returns in ("tensor", "dict"))
+        returns="dict",
+        manual=False,
+    ).filter(lambda one: one.data != "batches" and (one.data != "table" or one.rows % 4 == 0))
 )
 def test_two_ranks_learn_what_one_does_with_twice_the_batch(program: Program) -> None:
     with folder() as root:
