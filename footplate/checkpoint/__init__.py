@@ -231,7 +231,9 @@ def _make(cls: type, state: dict[str, Any], path: str | Place, arguments: dict[s
     from footplate.hparams import arguments_from
 
     parameters = inspect.signature(cls.__init__).parameters
-    given = arguments_from(state, list(parameters)[1:], arguments, prefix)
+    variable = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL  # *args and **kwargs are no names
+    names = [name for name, parameter in parameters.items() if parameter.kind not in variable]
+    given = arguments_from(state, names[1:], arguments, prefix)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for name in arguments:
             if name not in parameters and name not in (state.get(f"{prefix}hyper_parameters") or {}):

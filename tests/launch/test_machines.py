@@ -44,6 +44,14 @@ def come_in(lobby: Lobby, node: int, token: str = TOKEN) -> Line:
     return member._enter(lobby.host, lobby.port, token, node)
 
 
+def wait_until(holds) -> None:
+    """Until something holds that a thread of the lobby brings about; at most 20 s."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def calls(line: Line, count: int) -> list[int]:
     """The places that a machine is to carry."""
     found = [line.receive() for _ in range(count)]
@@ -163,6 +171,7 @@ def test_missing_machines_are_named_at_once_and_when_time_is_up(lobby, monkeypat
     monkeypatch.setattr(machines, "TELL_S", 0.1)
     hall = lobby(3)
     there = come_in(hall, 1)
+    wait_until(lambda: hall._missing() == [0, 2])
     with pytest.raises(LaunchError, match=r"after 1 s, there is nobody of --node-rank 0, 2\. .* loopback address"):
         hall.slots()
     assert "there is nobody of --node-rank 0, 2" in caplog.text
@@ -170,14 +179,15 @@ def test_missing_machines_are_named_at_once_and_when_time_is_up(lobby, monkeypat
 
 
 def test_a_lost_machine_that_is_not_replaced_is_named(lobby, monkeypatch, caplog):
-    monkeypatch.setattr(machines, "REPLACE_S", 0.5)
+    monkeypatch.setattr(machines, "REPLACE_S", 3.0)
     hall = lobby(2, 2)
     there = come_in(hall, 0)
+    wait_until(lambda: hall._missing() == [1])
     hall.start(4, CALL)
     assert "there is nobody of --node-rank 1" in caplog.text
     assert hall.lost() == []
-    time.sleep(0.6)
-    found = hall.lost()
+    found: list = []
+    wait_until(lambda: found.extend(hall.lost()) or found)
     assert [one.index for one in found] == [2, 3]
     assert "nobody of --node-rank 1" in found[0].text
     there.close()

@@ -67,7 +67,7 @@ DIFFERENT = {
     "learning rate": (lambda: {"model": seeded(OwnRate)}, r"SGD\(lr=0.1\).*SGD\(lr=1.1\)"),
     "rows": (lambda: {"data": loader(50 + 40 * rank())}, "50 rows.*90 rows"),
     "validation": (lambda: {"val": loader(50) if rank() == 0 else None}, "validation data.*has none"),
-    "part": (own_part, "training data.*chosen"),
+    "part": (own_part, r"training data.*40 rows of dataloader \(\w+\).*40 rows of dataloader \(\w+\)"),
     "order": (lambda: DataLoader(dataset(48), batch_sampler=OwnOrder()), "order of rows"),
 }
 
