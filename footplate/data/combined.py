@@ -96,9 +96,13 @@ def mode_of(loader: Any, default: Mode) -> Mode:
 
 def holds_loaders(thing: Any) -> bool:
     """Whether something that was given to train on is several loaders, and not one, such as a list of batches."""
-    if is_combined(thing) or isinstance(thing, Mapping):
-        return True
-    return isinstance(thing, (list, tuple)) and any(_is_loader(one) or holds_loaders(one) for one in thing)
+    return is_combined(thing) or isinstance(thing, Mapping) or _any_loader(thing)
+
+
+def _any_loader(thing: Any) -> bool:
+    """Whether there is a loader in a collection, however deep. A batch is a collection, too, and has none."""
+    parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
+    return any(_is_loader(part) or _any_loader(part) for part in parts)
 
 
 def _is_loader(thing: Any) -> bool:
