@@ -56,6 +56,7 @@ class Entry:
     total: float = 0.0
     weight: float = 0.0
     values: list[float] = field(default_factory=list)  # only for a reduction given as a function
+    computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
 
     @property
     def step_name(self) -> str:
@@ -67,7 +68,9 @@ class Entry:
 
     @property
     def has_latest(self) -> bool:
-        return self.latest is not None or getattr(self.metric, "_forward_cache", None) is not None
+        if self.metric is None:
+            return self.latest is not None
+        return self.updates > 0 and getattr(self.metric, "_forward_cache", None) is not None
 
     def read(self) -> list[float]:
         """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
@@ -92,8 +95,9 @@ class Entry:
 
     @property
     def updates(self) -> int:
-        """How often the torchmetrics object has been updated in this epoch; 1 where there is none to ask."""
-        return getattr(self.metric, "_update_count", 1)
+        """How often the torchmetrics object has been updated since an epoch's value was computed; 1 where there is none."""
+        count = getattr(self.metric, "_update_count", 1)
+        return 0 if count == self.computed else count
 
     def part(self) -> Part:
         """What has been collected in this epoch."""
@@ -103,8 +107,7 @@ class Entry:
     def reset(self) -> None:
         self.total = self.weight = 0.0
         self.values = []
-        if self.metric is not None:
-            self.metric.reset()
+        self.computed = getattr(self.metric, "_update_count", 0)
 
 
 class MetricLog:
@@ -198,7 +201,10 @@ class MetricLog:
         return result
 
     def epoch_values(self) -> Values:
-        """Reduce every name that is reported by epoch and start collecting anew."""
+        """Reduce every name that is reported by epoch, and start to collect again.
+
+        A torchmetrics object keeps its state for the hooks that follow, until `reset_metrics`.
+        """
         result = Values()
         mine = {entry.name: self._summary(entry) for entry in self._entries.values() if entry.on_epoch}
         everyone = self._group.gather(mine)
@@ -221,6 +227,13 @@ class MetricLog:
         """Forget the values of the last step: the plain names mean those of the epoch."""
         for entry in self._entries.values():
             entry.latest = None
+
+    def reset_metrics(self) -> None:
+        """Reset the torchmetrics objects whose values the epoch has reported."""
+        for entry in self._entries.values():
+            if entry.metric is not None and entry.on_epoch:
+                entry.metric.reset()
+                entry.computed = 0
 
     def clear(self) -> None:
         """Forget everything: names, values and options."""

@@ -311,3 +311,37 @@ def test_a_batch_that_counts_nothing_leaves_a_metric_that_is_updated_in_place():
     with counting_nothing(module, log_of()):
         module.total.sum_value += 5.0  # in place, as metrics do
     assert module.total.sum_value == 1.0
+
+
+def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset(trainer):
+    from torchmetrics import SumMetric
+
+    seen: list[tuple[str, float]] = []
+
+    class Judged(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.trained, self.validated = SumMetric(), SumMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.trained.update(1.0)
+            self.log("trained", self.trained, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.validated.update(1.0)
+            self.log("validated", self.validated)
+
+        def on_train_epoch_end(self):
+            seen.append(("train", float(self.trained.compute())))
+
+        def on_validation_epoch_end(self):
+            seen.append(("validate", float(self.validated.compute())))
+            self.log("twice", 2 * self.validated.compute())
+
+    run = trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=2, num_sanity_val_steps=0)
+    run.fit(Judged(), loader(), loader())
+    assert seen == [("validate", 2.0), ("train", 3.0)] * 2
+    assert {name: float(run.callback_metrics[name]) for name in ("trained", "validated", "twice")} == {
+        "trained": 3.0, "validated": 2.0, "twice": 4.0,
+    }  # fmt: skip

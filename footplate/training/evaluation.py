@@ -111,6 +111,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
         trainer.reports.callback.update(values.callback)
         for hook in hooks.get(f"on_{name}_end"):
             hook()
+        log.reset_metrics()
     return values
 
 

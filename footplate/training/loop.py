@@ -300,6 +300,7 @@ class TrainingLoop:
             self._step_schedulers("epoch", plateau=False)
             self._step_schedulers("epoch", plateau=True)
         reports.send(progress.global_step, progress.epoch)
+        metrics.reset_metrics()
         if unfinished is not None:
             metrics.load_state_dict(unfinished)
             metrics.forget_latest()
