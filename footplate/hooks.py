@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from footplate.errors import ConfigError
+from footplate.later import Later
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -51,6 +52,7 @@ class Hooks:
         profile: Callable[[str], Any] | None = None,
     ) -> None:
         self._profile = profile
+        self._trainer = trainer
         self._module, self._callbacks, self._before_looking = module, list(callbacks), before_looking
         self._owners: list[tuple[Any, tuple[Any, ...]]] = [
             (callback, (trainer, module)) for callback in callbacks if not turn(callback)
@@ -99,6 +101,8 @@ class Hooks:
 
     def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:
         hook = functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
+        if name == "on_train_batch_end" and _is_lightnings(owner):
+            hook = functools.partial(_with_lightnings_outputs, hook, self._trainer)
         if self._profile is not None:
             hook = self._recorded(hook, f"{self._title(owner)}.{name}", self._profile)
         before = self._before_looking
@@ -123,6 +127,22 @@ class Hooks:
                 return hook(*given)
 
         return recorded
+
+
+def _is_lightnings(owner: Any) -> bool:
+    return any(kind.__module__.startswith(("lightning.", "pytorch_lightning.")) for kind in type(owner).__mro__)
+
+
+def _with_lightnings_outputs(hook: Hook, trainer: Trainer, output: Any, batch: Any, batch_idx: int) -> None:
+    """Call `on_train_batch_end` with the outputs that Lightning gives it: a dict, empty for a batch that was skipped. With
+    automatic optimisation its "loss" is a batch's part of the step's, so it is divided by `accumulate_grad_batches`.
+    """
+    outputs = {} if output is None else dict(output) if isinstance(output, Mapping) else {"loss": output}
+    windows = trainer.accumulate_grad_batches
+    if windows > 1 and "loss" in outputs and trainer.module.automatic_optimization:
+        loss = outputs["loss"]
+        outputs["loss"] = (float(loss) if isinstance(loss, Later) else loss) / windows
+    hook(outputs, batch, batch_idx)
 
 
 def may_look(owner: Any) -> bool:

@@ -303,3 +303,28 @@ def test_fit_again_begins_a_new_run(trainer: Any) -> None:
     for _ in range(2):
         runner.fit(module, *loaders())
         assert (runner.current_epoch, runner.global_step) == (1, 10)
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(trainer: Any, form: str) -> None:
+    seen: list[tuple[str, float]] = []
+
+    class Returns(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 1:
+                return None
+            loss = self.step(batch) * 0 + 4.0
+            return loss if form == "tensor" else {"loss": loss}
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(("module", float(outputs["loss"]) if outputs else 0.0))
+
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(("callback", float(outputs["loss"]) if outputs else 0.0))
+
+    run = trainer(
+        max_epochs=1, limit_train_batches=3, limit_val_batches=0, accumulate_grad_batches=2, callbacks=[Looks()]
+    )
+    run.fit(Returns())
+    assert seen == [(who, loss) for loss in (2.0, 0.0, 2.0) for who in ("callback", "module")]
