@@ -15,6 +15,7 @@ from footplate.training.settings import (
     check_limit,
     count_batches,
     limit_batches,
+    local_directory,
     validation_interval,
 )
 
@@ -121,3 +122,8 @@ def test_one_thing_and_none_become_lists():
     assert as_list(None) == []
     assert as_list("text") == ["text"]
     assert as_list((1, 2)) == [1, 2]
+
+
+def test_a_tilde_in_default_root_dir_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_directory("~/run") == tmp_path / "run"

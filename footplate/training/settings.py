@@ -44,7 +44,7 @@ def local_directory(path: str | Path) -> Path:
             f"default_root_dir=\"{path}\": the run's directory holds logs that grow line by line, which objects can't. "
             f'Use a directory of this machine, and for the checkpoints ModelCheckpoint(dirpath="{path}/checkpoints").'
         )
-    return Path(path)
+    return Path(path).expanduser()
 
 
 def limit_batches(name: str, limit: Limit, total: float) -> float:
