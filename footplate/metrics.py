@@ -131,6 +131,7 @@ class MetricLog:
         self._module = module
         self._entries: dict[str, Entry] = {}
         self._restored: dict[str, dict[str, Any]] = {}
+        self._of_other_ranks: list[Any] = []  # torchmetrics objects that only other ranks have logged in this epoch
 
     def log(
         self,
@@ -234,6 +235,9 @@ class MetricLog:
             if entry.metric is not None and entry.on_epoch:
                 entry.metric.reset()
                 entry.computed = 0
+        for metric in self._of_other_ranks:
+            metric.reset()
+        self._of_other_ranks.clear()
 
     def clear(self) -> None:
         """Forget everything: names, values and options."""
@@ -312,6 +316,7 @@ class MetricLog:
         metric: Any = entry.metric
         if metric is None and found[0].path:
             metric = entry.metric = self._module.get_submodule(found[0].path)  # this rank had no batch to log it in
+            self._of_other_ranks.append(metric)
         if metric is None:
             return None
         alone = len(found) < self._group.world.size and not found[0].path
