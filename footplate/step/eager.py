@@ -158,7 +158,7 @@ class EagerStep(Step):
         self._make_step()
         self.spec.on_optimizer_step()
         self.changing = False
-        return detach(output if declared is None else {**output, "loss": mean(*declared)})
+        return detach(output if declared is None else _with_loss(output, declared))
 
     def _train_batch(self, batch: Any, batch_idx: int, ends_window: bool, epoch: int) -> Any:
         optimizer = self._optimizer
@@ -314,7 +314,7 @@ class EagerStep(Step):
     def _with_mean(self, output: Any) -> Any:
         """What `training_step` returned; beside a sum of losses stands the batch's mean, as "loss"."""
         declared = self._declared(output)
-        return output if declared is None else {**output, "loss": mean(*declared)}
+        return output if declared is None else _with_loss(output, declared)
 
     def _counted(self, total: Tensor, weight: Tensor) -> Tensor:
         """Add a batch's weight to the window's; returns the loss to run the backward pass on."""
@@ -503,6 +503,11 @@ class EagerStep(Step):
 
     def _forward_context(self) -> contextlib.AbstractContextManager[None]:
         return self.spec.precision.forward_context(self.spec.device)
+
+
+def _with_loss(output: Any, declared: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """What a step returned, with the mean of its losses beside their sum."""
+    return {**output, "loss": mean(*declared)}
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
