@@ -40,7 +40,6 @@ _WITHOUT_EFFECT = frozenset({
     "reader_pool_type", "workers_count", "results_queue_size", "pyarrow_serialize", "hdfs_driver", "cache_type",
     "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings",
     "zmq_copy_buffers", "convert_early_to_numpy", "shuffling_queue_capacity",
-    "shuffle_row_drop_partitions", "shuffle_rows",
 })  # fmt: skip
 # Settings that change rows or batches, and what to use instead.
 _REFUSED = {
@@ -316,7 +315,8 @@ def make_batch_reader(
         DataError: several places, or nothing that is a table, or a filter that doesn't fit it.
         ConfigError: a setting that would change the rows.
     """
-    _check_settings("make_batch_reader", {"predicate": predicate, **petastorm_settings})
+    settings = _check_order("make_batch_reader", shuffle_row_groups, petastorm_settings)
+    _check_settings("make_batch_reader", {"predicate": predicate, **settings})
     return _reader(
         dataset_url_or_urls, False, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
         transform_spec, seed, filters,
@@ -337,7 +337,8 @@ def make_reader(
     **petastorm_settings: Any,
 ) -> Reader:
     """As `make_batch_reader`, but gives single rows."""
-    _check_settings("make_reader", {"predicate": predicate, **petastorm_settings})
+    settings = _check_order("make_reader", shuffle_row_groups, petastorm_settings)
+    _check_settings("make_reader", {"predicate": predicate, **settings})
     return _reader(
         dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed,
         filters,
@@ -398,6 +399,22 @@ def _reader(
     size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
     loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
     return Reader(table, rows, num_epochs, loader, spec)
+
+
+def _check_order(function: str, shuffle_row_groups: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without those that mix rows: `shuffle_row_groups` mixes all rows here.
+
+    Raises:
+        ConfigError: rows are to be mixed, and row groups are to keep their order.
+    """
+    rows, partitions = settings.pop("shuffle_rows", False), settings.pop("shuffle_row_drop_partitions", 1)
+    if (rows or partitions not in (None, 1)) and not shuffle_row_groups:
+        name = f"shuffle_rows={rows!r}" if rows else f"shuffle_row_drop_partitions={partitions!r}"
+        raise ConfigError(
+            f"{function}({name}, shuffle_row_groups=False) is not supported: rows are mixed over the whole table, or not "
+            "at all. Use shuffle_row_groups=True."
+        )
+    return settings
 
 
 def _check_settings(function: str, settings: dict[str, Any]) -> None:

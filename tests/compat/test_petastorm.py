@@ -328,3 +328,12 @@ def test_a_loader_refuses_settings_that_would_change_its_batches(name, photos):
 def test_settings_of_pools_and_queues_are_accepted(photos):
     with make_batch_reader(f"file://{photos}", reader_pool_type="thread", workers_count=4, predicate=None) as reader:
         assert DataLoader(reader, batch_size=5, shuffling_queue_capacity=10)
+
+
+@pytest.mark.parametrize("mixing", [{"shuffle_rows": True}, {"shuffle_row_drop_partitions": 4}])
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_rows_are_mixed_over_the_whole_table_or_not_at_all(photos, make, mixing):
+    with make(f"file://{photos}", **mixing) as reader:
+        assert next(iter(reader))
+    with pytest.raises(ConfigError, match=f"{next(iter(mixing))}=.*shuffle_row_groups=False"):
+        make(f"file://{photos}", shuffle_row_groups=False, **mixing)
