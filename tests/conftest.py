@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import footplate as fp
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whichever `python3` comes first
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 

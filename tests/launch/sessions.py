@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
-
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes what `python3` happens to be
 
 
 @contextmanager
