@@ -8,7 +8,8 @@ A list is a text file with a section for each test file:
     on purpose    test_profiler | docs/lightning.md#arguments-of-the-trainer: profiler
     differs     2 test_timer[*] | Timer of zero duration refused
 
-`NAME[*]` stands for all parameters of a test; the number before it is how many of them are meant. The kinds are:
+`NAME[*]` stands for all parameters of a test that have no line of their own; the number before it says how many cases
+these are, and a run that has fewer lacks some. The kinds are:
 
 - passes: the case passes.
 - internals: the case looks inside the other project (mocks, loops, connectors).
@@ -69,6 +70,13 @@ def read(path: Path) -> dict[str, Entry]:
     return entries
 
 
+def heading(path: Path) -> str:
+    """The text above the first section of a list; empty if there is no list."""
+    if not path.exists():
+        return ""
+    return path.read_text().split("\n\n[", 1)[0].strip().removeprefix("# ").replace("\n# ", "\n")
+
+
 def write(path: Path, entries: Mapping[str, Entry], heading: str) -> None:
     """Write a list, sorted; the parameters of a test become one line where all of them are alike."""
     folded = fold(entries)
@@ -93,27 +101,26 @@ def fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     folded: dict[str, Entry] = {}
     for test, cases in tests.items():
         alike = len({(entry.kind, entry.reason) for entry in cases.values()}) == 1
-        if alike and f"{test}[*]" not in cases and len(cases) > 1:
+        if alike and len(cases) > 1:
             first = next(iter(cases.values()))
-            folded[f"{test}[*]"] = Entry(first.kind, first.reason, len(cases))
+            folded[f"{test}[*]"] = Entry(first.kind, first.reason, sum(entry.count for entry in cases.values()))
         else:
             folded.update(cases)
     return folded
 
 
 def unfold(entries: Mapping[str, Entry], ran: Iterable[str]) -> dict[str, Entry]:
-    """An entry for each listed case that ran; folded entries that ran no case stay as they are."""
+    """An entry for each listed case that ran; what a folded entry has beyond them stays folded."""
     by_test: dict[str, list[str]] = {}
     for case in ran:
-        by_test.setdefault(case.split("[", 1)[0], []).append(case)
+        if case not in entries:
+            by_test.setdefault(case.split("[", 1)[0], []).append(case)
     single: dict[str, Entry] = {}
     for case, entry in entries.items():
         cases = by_test.get(case.removesuffix("[*]"), []) if case.endswith("[*]") else []
-        for one in cases:
-            if one not in entries:
-                single[one] = Entry(entry.kind, entry.reason)
-        if not cases:
-            single[case] = entry
+        single.update({each: Entry(entry.kind, entry.reason) for each in cases})
+        if entry.count > len(cases):
+            single[case] = Entry(entry.kind, entry.reason, entry.count - len(cases))
     return single
 
 
@@ -124,20 +131,23 @@ class Comparison:
     Attributes:
         broken: cases that are listed as passing and didn't pass, with what became of them.
         mended: cases that pass and are listed otherwise.
-        counts: of each kind, by what the run showed.
+        unlisted: cases that passed and aren't in the list.
+        counts: how many cases are of each kind, by what the run showed; "broken" is a kind of its own.
     """
 
     broken: dict[str, str]
     mended: list[str]
+    unlisted: list[str]
     counts: Counter[str]
 
 
 def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Comparison:
-    """Compare outcomes ("passed", "failed", "skipped") with the list; a listed case that is missing didn't pass."""
+    """Compare outcomes ("passed", "failed", "skipped", "unused") with the list; a case that is missing didn't pass."""
     broken: dict[str, str] = {}
     mended: list[str] = []
     counts: Counter[str] = Counter()
-    for case, entry in unfold(entries, outcomes).items():
+    single = unfold(entries, outcomes)
+    for case, entry in single.items():
         outcome = outcomes.get(case, "did not run")
         if outcome == "passed":
             counts["passes"] += entry.count
@@ -145,19 +155,25 @@ def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Compar
                 mended.append(case)
         elif entry.kind == "passes":
             broken[case] = outcome
-            counts["differs"] += entry.count
+            counts["broken"] += entry.count
         else:
             counts[entry.kind] += entry.count
-    return Comparison(broken, sorted(mended), counts)
+    unlisted = [case for case, outcome in outcomes.items() if outcome == "passed" and case not in single]
+    return Comparison(broken, sorted(mended), sorted(unlisted), counts)
 
 
 def updated(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, Entry]:
-    """The list as the run found it; a case that broke gets a reason that a person must replace."""
+    """The list as the run found it, with the cases that it lacked and that ran with Footplate.
+
+    Reasons stay. A case that broke, or that fails and is new, gets one that a person must replace.
+    """
     changed = unfold(entries, outcomes)
-    for case, entry in changed.items():
-        outcome = outcomes.get(case)
+    for case, outcome in outcomes.items():
+        known = changed.get(case)
         if outcome == "passed":
             changed[case] = Entry("passes")
-        elif entry.kind == "passes" and outcome is not None:
+        elif known is None and outcome == "failed":
+            changed[case] = Entry("differs", "not listed before; find the cause")
+        elif known is not None and known.kind == "passes":
             changed[case] = Entry("differs", "passed before; find the cause")
     return changed

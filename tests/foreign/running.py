@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from foreign.plugins import foreign_processes
 from foreign.suites import Suite
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parent.parent
-CASE_S = 90.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: "passed", "failed" or "skipped"; `error` and `line` say why it failed."""
+    """What became of a case.
+
+    Attributes:
+        outcome: "passed", "failed", "skipped", or "unused" for a case that passes without Footplate.
+        error: the exception that ended the case.
+        line: where it was raised.
+        seconds: how long that phase took.
+        phase: "setup", "call" or "teardown": the phase that decided. A case that fails in teardown alone has passed
+            its body, and left something behind: a thread, a process, a variable of the environment.
+    """
 
     outcome: str
     error: str = ""
     line: str = ""
     seconds: float = 0.0
+    phase: str = "call"
+    at: float = 0.0  # when that was, in seconds since the epoch
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all files of a run share.
+
+    Attributes:
+        suite: whose files.
+        work: the folder of the run.
+        mark: of all processes of the run.
+        chosen: a file with the cases to run; None for all.
+        until: when the run must have ended, by `time.monotonic`.
+        file_s: after how long a file's run is ended.
+        stopping: set when no other file may begin.
+    """
+
+    suite: Suite
+    work: Path
+    mark: str
+    chosen: Path | None
+    until: float
+    file_s: float
+    stopping: threading.Event
 
 
 def run(
-    suite: Suite, archives: Path, files: Sequence[str], wanted: Iterable[str] | None, workers: int, file_s: float
+    suite: Suite,
+    archives: Path,
+    files: Sequence[str],
+    wanted: Iterable[str] | None,
+    workers: int,
+    file_s: float,
+    until: float = float("inf"),
 ) -> dict[str, Outcome]:
     """Run files of a suite.
 
@@ -46,19 +86,31 @@ def run(
         wanted: the only cases to run; None for all.
         workers: how many files run at a time.
         file_s: after how long a file's run is ended; cases that haven't ended are then missing.
+        until: when all must have ended, by `time.monotonic`; the files that are left don't run.
     """
+    mark = uuid.uuid4().hex
+    stopping = threading.Event()
     with tempfile.TemporaryDirectory(prefix="foreign-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         _unpack(suite, archives, work / "unpacked")
+        (work / "unpacked" / "foreign.ini").write_text("[pytest]\n")
         chosen = None
         if wanted is not None:
             chosen = work / "wanted"
             chosen.write_text("\n".join(wanted))
-        with ThreadPoolExecutor(workers) as pool:
-            jobs = [pool.submit(_run_file, suite, work, file, chosen, file_s) for file in files]
-            found: dict[str, Outcome] = {}
-            for job in jobs:
-                found.update(job.result())
+        job = _Job(suite, work, mark, chosen, until, file_s, stopping)
+        found: dict[str, Outcome] = {}
+        try:
+            with ThreadPoolExecutor(workers) as pool:
+                try:
+                    for outcomes in pool.map(lambda file: _run_file(job, file), files):
+                        found.update(outcomes)
+                except BaseException:  # the pool waits for its threads, and those for their processes
+                    stopping.set()
+                    foreign_processes.end(mark)
+                    raise
+        finally:
+            foreign_processes.end(mark)
         return found
 
 
@@ -88,32 +140,50 @@ def _unpack(suite: Suite, archives: Path, to: Path) -> None:
         opened.extractall(to, filter="data")
 
 
-def _run_file(suite: Suite, work: Path, file: str, chosen: Path | None, file_s: float) -> dict[str, Outcome]:
+def _run_file(job: _Job, file: str) -> dict[str, Outcome]:
     """One file, on as many ranks as the suite has; a case has passed if it has on all of them."""
-    place = work / file.replace("/", "_").removesuffix(".py")
-    place.mkdir()
-    environment = _environment(suite, work, place, chosen)
+    suite = job.suite
+    limit_s = min(job.file_s, job.until - time.monotonic())
+    if job.stopping.is_set():
+        return {}
+    if limit_s <= 0:
+        print(f"{suite.name} {file}: not run, the time for the whole is over", flush=True)
+        return {}
+    place = _made(job.work / file.replace("/", "_").removesuffix(".py"))
+    mark = f"{job.mark}-{place.name}-"
+    environment = _environment(suite, job.work, place, job.chosen)
     port = _free_port()
     processes: list[subprocess.Popen[bytes]] = []
     ranks = 1 if suite.alone and file.startswith(suite.alone) else suite.ranks
-    for rank in range(ranks):
-        results = place / f"results-{rank}"
-        results.touch()
-        own = {"FOREIGN_RESULTS": str(results), "TMPDIR": str(_made(place / f"tmp-{rank}"))}
-        with (place / f"log-{rank}").open("wb") as output:
-            processes.append(
-                subprocess.Popen(
-                    _command(suite, work, file, place / f"base-{rank}"),
-                    cwd=_made(place / f"cwd-{rank}"),
-                    env={**environment, **own, **_place_of(ranks, rank, port)},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+    try:
+        for rank in range(ranks):
+            results = place / f"results-{rank}"
+            results.touch()
+            own = {
+                "FOREIGN_RESULTS": str(results),
+                "TMPDIR": str(_made(place / f"tmp-{rank}")),
+                foreign_processes.MARK: f"{mark}{rank}.",
+            }
+            with (place / f"log-{rank}").open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        _command(suite, job.work, file, place / f"base-{rank}"),
+                        cwd=_made(place / f"cwd-{rank}"),
+                        env={**environment, **own, **_place_of(ranks, rank, port)},
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
                 )
-            )
-    _await(processes, file_s)
+        in_time = _await(processes, limit_s)
+    finally:
+        foreign_processes.end(mark)
+        for process in processes:
+            process.wait()
     outcomes = _merged([_read_results(place / f"results-{rank}") for rank in range(ranks)])
-    if not outcomes and any(process.returncode not in (0, 5) for process in processes):
+    if not in_time:
+        print(f"{suite.name} {file}: ended after {limit_s:.0f} s", flush=True)
+    elif not outcomes and any(process.returncode not in (0, 5) for process in processes):
         tail = (place / "log-0").read_text(errors="replace").strip().splitlines()[-3:]
         print(f"{suite.name} {file}: no case ran: {' / '.join(tail)}", flush=True)
     return outcomes
@@ -138,13 +208,12 @@ def _environment(suite: Suite, work: Path, place: Path, chosen: Path | None) -> 
 
 def _command(suite: Suite, work: Path, file: str, base: Path) -> list[str]:
     unpacked = work / "unpacked"
-    configuration = unpacked / "foreign.ini"
-    configuration.write_text("[pytest]\n")
+    plugins = ("foreign_recorder", *((suite.plugin,) if suite.plugin else ()), "pytest_timeout", "no:cacheprovider")
     return [
         sys.executable, "-m", "pytest", str(unpacked / suite.tests / file), "-q", "--tb=no", "--color=no",
-        "-c", str(configuration), "--rootdir", str(unpacked), "--basetemp", str(base),
-        "-p", "foreign_recorder", "-p", f"foreign_{suite.name}", "-p", "pytest_timeout", "-p", "no:cacheprovider",
-        f"--timeout={CASE_S}", "--timeout-method=signal", "--disable-pytest-warnings",
+        "-c", str(unpacked / "foreign.ini"), "--rootdir", str(unpacked), "--basetemp", str(base),
+        *(argument for plugin in plugins for argument in ("-p", plugin)),
+        f"--timeout={suite.case_s}", "--timeout-method=signal", "--disable-pytest-warnings",
     ]  # fmt: skip
 
 
@@ -159,40 +228,47 @@ def _place_of(ranks: int, rank: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _await(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> None:
-    """Wait for the processes; end them, and all that they have started, after the limit."""
+def _await(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> bool:
+    """Wait for the processes; False if one hasn't ended within the limit."""
     until = time.monotonic() + limit_s
     for process in processes:
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            until = 0.0
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            return False
+    return True
 
 
 def _read_results(path: Path) -> dict[str, Outcome]:
+    """The first phase of each case that failed, or its body."""
     found: dict[str, Outcome] = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):  # the process was ended while it wrote
+            break
         record = json.loads(line)
-        if record["when"] == "teardown" and record["outcome"] == "passed":
-            continue
-        outcome = Outcome(record["outcome"], record["error"], record["line"], record["seconds"])
-        if record["case"] not in found or outcome.outcome == "failed":
-            found[record["case"]] = outcome
+        case, phase = record.pop("case"), record.pop("when")
+        if phase == "begin":
+            record["error"] = "the process ended inside the case"
+        known = found.get(case)
+        if known is None or known.phase == "begin" or (record["outcome"] == "failed" and known.outcome != "failed"):
+            found[case] = Outcome(**record, phase=phase)
     return found
 
 
 def _merged(ranks: Sequence[Mapping[str, Outcome]]) -> dict[str, Outcome]:
-    """The worst of what the ranks say; a case that a rank lacks has failed."""
-    severity = ("passed", "skipped", "failed")
-    missing = Outcome("failed", "one rank didn't finish the case")
-    return {
-        case: max((rank.get(case, missing) for rank in ranks), key=lambda each: severity.index(each.outcome))
-        for case in {case for rank in ranks for case in rank}
-    }
+    """What became of each case on all ranks: the worst; of failures the earliest, which is the cause of the others."""
+    severity = ("passed", "skipped", "unused", "failed")
+    merged: dict[str, Outcome] = {}
+    for case in {case for rank in ranks for case in rank}:
+        by_rank = {number: rank[case] for number, rank in enumerate(ranks) if case in rank}
+        worst, outcome = max(by_rank.items(), key=lambda each: (severity.index(each[1].outcome), -each[1].at))
+        missing = [number for number in range(len(ranks)) if number not in by_rank]
+        if missing and outcome.outcome != "failed":
+            outcome = Outcome("failed", f"rank {missing[0]} didn't come to the case")
+        elif len(ranks) > 1 and outcome.outcome == "failed":
+            outcome = replace(outcome, error=f"rank {worst}: {outcome.error}")
+        merged[case] = outcome
+    return merged
 
 
 def _made(path: Path) -> Path:

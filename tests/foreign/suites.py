@@ -10,14 +10,16 @@ class Suite:
     """One project's tests.
 
     Attributes:
-        name: of the list, `lists/NAME.txt`, and of the plugin, `plugins/foreign_NAME.py`.
+        name: of the list, `lists/NAME.txt`.
         archive: glob of the archive, relative to the folder of archives.
         tests: the folder inside the archive to which the names of cases are relative.
         root: the folder inside the archive from which the tests import their own helpers.
         files: the test files, or folders of them, that run.
+        plugin: the plugin of `plugins/` that puts Footplate in the other project's place; empty for none.
         ranks: how many processes run each file together.
         alone: the folder whose files run in one process all the same.
         quick: the files that CI runs; empty for all.
+        case_s: after how long a case is ended.
         environment: more variables of the inner processes.
     """
 
@@ -26,9 +28,11 @@ class Suite:
     tests: str
     root: str
     files: tuple[str, ...]
+    plugin: str = ""
     ranks: int = 1
     alone: str = ""
     quick: tuple[str, ...] = ()
+    case_s: float = 90.0
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,6 +45,7 @@ SUITES = {
             "test",
             "test",
             ("parallel/test_torch.py", "parallel/test_adasum_pytorch.py", "single/test_torch_elastic.py"),
+            plugin="foreign_horovod",
             ranks=2,
             alone="single/",
         ),
@@ -57,6 +62,7 @@ SUITES = {
                 "test_predicates.py",
                 "test_transform.py",
             ),
+            plugin="foreign_petastorm",
         ),
         Suite(
             "lightning",
@@ -67,6 +73,7 @@ SUITES = {
                 "trainer", "core", "callbacks", "checkpointing", "loops", "loggers", "models", "tuner", "profilers",
                 "utilities", "test_cli.py",
             ),
+            plugin="foreign_lightning",
             quick=(),
         ),
     )

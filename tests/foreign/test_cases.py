@@ -17,8 +17,7 @@ REPOSITORY = Path(__file__).parent.parent.parent
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_list_is_as_update_would_write_it(suite, tmp_path):
     path = cases.FOLDER / f"{suite}.txt"
-    heading = path.read_text().split("\n\n[", 1)[0].removeprefix("# ").replace("\n# ", "\n")
-    cases.write(tmp_path / "list", cases.read(path), heading)
+    cases.write(tmp_path / "list", cases.read(path), cases.heading(path))
     assert (tmp_path / "list").read_text() == path.read_text()
 
 
@@ -46,19 +45,47 @@ def test_a_listed_case_that_fails_or_is_missing_is_named():
     compared = cases.compare(entries, outcomes)
     assert compared.broken == {"a.py::test_x[2]": "failed", "a.py::test_y": "did not run"}
     assert compared.mended == ["a.py::test_z"]
-    assert compared.counts == {"passes": 2, "differs": 2}
+    assert compared.counts == {"passes": 2, "broken": 2}
+
+
+def test_a_case_that_a_folded_entry_counts_and_that_is_missing_is_named():
+    compared = cases.compare({"a.py::test_x[*]": Entry("passes", count=3)}, {"a.py::test_x[1]": "passed"})
+    assert compared.broken == {"a.py::test_x[*]": "did not run"}
+    assert compared.counts == {"passes": 1, "broken": 2}
+
+
+def test_a_case_that_passes_without_footplate_has_not_passed():
+    compared = cases.compare({"a.py::test_x": Entry("passes")}, {"a.py::test_x": "unused", "a.py::test_y": "unused"})
+    assert compared.broken == {"a.py::test_x": "unused"}
+    assert compared.unlisted == []
 
 
 def test_an_update_changes_what_changed_and_keeps_the_rest(tmp_path):
-    entries = {"a.py::test_x[*]": Entry("differs", "why", 2), "a.py::test_y": Entry("internals", "a mock")}
-    changed = cases.updated(
-        entries, {"a.py::test_x[1]": "passed", "a.py::test_x[2]": "failed", "a.py::test_y": "failed"}
-    )
-    cases.write(tmp_path / "list", changed, "A list.")
+    entries = {
+        "a.py::test_x[*]": Entry("differs", "why", 3),
+        "a.py::test_y": Entry("internals", "a mock"),
+        "a.py::test_z": Entry("on purpose", "docs/lightning.md#callbacks"),
+        "a.py::test_broken": Entry("passes"),
+    }
+    outcomes = {
+        "a.py::test_x[1]": "passed",
+        "a.py::test_x[2]": "failed",
+        "a.py::test_y": "failed",
+        "a.py::test_z": "skipped",
+        "a.py::test_broken": "failed",
+        "a.py::test_new": "passed",
+        "a.py::test_other": "unused",
+    }
+    cases.write(tmp_path / "list", cases.updated(entries, outcomes), "A list.")
+    assert cases.heading(tmp_path / "list") == "A list."
     assert cases.read(tmp_path / "list") == {
         "a.py::test_x[1]": Entry("passes"),
         "a.py::test_x[2]": Entry("differs", "why"),
+        "a.py::test_x[*]": Entry("differs", "why"),
         "a.py::test_y": Entry("internals", "a mock"),
+        "a.py::test_z": Entry("on purpose", "docs/lightning.md#callbacks"),
+        "a.py::test_broken": Entry("differs", "passed before; find the cause"),
+        "a.py::test_new": Entry("passes"),
     }
 
 

@@ -1,7 +1,11 @@
-"""A pytest plugin for the inner run: Footplate's Trainer wherever Lightning's is."""
+"""A pytest plugin for the inner run: Footplate's Trainer wherever Lightning's is.
+
+With FOREIGN_CONTROL in the environment, Lightning's Trainer stays, which shows what a case does at home.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -15,11 +19,13 @@ if not hasattr(torch.ops.torchvision, "nms"):
 import lightning.pytorch.cli
 import lightning.pytorch.trainer.trainer
 import lightning.pytorch.tuner
+from foreign_recorder import counts_use_of
 
 import footplate
 
 _theirs = lightning.pytorch.trainer.trainer.Trainer
-_ours = footplate.Trainer
+_ours = _theirs if os.environ.get("FOREIGN_CONTROL") else footplate.Trainer
+counts_use_of(_ours)
 
 for _name, _module in list(sys.modules.items()):
     if _module is not None and _name.split(".")[0] in ("lightning", "pytorch_lightning"):

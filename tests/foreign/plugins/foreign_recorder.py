@@ -1,16 +1,42 @@
-"""A pytest plugin for the inner run: records the outcome of each case, and runs only the cases that are asked for."""
+"""A pytest plugin for the inner run: records the outcome of each phase of each case, and runs only the wanted cases.
+
+A suite's plugin that replaces a class calls `counts_use_of(cls)`. A case that passes without making such an object says
+nothing about Footplate; its outcome is "unused". After a case that timed out, the processes that it started are ended.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import time
+import traceback
 from pathlib import Path
 
+import foreign_processes
 import pytest
 
 _RESULTS = Path(os.environ["FOREIGN_RESULTS"])
 _TESTS = os.environ["FOREIGN_TESTS"]  # where the test files lie, relative to the root: cut from the names of cases
 _WANTED = os.environ.get("FOREIGN_WANTED", "")
+
+
+_MARK = os.environ[foreign_processes.MARK]
+_uses: dict[type, int] = {}
+_before: set[int] = set()  # processes that an earlier case has started
+
+
+def counts_use_of(cls: type) -> None:
+    """Count the objects of a class that each case makes."""
+    made_before = cls.__init__
+    _uses[cls] = 0
+
+    @functools.wraps(made_before)
+    def __init__(self, *args, **kwargs):
+        _uses[cls] += 1
+        made_before(self, *args, **kwargs)
+
+    cls.__init__ = __init__
 
 
 class LeftByKeyboardInterrupt(Exception):
@@ -23,7 +49,7 @@ def _case(nodeid: str) -> str:
 
 def _record(**record: object) -> None:
     with _RESULTS.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+        file.write(json.dumps({**record, "at": time.time()}) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,20 +68,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if asked(_case(item.nodeid))]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _uses.update(dict.fromkeys(_uses, 0))
+    _before.clear()
+    _before.update(foreign_processes.marked(_MARK))
+    _record(case=_case(item.nodeid), when="begin", outcome="failed", seconds=0.0, error="", line="")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     outcome = yield
     report = outcome.get_result()
-    if report.when == "call" or report.outcome != "passed":
-        expected = hasattr(report, "wasxfail")
+    result, error = report.outcome, ""
+    if call.excinfo is not None:
+        error = f"{call.excinfo.typename}: {call.excinfo.value}"[:600]
+    if report.when == "call" and result == "skipped" and hasattr(report, "wasxfail"):
+        result = "passed"
+    if report.when == "call" and result == "passed" and _uses and not any(_uses.values()):
+        result, error = "unused", "made no object of " + ", ".join(sorted(cls.__module__ for cls in _uses))
+    if report.when == "call" or result != "passed":
         _record(
             case=_case(item.nodeid),
             when=report.when,
-            outcome="passed" if expected and report.outcome == "skipped" else report.outcome,
+            outcome=result,
             seconds=round(call.duration, 2),
-            error=f"{call.excinfo.typename}: {call.excinfo.value}"[:600] if call.excinfo else "",
-            line=str(call.excinfo.traceback[-1])[-300:] if call.excinfo else "",
+            error=error,
+            line=_lines(call.excinfo, item.path) if call.excinfo else "",
         )
+    if "Timeout (>" in error:  # as pytest-timeout says it
+        foreign_processes.end(_MARK, spared=_before)
+
+
+def _lines(excinfo: pytest.ExceptionInfo, test_file: Path) -> str:
+    """The last line of the test that ran, and the line that raised."""
+    frames = traceback.extract_tb(excinfo.tb)
+    of_test = [frame for frame in frames if frame.filename == str(test_file)]
+    shown = [*of_test[-1:], *frames[-1:]]
+    return " | ".join(f"{'/'.join(Path(each.filename).parts[-3:])}:{each.lineno}: {each.line}" for each in shown)[-500:]
 
 
 @pytest.hookimpl(hookwrapper=True)
