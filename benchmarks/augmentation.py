@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
+from common import LESS, QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
 
 import footplate as fp
 
@@ -91,7 +91,9 @@ def main() -> None:
         {"name": name, **{one: median(runs, one) for one in columns}, "rounds": runs} for name, runs in found.items()
     ]
     ratios = {
-        f"{kind}_row_by_row_vs_left": ratio(found, f"{kind}, row by row", f"{kind}, left to the device", "cpu_us")
+        f"{kind}_row_by_row_vs_left": ratio(
+            found, f"{kind}, row by row", f"{kind}, left to the device", "cpu_us", f"processor time of a row, {LESS}"
+        )
         for kind in caches
     }
     packages = ("footplate", "torch", "numpy", "opencv-python-headless")

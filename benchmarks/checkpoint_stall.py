@@ -29,8 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    LESS,
     QUICK_ROUNDS,
+    WALL_STEP,
     Figures,
+    Ratio,
     Rounds,
     arguments_parser,
     interleave,
@@ -39,8 +42,10 @@ from common import (
     median,
     ratio,
     report,
+    spread,
 )
 
+STALL = f"wall time for which training stands still at a save, {LESS}"
 SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
 QUICK = {"400 MB": (256, 8)}  # not that large
 QUICK_WAYS = ("footplate", "lightning", "torch.save", "dcp.async_save")
@@ -297,13 +302,17 @@ def main() -> None:
             lambda name, width=width, count=count: measure(name, width, count),
             QUICK_ROUNDS if options.quick else ROUNDS[size],
         )
-    ratios: dict[str, Figures] = {}
+    ratios: dict[str, Ratio] = {}
     for size, rounds in found.items():
         suffix = "" if size == "400 MB" else f"_{size.replace(' ', '')}"
-        own = {"over": rounds["footplate"], "under": [{"vs_memcpy": 1.0, "slowdown": 1.0}] * len(rounds["footplate"])}
-        ratios[f"stall_vs_memcpy{suffix}"] = ratio(own, "over", "under", "vs_memcpy")
-        ratios[f"stall_vs_lightning{suffix}"] = ratio(rounds, "footplate", "lightning", "blocked_s")
-        ratios[f"step_while_writing{suffix}"] = ratio(own, "over", "under", "slowdown")
+        own = rounds["footplate"]
+        ratios[f"stall_vs_memcpy{suffix}"] = spread(
+            [run["vs_memcpy"] for run in own], "footplate", "a bare copy", STALL
+        )
+        ratios[f"stall_vs_lightning{suffix}"] = ratio(rounds, "footplate", "lightning", "blocked_s", STALL)
+        ratios[f"step_while_writing{suffix}"] = spread(
+            [run["slowdown"] for run in own], "footplate while it writes", "footplate otherwise", WALL_STEP
+        )
     rows = [
         {
             "name": f"{size}: {name}",

@@ -25,6 +25,13 @@ QUICK_ROUNDS = 1
 
 Figures = dict[str, float]
 Rounds = dict[str, list[Figures]]  # entrant → its figures, round by round
+Ratio = dict[str, Any]  # as `spread` returns it
+
+LESS, MORE = "less is better", "more is better"
+CPU_STEP = f"processor time of a step, {LESS}"
+WALL_STEP = f"wall time of a step, {LESS}"
+MET = f"wall time from a call until the ranks have met, {LESS}"
+RETURNED = f"wall time from a call until it returns, {LESS}"
 
 
 def arguments_parser(description: str) -> argparse.ArgumentParser:
@@ -54,11 +61,26 @@ def median(runs: list[Figures], figure: str) -> float:
     return statistics.median(run[figure] for run in runs)
 
 
-def ratio(found: Rounds, over: str, under: str, figure: str) -> Figures:
-    """The median of the rounds' own quotients of a figure, with their quartiles and number."""
-    pairs = [a[figure] / b[figure] for a, b in zip(found[over], found[under], strict=True)]
-    low, middle, high = (float(at) for at in np.quantile(pairs, (0.25, 0.5, 0.75)))
-    return {"median": middle, "q1": low, "q3": high, "rounds": len(pairs)}
+def ratio(found: Rounds, over: str, under: str, figure: str, measure: str, under_figure: str | None = None) -> Ratio:
+    """Compare two entrants: the quotient of a figure in each round, and the spread of these quotients.
+
+    Args:
+        found: the rounds of both.
+        over: the entrant that is compared.
+        under: its peer.
+        figure: the figure's key.
+        measure: what the figure measures, in words, and whether less or more of it is better.
+        under_figure: the peer's key, where it is another one.
+    """
+    pairs = zip(found[over], found[under], strict=True)
+    return spread([a[figure] / b[under_figure or figure] for a, b in pairs], over, under, measure)
+
+
+def spread(quotients: Sequence[float], of: str, against: str, measure: str) -> Ratio:
+    """The median and the quartiles of quotients of two entrants, with the names of both and what is compared."""
+    low, middle, high = (float(at) for at in np.quantile(quotients, (0.25, 0.5, 0.75)))
+    named = {"of": of, "against": against, "measure": measure}
+    return {"median": middle, "q1": low, "q3": high, "rounds": len(quotients), **named}
 
 
 def row(name: str, runs: list[Figures]) -> dict[str, Any]:
@@ -87,7 +109,7 @@ def report(
     title: str,
     columns: dict[str, str],
     rows: list[dict[str, Any]],
-    ratios: dict[str, Figures],
+    ratios: dict[str, Ratio],
     figures: dict[str, Any],
     machine: dict[str, Any],
     packages: Iterable[str],
@@ -116,13 +138,14 @@ def report(
     for row in rows:
         table.add_row(row["name"], *(_number(row.get(figure)) for figure in columns))
     console.print(title, table, "", sep="\n")
-    for name, spread in ratios.items():
-        console.print(f"{name:30} {spread['median']:6.3f}   (quartiles {spread['q1']:.3f} … {spread['q3']:.3f})")
+    for name, found in ratios.items():
+        console.print(f"{name:30} {found['median']:6.3f}   (quartiles {found['q1']:.3f} … {found['q3']:.3f})")
+        console.print(f"    {found['of']} against {found['against']}: {found['measure']}")
     if path is None:
         return
     result = {
         "benchmark": benchmark,
-        "ratios": {name: spread["median"] for name, spread in ratios.items()},
+        "ratios": {name: found["median"] for name, found in ratios.items()},
         "figures": {**ratios, **figures},
         "rows": rows,
         "machine": machine,

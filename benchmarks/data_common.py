@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import common
-from common import Figures, Rounds, median
+from common import LESS, MORE, Figures, Ratio, Rounds, median
 
 HERE = Path(__file__).parent
 ENVS = HERE / "peers" / ".venvs"
@@ -36,6 +36,12 @@ COLUMNS = {
     "first_batch_s": "first batch, s",
     "rows_per_cpu_s": "rows per CPU s",
     "peak_mb": "peak MB",
+}
+MEASURES = {
+    "steady": f"rows a second, the first batch of each pass left out, {MORE}",
+    "whole": f"rows a second over whole passes, {MORE}",
+    "first_batch_s": f"wall time until the first batch, {LESS}",
+    "peak_mb": f"peak memory, {LESS}",
 }
 PACKAGES = ("footplate", "torch", "pyarrow", "deltalake", "numpy", "opencv-python-headless")
 
@@ -153,14 +159,14 @@ def merged(one: Rounds, other: Rounds) -> Rounds:
     return {name: one.get(name, []) + other.get(name, []) for name in {**one, **other}}
 
 
-def paired(found: Rounds, over: str, under: str | None, figure: str) -> Figures | None:
+def paired(found: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
     """`common.ratio` over the rounds that both have; None if these are fewer than two."""
     if under is None or over not in found or under not in found:
         return None
     turns = {name: {run["round"]: run for run in found[name]} for name in (over, under)}
     both = sorted(turns[over].keys() & turns[under].keys())
     pairs = {name: [turns[name][number] for number in both] for name in (over, under)}
-    return common.ratio(pairs, over, under, figure) if len(both) > 1 else None
+    return common.ratio(pairs, over, under, figure, MEASURES[figure]) if len(both) > 1 else None
 
 
 def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
@@ -175,8 +181,7 @@ def report(
     benchmark: str,
     title: str,
     found: dict[str, Rounds],
-    ratios: dict[str, Figures | None],
-    peers: dict[str, str | None],
+    ratios: dict[str, Ratio | None],
     machine: dict[str, object],
     path: Path | None,
 ) -> None:
@@ -187,7 +192,6 @@ def report(
         title: stands above the tables.
         found: of each kind of data, the rounds.
         ratios: by name; those that couldn't be had are left out.
-        peers: which peer a ratio is against, where that is the best of several.
         machine: from `common.machine()`.
         path: the JSON's file.
     """
@@ -199,8 +203,7 @@ def report(
         for loader, runs in rounds.items()
     ]
     there = {name: spread for name, spread in ratios.items() if spread is not None}
-    against = {f"{name}: peer": peer for name, peer in peers.items() if name in there}
-    common.report(benchmark, title, COLUMNS, rows, there, against, machine, PACKAGES, path)
+    common.report(benchmark, title, COLUMNS, rows, there, {}, machine, PACKAGES, path)
 
 
 @contextmanager

@@ -38,9 +38,10 @@ PEERS = [
     Entrant("daft", "image_daft", "lake", reads="delta", streams=False),  # its shuffle() sorts decoded rows
 ]
 AS_WRITTEN = Entrant("petastorm, Pillow", "image_petastorm_pillow", "petastorm", workers=10, reads="delta")
+SAME_DECODER = Entrant("petastorm", "image_petastorm", "petastorm", workers=2, reads="delta")
 PETASTORM = [
     AS_WRITTEN,
-    Entrant("petastorm", "image_petastorm", "petastorm", workers=2, reads="delta"),
+    SAME_DECODER,
     Entrant("petastorm, batched", "image_petastorm_batched", "petastorm", workers=2, reads="delta"),
 ]
 FORMATS = {"webdataset": "data", "mds": "data", "litdata": "data", "hf": "data", "lance": "lake"}
@@ -77,12 +78,16 @@ def main() -> None:
             data_common.once(CACHED, directory, BATCH)  # fills the cache
             entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
             found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
-    ratios, peers = {}, {}
+    ratios = {}
     for kind, rounds in found.items():
         prefix = "" if kind == "small" else f"{kind}_"
         ours = FOOTPLATE.name
         ratios[f"{prefix}footplate_vs_limit"] = data_common.paired(rounds, ours, LIMIT.name, "steady")
-        ratios[f"{prefix}footplate_vs_petastorm"] = data_common.paired(rounds, ours, AS_WRITTEN.name, "whole")
+        for name, peer in (
+            ("footplate_vs_petastorm", AS_WRITTEN),
+            ("footplate_vs_petastorm_same_decoder", SAME_DECODER),
+        ):
+            ratios[prefix + name] = data_common.paired(rounds, ours, peer.name, "whole")
         for name, one, figure, least in (
             ("footplate_vs_best_peer", ours, "steady", False),
             ("whole_epoch_vs_best_peer", ours, "whole", False),
@@ -90,9 +95,9 @@ def main() -> None:
             ("first_batch_vs_best_peer", ours, "first_batch_s", True),
             ("memory_vs_best_peer", ours, "peak_mb", True),
         ):
-            peers[prefix + name] = data_common.best(rounds, PEERS, figure, least)
-            ratios[prefix + name] = data_common.paired(rounds, one, peers[prefix + name], figure)
-    data_common.report("data_images", "images to batches", found, ratios, peers, machine, options.json)
+            peer = data_common.best(rounds, PEERS, figure, least)
+            ratios[prefix + name] = data_common.paired(rounds, one, peer, figure)
+    data_common.report("data_images", "images to batches", found, ratios, machine, options.json)
 
 
 if __name__ == "__main__":

@@ -72,20 +72,20 @@ def main() -> None:
                 make(directory, kind, options.rows or (400_000 if options.quick else 5_000_000))
             entrants = [LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM]
             found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
-    ratios, peers = {}, {}
+    ratios = {}
     for kind, rounds in found.items():
         prefix = "" if kind == "plain" else f"{kind}_"
-        fastest = peers[f"{prefix}footplate_vs_best_peer"] = data_common.best(rounds, PEERS, "whole")
-        peers[f"{prefix}first_batch_vs_best_peer"] = data_common.best(rounds, PEERS, "first_batch_s", least=True)
+        fastest = data_common.best(rounds, PEERS, "whole")
+        first = data_common.best(rounds, PEERS, "first_batch_s", least=True)
         for name, other, figure in (
             ("footplate_vs_limit", LIMIT.name, "steady"),
             ("footplate_vs_floor", FLOOR.name, "steady"),
             ("footplate_vs_best_peer", fastest, "whole"),
             ("footplate_vs_petastorm", PETASTORM.name, "whole"),
-            ("first_batch_vs_best_peer", peers[f"{prefix}first_batch_vs_best_peer"], "first_batch_s"),
+            ("first_batch_vs_best_peer", first, "first_batch_s"),
         ):
             ratios[prefix + name] = data_common.paired(rounds, FOOTPLATE.name, other, figure)
-    data_common.report("data_tabular", "columns to batches", found, ratios, peers, machine, options.json)
+    data_common.report("data_tabular", "columns to batches", found, ratios, machine, options.json)
 
 
 if __name__ == "__main__":

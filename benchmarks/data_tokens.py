@@ -63,10 +63,7 @@ def main() -> None:
         "footplate_vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, fastest, "whole"),
         "first_batch_vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, first, "first_batch_s"),
     }
-    peers = {"footplate_vs_best_peer": fastest, "first_batch_vs_best_peer": first}
-    data_common.report(
-        "data_tokens", "lists of tokens to batches", {KIND: rounds}, ratios, peers, machine, options.json
-    )
+    data_common.report("data_tokens", "lists of tokens to batches", {KIND: rounds}, ratios, machine, options.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 
-from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
+from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, Figures, arguments, interleave, machine, median, ratio, report
 from ddp_variants import VARIANTS
 from step_overhead import Clocks, Runner
 from step_variants import CHECKPOINT_EVERY, Loop
@@ -94,22 +94,22 @@ def main() -> None:
     found = measure(list(VARIANTS), rounds, steps)
 
     ratios = {
-        "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us"),
-        "footplate_full_vs_raw_ddp": ratio(found, "footplate", RAW, "cpu_us"),
-        "lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "cpu_us"),
-        "lightning_full_vs_raw_ddp": ratio(found, "lightning", RAW, "cpu_us"),
-        "lightning_vs_footplate": ratio(found, "lightning bare", "footplate bare", "cpu_us"),
-        "wall_footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "wall_us"),
-        "wall_lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "wall_us"),
+        "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us", CPU_STEP),
+        "footplate_full_vs_raw_ddp": ratio(found, "footplate", RAW, "cpu_us", CPU_STEP),
+        "lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "cpu_us", CPU_STEP),
+        "lightning_full_vs_raw_ddp": ratio(found, "lightning", RAW, "cpu_us", CPU_STEP),
+        "lightning_vs_footplate": ratio(found, "lightning bare", "footplate bare", "cpu_us", CPU_STEP),
+        "wall_footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "wall_us", WALL_STEP),
+        "wall_lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "wall_us", WALL_STEP),
     }
     rows = [
         {
             "name": name,
             "cpu_us": median(runs, "cpu_us"),
             "least_cpu_us": min(run["cpu_us"] for run in runs),
-            "vs_raw": ratio(found, name, RAW, "cpu_us")["median"],
+            "vs_raw": ratio(found, name, RAW, "cpu_us", CPU_STEP)["median"],
             "wall_us": median(runs, "wall_us"),
-            "wall_vs_raw": ratio(found, name, RAW, "wall_us")["median"],
+            "wall_vs_raw": ratio(found, name, RAW, "wall_us", WALL_STEP)["median"],
             "rounds": runs,
         }
         for name, runs in found.items()

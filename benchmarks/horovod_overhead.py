@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import QUICK_ROUNDS, arguments, interleave, machine, median, ratio, report
+from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, arguments, interleave, machine, median, ratio, report
 from ddp_overhead import RANKS, Ranks
 from torch import nn
 
@@ -117,10 +117,10 @@ def main() -> None:
     found = measure(rounds, scale)
     ratios = {
         f"{figure.removesuffix('_us')}_{model.replace(' ', '_').lower()}": ratio(
-            found, f"{model}, Horovod", f"{model}, Ddp", figure
+            found, f"{model}, Horovod", f"{model}, Ddp", figure, measure
         )
         for model in STEPS
-        for figure in ("wall_us", "cpu_us")
+        for figure, measure in (("wall_us", WALL_STEP), ("cpu_us", CPU_STEP))
     }
     rows = [
         {"name": name, "wall_us": median(runs, "wall_us"), "cpu_us": median(runs, "cpu_us"), "rounds": runs}

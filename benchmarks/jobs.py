@@ -36,7 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from common import arguments_parser, interleave, machine, median, ratio, report, row
+from common import LESS, arguments_parser, interleave, machine, median, ratio, report, row
 
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job
@@ -44,6 +44,7 @@ from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store import open_store
 from footplate.jobs.verbs import Jobs
 
+UNTIL_FIRST_LINE = f"wall time from a command until the user's first line, {LESS}"
 TASK = """import time; first_line = time.time()
 import os, sys
 name, path = os.environ.get("FOOTPLATE_JOB_NAME", "bare"), sys.argv[1]
@@ -287,7 +288,7 @@ def main() -> None:
             place.jobs.wait("warm")
             found = interleave(["bare", "command", "from Python"], lambda one: measure_start(place, one), rounds)
             rows = [row(name, runs) for name, runs in found.items()]
-            ratios["submit_over_bare"] = ratio(found, "command", "bare", "seconds")
+            ratios["submit_over_bare"] = ratio(found, "command", "bare", "seconds", UNTIL_FIRST_LINE)
             figures["bare_start_s"] = median(found["bare"], "seconds")
             figures["submit_to_user_code_s"] = median(found["command"], "seconds")
             figures["submit_to_user_code_from_python_s"] = median(found["from Python"], "seconds")
@@ -298,7 +299,7 @@ def main() -> None:
                 measure_start(place, "Ray Jobs")
                 found = interleave(["bare", "Ray Jobs"], lambda one: measure_start(place, one), rounds)
             rows = [row("Ray Jobs", found["Ray Jobs"])]
-            ratios["ray_jobs_over_bare"] = ratio(found, "Ray Jobs", "bare", "seconds")
+            ratios["ray_jobs_over_bare"] = ratio(found, "Ray Jobs", "bare", "seconds", UNTIL_FIRST_LINE)
             figures["ray_jobs_to_user_code_s"] = median(found["Ray Jobs"], "seconds")
         if given.only in (None, "list"):
             with tempfile.TemporaryDirectory() as other:

@@ -46,7 +46,7 @@ from typing import Any
 
 import launch_ray
 import launch_spark
-from common import QUICK_ROUNDS, Figures, interleave, machine, ratio, report, row
+from common import LESS, QUICK_ROUNDS, Figures, Ratio, interleave, machine, ratio, report, row
 
 ROUNDS = 7
 PATIENCE_S = 180
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
 {_TWICE}"""
 
-Found = tuple[list[dict[str, Any]], dict[str, Figures]]  # rows and ratios
+Found = tuple[list[dict[str, Any]], dict[str, Ratio]]  # rows and ratios
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,10 @@ CONTENDERS = {
     "elastic_launch": Contender(_ELASTIC),
     "TorchDistributor": Contender(_DISTRIBUTOR, from_call=True, needs="pyspark", slow=True),
 }
+MEASURES = {
+    "cold_s": "wall time from the start of the driver until the ranks have met",
+    "warm_s": "wall time from the second call in a process until the ranks have met",
+}
 RATIOS = {  # name: (over, its figure, under, its figure)
     "local_cold_vs_torchrun": ("footplate", "cold_s", "torchrun", "cold_s"),
     "local_warm_vs_torchrun": ("footplate", "warm_s", "torchrun", "cold_s"),
@@ -174,14 +178,11 @@ def measure(world: int, rounds: int, quick: bool) -> Found:
     there = {name: one for name, one in CONTENDERS.items() if find_spec(one.needs) and not (quick and one.slow)}
     found = interleave(list(there), lambda name: start(there[name], world), rounds)
     rows = [row(f"{name}, {world} workers", runs) for name, runs in found.items()]
-    ratios = {}
+    ratios: dict[str, Ratio] = {}
     for name, (over, figure, under, its) in RATIOS.items():
         if over in found and under in found:
-            pairs = {
-                "over": [{"s": run[figure]} for run in found[over]],
-                "under": [{"s": run[its]} for run in found[under]],
-            }
-            ratios[f"{name}_{world}"] = ratio(pairs, "over", "under", "s")
+            measure = MEASURES[figure] if figure == its else f"{MEASURES[figure]}; {under}: {MEASURES[its]}"
+            ratios[f"{name}_{world}"] = ratio(found, over, under, figure, f"{measure}, {LESS}", its)
     return rows, ratios
 
 
@@ -224,7 +225,7 @@ def payload(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
 def local(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
     """Every contender of this machine, with so many workers each."""
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, Figures] = {}
+    ratios: dict[str, Ratio] = {}
     for world in worlds:
         more_rows, more_ratios = measure(world, rounds, quick)
         rows, ratios = rows + more_rows, ratios | more_ratios
@@ -252,7 +253,7 @@ def main() -> None:
     rounds = QUICK_ROUNDS if given.quick else given.rounds
     worlds = [2] if given.quick else given.worlds or [2, 4]
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, Figures] = {}
+    ratios: dict[str, Ratio] = {}
     packages = [*PACKAGES]
     for name in given.only or PARTS:
         part = PARTS[name]

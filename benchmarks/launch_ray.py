@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import Figures, interleave, ratio, row
+from common import MET, RETURNED, Figures, Ratio, interleave, ratio, row
 
 OURS, THEIRS = "footplate on Ray", "Ray Train"
 
@@ -37,16 +37,16 @@ def ray_cluster() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
     """Rows and ratios, for `launch.py`."""
     runs = {OURS: _footplate, THEIRS: _ray_train}
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, Figures] = {}
+    ratios: dict[str, Ratio] = {}
     with ray_cluster():
         for world in worlds:
             found = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
-            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s")
-            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s")
+            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s", MET)
+            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s", RETURNED)
             rows += [row(f"{name}, {world} workers", figures) for name, figures in found.items()]
     return rows, ratios
 

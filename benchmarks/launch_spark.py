@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from common import Figures, interleave, ratio, row
+from common import MET, RETURNED, Figures, Ratio, interleave, ratio, row
 
 WORKERS = 2
 OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode"
@@ -42,7 +42,7 @@ def spark_session() -> Iterator[Any]:
         session.stop()
 
 
-def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Figures]]:
+def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
     """Rows and ratios, for `launch.py`: with as many workers as the session has executors, whatever `worlds` says."""
     runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
     if not quick:
@@ -54,8 +54,8 @@ def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[
         for name, figures in found.items()
     ]
     return rows, {
-        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s"),
-        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s"),
+        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s", MET),
+        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s", RETURNED),
     }
 
 

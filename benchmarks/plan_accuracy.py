@@ -133,12 +133,6 @@ def once(name: str) -> common.Figures:
     }
 
 
-def quotients(runs: list[common.Figures], over: str, under: str) -> common.Figures:
-    """The median of two figures' quotients in the same run, with its spread."""
-    pair = {name: [{"it": run[name]} for run in runs] for name in (over, under)}
-    return common.ratio(pair, over, under, "it")
-
-
 def main() -> None:
     parser = common.arguments_parser(__doc__ or "")
     parser.add_argument("models", nargs="*", help="names of models; all by default")
@@ -147,8 +141,19 @@ def main() -> None:
     names = given.models or (["MLP"] if given.quick else list(MODELS))
     before = common.machine()
     found = common.interleave(names, once, rounds=common.QUICK_ROUNDS if given.quick else ROUNDS)
-    memory = {f"memory_found_vs_foretold_{name}": quotients(found[name], "peak_mb", "foretold_mb") for name in names}
-    time = {f"least_vs_fastest_step_{name}": quotients(found[name], "least_ms", "fastest_ms") for name in names}
+    memory = {
+        f"memory_found_vs_foretold_{name}": common.spread(
+            [run["peak_mb"] / run["foretold_mb"] for run in found[name]], "measured", "predicted", "peak memory, 1 is right"
+        )
+        for name in names
+    }
+    time = {
+        f"least_vs_fastest_step_{name}": common.spread(
+            [run["least_ms"] / run["fastest_ms"] for run in found[name]],
+            "predicted least", "measured fastest", "wall time of a step, 1 or below is right",
+        )
+        for name in names
+    }  # fmt: skip
     rows = [common.row(name, found[name]) for name in names]
     kept = json.loads(given.json.read_text())["rows"] if given.add and given.json.exists() else []
     rounds = [run for row in [*rows, *(row for row in kept if row["name"] not in names)] for run in row["rounds"]]

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import Figures, Rounds, interleave, machine, ratio, report
+from common import LESS, Figures, Ratio, Rounds, interleave, machine, ratio, report
 from processes import Program
 
 WORLDS = (2, 4)
@@ -160,16 +160,17 @@ def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
     return {**row, "rounds": runs}
 
 
-def quotients(found: dict[int, Rounds]) -> dict[str, Figures]:
+def quotients(found: dict[int, Rounds]) -> dict[str, Ratio]:
     """Footplate's cold restart against the bare starts of the same rounds."""
-    ratios = {}
+    ratios: dict[str, Ratio] = {}
+    measure = f"wall time from the kill, or from the start, until the first step after it, {LESS}"
     for world, rounds in found.items():
         for bare, name in zip(BARE, ("start", "optimizer"), strict=True):
             recovered = [number for number, run in enumerate(rounds["footplate cold"]) if "seconds" in run]
             pairs = {one: [rounds[one][number] for number in recovered] for one in ("footplate cold", bare)}
             if len(recovered) > 1:
                 of_world = "" if world == WORLDS[0] else f"_{world}_ranks"
-                ratios[f"cold_vs_bare_{name}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds")
+                ratios[f"cold_vs_bare_{name}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds", measure)
     return ratios
 
 

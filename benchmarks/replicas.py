@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
+from common import QUICK_ROUNDS, WALL_STEP, Figures, Ratio, arguments, interleave, machine, median, ratio, report
 
 ROUNDS = 7
 WARM_UP = 10  # steps before the clock runs
@@ -133,7 +133,7 @@ def main() -> None:
     here = machine()
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     rows: list[dict[str, Any]] = []
-    ratios: dict[str, Figures] = {}
+    ratios: dict[str, Ratio] = {}
     for title, (model, steps) in MODELS.items():
         steps = max(3, steps // 5) if options.quick else steps
 
@@ -147,12 +147,15 @@ def main() -> None:
                 "model": title,
                 "wall_ms": median(runs, "wall_ms"),
                 "least_ms": min(run["wall_ms"] for run in runs),
-                "vs_one": ratio(found, entrant, "one process", "wall_ms")["median"],
+                "vs_one": ratio(found, entrant, "one process", "wall_ms", WALL_STEP)["median"],
                 "rounds": runs,
             })  # fmt: skip
-        ratios[f"{model.__name__}_replicas_vs_ddp"] = ratio(found, "two replicas", "two processes (ddp)", "wall_ms")
-        ratios[f"{model.__name__}_replicas_vs_one"] = ratio(found, "two replicas", "one process", "wall_ms")
-        ratios[f"{model.__name__}_ddp_vs_one"] = ratio(found, "two processes (ddp)", "one process", "wall_ms")
+        for name, of, against in (
+            ("replicas_vs_ddp", "two replicas", "two processes (ddp)"),
+            ("replicas_vs_one", "two replicas", "one process"),
+            ("ddp_vs_one", "two processes (ddp)", "one process"),
+        ):
+            ratios[f"{model.__name__}_{name}"] = ratio(found, of, against, "wall_ms", WALL_STEP)
     columns = {"wall_ms": "ms/step", "least_ms": "least", "vs_one": "× one process"}
     report(
         "replicas", f"The same batch shared by two, medians of {rounds} rounds", columns, rows, ratios,

@@ -24,6 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from common import (
+    LESS,
     QUICK_ROUNDS,
     Figures,
     arguments,
@@ -143,13 +144,16 @@ def compare(rounds: int, path: Path | None) -> None:
         for name, runs in found.items()
     ]
     added = added_imports()
-    wall = {f"wall_{name}": ratio(found, *pair, "wall_s") for name, pair in pairs.items()}
+    wall = {
+        f"wall_{name}": ratio(found, *pair, "wall_s", f"wall time of the process, {LESS}")
+        for name, pair in pairs.items()
+    }
     report(
         "startup",
         f"Seconds from the start of a process, medians of {len(found['import torch'])} rounds",
         {"cpu_s": "CPU s", "wall_s": "wall s"},
         rows,
-        {name: ratio(found, *pair, "cpu_s") for name, pair in pairs.items()},
+        {name: ratio(found, *pair, "cpu_s", f"processor time of the process, {LESS}") for name, pair in pairs.items()},
         {**wall, "added_imports": added, "clock": "CPU time of the process"},
         here,
         ("torch", "footplate", "lightning", "rich"),

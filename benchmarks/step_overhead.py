@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import QUICK_ROUNDS, Figures, arguments, interleave, machine, median, ratio, report
+from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, Figures, arguments, interleave, machine, median, ratio, report
 from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
@@ -191,17 +191,17 @@ def main() -> None:
     )
 
     ratios = {
-        "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us"),
-        "footplate_bare_vs_raw": ratio(found, "footplate bare", "raw loop", "cpu_us"),
-        "lightning_vs_footplate": ratio(found, "lightning", "footplate", "cpu_us"),
-        "lightning_vs_raw": ratio(found, "lightning", "raw loop", "cpu_us"),
-        "lightning_bare_vs_raw": ratio(found, "lightning bare", "raw loop", "cpu_us"),
-        "fabric_vs_raw": ratio(found, "fabric", "raw loop", "cpu_us"),
-        "accelerate_vs_raw": ratio(found, "accelerate", "raw loop", "cpu_us"),
+        "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us", CPU_STEP),
+        "footplate_bare_vs_raw": ratio(found, "footplate bare", "raw loop", "cpu_us", CPU_STEP),
+        "lightning_vs_footplate": ratio(found, "lightning", "footplate", "cpu_us", CPU_STEP),
+        "lightning_vs_raw": ratio(found, "lightning", "raw loop", "cpu_us", CPU_STEP),
+        "lightning_bare_vs_raw": ratio(found, "lightning bare", "raw loop", "cpu_us", CPU_STEP),
+        "fabric_vs_raw": ratio(found, "fabric", "raw loop", "cpu_us", CPU_STEP),
+        "accelerate_vs_raw": ratio(found, "accelerate", "raw loop", "cpu_us", CPU_STEP),
     }
     rows = []
     for name, runs in found.items():
-        spread = ratio(found, name, "raw loop", "cpu_us")
+        spread = ratio(found, name, "raw loop", "cpu_us", CPU_STEP)
         rows.append(
             {
                 "name": name,
@@ -209,7 +209,7 @@ def main() -> None:
                 "least_cpu_us": min(run["cpu_us"] for run in runs),
                 "vs_raw": spread["median"],
                 "wall_us": median(runs, "wall_us"),
-                "wall_vs_raw": ratio(found, name, "raw loop", "wall_us")["median"],
+                "wall_vs_raw": ratio(found, name, "raw loop", "wall_us", WALL_STEP)["median"],
                 # The kernel counts it in ticks of 10 ms, so only the mean says something.
                 "children_cpu_us": statistics.fmean(run["children_cpu_us"] for run in runs),
                 "rounds": runs,
@@ -224,8 +224,8 @@ def main() -> None:
         "children_cpu_us": "CPU of children",
     }
     wall = {
-        "wall_footplate_vs_raw": ratio(found, "footplate", "raw loop", "wall_us"),
-        "wall_lightning_vs_footplate": ratio(found, "lightning", "footplate", "wall_us"),
+        "wall_footplate_vs_raw": ratio(found, "footplate", "raw loop", "wall_us", WALL_STEP),
+        "wall_lightning_vs_footplate": ratio(found, "lightning", "footplate", "wall_us", WALL_STEP),
     }
     packages = ("torch", "footplate", "lightning", "accelerate", "mlflow", "rich")
     clock = {"clock": "CPU time of the training process, all threads"}

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
+from common import LESS, QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
 from ddp_overhead import free_port
 
 from footplate.parallel.group import join
@@ -42,7 +42,7 @@ def main() -> None:
         "What comparing the forms of a batch of images and classes costs two processes",
         {"call_us": "µs a call"},
         [row(name, found[name]) for name in (OURS, LIMIT)],
-        {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us")},
+        {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},
         {"call_us": median(found[OURS], "call_us")},
         before,
         ["torch", "jax", "footplate"],

@@ -20,7 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-from common import Figures, arguments_parser, interleave, machine, ratio, report, row
+from common import LESS, WALL_STEP, Figures, arguments_parser, interleave, machine, ratio, report, row
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -141,9 +141,9 @@ def main() -> None:
     found = interleave(list(ENTRANTS), turn, rounds)
     columns = {"compile_s": "compiling, s", "temporaries_mb": "temporaries, MB", "step_ms": "ms a step"}
     ratios = {
-        f"{name}: {figure}": ratio(found, name, "one by one", figure)
+        f"{name}: {figure}": ratio(found, name, "one by one", figure, measure)
         for name in ("scan", "calls")
-        for figure in ("compile_s", "step_ms")
+        for figure, measure in (("compile_s", f"time to compile, {LESS}"), ("step_ms", WALL_STEP))
         if figure in found[name][0]
     }
     title = f"{LAYERS} layers of {WIDTH}, {'TPU v5e' if given.tpu else 'CPU'}"

@@ -86,6 +86,7 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
         assert spread["rounds"] == common.QUICK_ROUNDS
         assert 0 < spread["q1"] <= value == spread["median"] <= spread["q3"]
         assert f"{ratio} " in printed
+        assert spread["of"] and spread["against"] and "is" in spread["measure"]
     for row in found["rows"]:
         assert row["name"] in printed
         assert len(row["rounds"]) == common.QUICK_ROUNDS
@@ -93,6 +94,17 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
     assert {"torch", "footplate"} <= set(found["versions"])
     text = file.read_text()
     assert not any(private in text for private in (platform.node(), str(Path.home()), str(BENCHMARKS.parent)))
+
+
+@pytest.mark.parametrize("file", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda file: file.stem)
+def test_every_ratio_that_was_measured_names_its_peer_and_its_measure(file: Path):
+    result = json.loads(file.read_text())
+    unnamed = [
+        name
+        for name in result.get("ratios", {})
+        if not name.endswith("_median") and not {"of", "against", "measure"} <= set(result["figures"].get(name, {}))
+    ]
+    assert unnamed == []
 
 
 @pytest.mark.slow
@@ -190,7 +202,10 @@ def test_a_ratio_is_the_median_of_the_rounds_own_quotients():
     # In the third round the machine was ten times slower for both.
     found = {"ours": [{"s": 2.0}, {"s": 3.0}, {"s": 40.0}], "raw": [{"s": 1.0}, {"s": 2.0}, {"s": 10.0}]}
 
-    assert common.ratio(found, "ours", "raw", "s") == {"median": 2.0, "q1": 1.75, "q3": 3.0, "rounds": 3}
+    assert common.ratio(found, "ours", "raw", "s", "seconds, less is better") == {
+        "median": 2.0, "q1": 1.75, "q3": 3.0, "rounds": 3,
+        "of": "ours", "against": "raw", "measure": "seconds, less is better",
+    }  # fmt: skip
 
 
 def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
@@ -200,7 +215,9 @@ def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
     first = rounds(ours={0: 2.0, 1: 4.0}, theirs={0: 1.0, 1: 1.0})
     assert data_common.next_round(first) == 2
     both = data_common.merged(first, rounds(ours={2: 3.0}, others={2: 9.0}))
-    assert data_common.paired(both, "ours", "theirs", "steady") == {"median": 3.0, "q1": 2.5, "q3": 3.5, "rounds": 2}
+    ratio = data_common.paired(both, "ours", "theirs", "steady")
+    assert ratio is not None
+    assert (ratio["median"], ratio["q1"], ratio["q3"], ratio["rounds"]) == (3.0, 2.5, 3.5, 2)
     assert data_common.paired(both, "ours", "others", "steady") is None  # one round is no spread
     assert data_common.paired(both, "ours", "nobody", "steady") is None
 
