@@ -241,8 +241,7 @@ class TrainerBound:
     @property
     def loggers(self) -> list[Logger]:
         """All loggers of the trainer."""
-        found = self._trainer.loggers if self._trainer else []
-        return [getattr(logger, "original", logger) for logger in found]
+        return self._trainer.loggers if self._trainer else []
 
     def log(
         self,

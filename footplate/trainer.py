@@ -55,6 +55,7 @@ from footplate.tracking.silent import Silent
 from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
 from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
+from footplate.training.changes import take_callbacks_of_setup, take_changes, warn_of_late_changes
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import check as check_writer
@@ -74,6 +75,7 @@ from footplate.training.prepare import (
     find_checkpoint,
     named_checkpoint,
     read_checkpoint,
+    record_with,
     refuse_arguments,
     replaces,
     split_datamodule,
@@ -310,14 +312,16 @@ class Trainer(View):
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
 
-        self.loggers: list[Any] = choose_loggers(False if self.fast_dev_run else logger)
-        if self.world.rank != 0:
+        self.loggers: list[Any] = choose_loggers(logger)
+        self.recorders: list[Logger] = record_with(self.loggers)  # the same, behind our contract
+        if self.fast_dev_run or self.world.rank != 0:
             self.loggers = [Silent() for _ in self.loggers]
+        self._recording = False  # since `recorders` were set up
         self.own_callbacks = choose_callbacks(
             as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar,
             enable_model_summary, bool(self.fast_dev_run),
         )  # fmt: skip
-        self.callbacks = list(self.own_callbacks)
+        self.show_callbacks(self.own_callbacks)
 
         self.module: Any = None
         self.datamodule: Any = None
@@ -326,7 +330,7 @@ class Trainer(View):
         self.training_in_progress = False
         self.should_stop = False
         self.progress = Progress()
-        self.reports = Reports(self.loggers)
+        self.reports = Reports(self.recorders)
         self.ckpt_path: str | None = None  # of the last call: what it loaded
         self.resumed_from: Place | None = None  # named by the user: not to be deleted
         self.dataloaders: dict[str, Any] = {}
@@ -375,6 +379,7 @@ class Trainer(View):
             SystemExit: 143, after SIGTERM: the step was finished and the run saved.
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
+        take_changes(self)
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self._searched_only("fit", model, train_dataloaders, datamodule):
             return
@@ -458,6 +463,7 @@ class Trainer(View):
         """
         from footplate.training.predictions import PredictionWriter
 
+        take_changes(self)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only("predict", model, dataloaders, datamodule):
             return None
@@ -534,7 +540,8 @@ class Trainer(View):
         if loaded is not None:
             loaded = self.parallel.parts(loaded, self.module, self.optimizers)
             self._resume_module(loaded, str(found))
-        for logger in self.loggers:
+        self._recording = True
+        for logger in self.recorders:
             logger.setup(self.run_dir, self._hparams())
 
         self.hooks.call("on_fit_start")
@@ -560,13 +567,14 @@ class Trainer(View):
         self.training_in_progress = False
         self.wait_for_save()
         self.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
-        for logger in self.loggers:
+        for logger in self.recorders:
             logger.log_model(self)
         self.hooks.call("on_fit_end")
 
     def _evaluate(
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
     ) -> list[dict[str, float]]:
+        take_changes(self)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only(stage, model, dataloaders, datamodule):
             return []
@@ -577,10 +585,13 @@ class Trainer(View):
                 self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
                 ckpt_path=self._or_best(ckpt_path, is_new=model is not None), verbose=verbose,
             )  # fmt: skip
-        with self._running(stage, self.module if model is None else model, datamodule):
+        with contextlib.ExitStack() as held, self._running(stage, self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, is_new=model is not None)
             self.reports.forget()
+            self._append_to_records(held)
             values = evaluate(self, stage, loaders, limits)
+            self.reports.publish(values)
+            self.reports.send(self.progress.global_step, self.progress.epoch)
         results = by_loader(values.callback, len(loaders))
         if verbose:
             for index, result in enumerate(results):
@@ -595,18 +606,8 @@ class Trainer(View):
         attach(self, stage, model, datamodule)
         self.signals.forget()
         self._join()
-        self.callbacks = self._all_callbacks()
+        self.use_callbacks(self._all_callbacks())
         check_settings(self)
-        for callback in self.callbacks:
-            callback.log, callback.log_dict = model.log, model.log_dict
-        self.hooks = Hooks(
-            self,
-            model,
-            datamodule,
-            self.callbacks,
-            self._lend_weights if self.accelerator.keeps_weights else None,
-            recorder(self.profiler),
-        )
         status: Status = "failed"
         try:
             with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals, profiling(self, stage):
@@ -632,10 +633,37 @@ class Trainer(View):
                 self._writer.make_haste()
             with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
                 self._writer.close()
-            if stage == "fit":
-                for logger in self.loggers:
+            if stage == "fit" or self._recording:
+                for logger in self.recorders:
                     logger.finalize(status)
+            self._recording = False
             self.hooks.call("teardown", stage)
+            warn_of_late_changes(self)
+
+    def use_callbacks(self, callbacks: list[Any]) -> None:
+        """Let a run have these callbacks."""
+        self.show_callbacks(callbacks)
+        for callback in callbacks:
+            callback.log, callback.log_dict = self.module.log, self.module.log_dict
+        before_looking = self._lend_weights if self.accelerator.keeps_weights else None
+        self.hooks = Hooks(self, self.module, self.datamodule, callbacks, before_looking, recorder(self.profiler))
+
+    def show_callbacks(self, callbacks: list[Any]) -> None:
+        """Set `callbacks`, and remember what it was set to, so that a user's changes are found."""
+        self.callbacks, self.shown_callbacks = list(callbacks), list(callbacks)
+
+    def _append_to_records(self, held: contextlib.ExitStack) -> None:
+        """Let the results of an evaluation be added to the run's record, unless another process writes it."""
+        if all(isinstance(logger, Silent) for logger in self.recorders):
+            return
+        try:
+            held.enter_context(only_writer(self.run_dir, patience_s=0.0))
+        except ConfigError as error:
+            log.warning("The results are not logged. %s", error)
+            return
+        self._recording = True
+        for logger in self.recorders:
+            logger.append(self.run_dir, self._hparams())
 
     def _all_callbacks(self) -> list[Any]:
         """The trainer's, those of `everywhere` and of the accelerator, and the module's, which replace those of the same
@@ -662,6 +690,7 @@ class Trainer(View):
         self.group.barrier()
         for hook in (*self.hooks.late("setup"), *self.hooks.get("setup")):
             hook(stage)
+        take_callbacks_of_setup(self, stage)
         self.module.configure_model()
 
     def _prepare_loaders(
@@ -821,7 +850,7 @@ class Trainer(View):
     def _prepare_state(self, loader: Any) -> None:
         self.progress = Progress()
         self.failed_in_step = False
-        self.reports = Reports(self.loggers)
+        self.reports = Reports(self.recorders)
         self.metrics = self._training_metrics = MetricLog(self.module, by_step=True, group=self.group)
         self._state = RunState(
             module=self.module,
@@ -832,7 +861,7 @@ class Trainer(View):
             step=self.step,
             metrics=self.metrics,
             callbacks=self.callbacks,
-            loggers=self.loggers,
+            loggers=self.recorders,
             loader=loader,
             datamodule=self.datamodule,
             callback_metrics=self.reports.callback,
@@ -933,7 +962,7 @@ class Trainer(View):
     def _before_write(self) -> None:
         """In the writing thread: refuse to write beside a later attempt, then write what the loggers still have."""
         check_writer(self.run_dir)
-        for logger in self.loggers:
+        for logger in self.recorders:
             logger.flush()
 
     def end_on_signal(self) -> None:

@@ -180,7 +180,6 @@ def test_a_name_with_a_slash_can_be_resumed_from(filename, trainer):
     trainer(max_epochs=1, callbacks=[fp.ModelCheckpoint(filename=filename)]).fit(Slashed(), loader(), loader(20))
     resumed = trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(filename=filename)])
     epochs = []
-    resumed.callbacks.clear()
     module = Slashed()
     module.on_train_epoch_start = lambda: epochs.append(module.current_epoch)
     resumed.fit(module, loader(), loader(20), ckpt_path="last")

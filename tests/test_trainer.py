@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import os
 import pickle
 import time
@@ -17,6 +18,7 @@ from models.small import Classifier, dataset, loader
 from torch.utils.data import DataLoader, IterableDataset
 
 import footplate as fp
+from footplate.training.lock import only_writer
 
 
 class Watch(fp.Callback):
@@ -704,3 +706,100 @@ def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writi
         made.validate(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
     with pytest.raises(fp.ConfigError, match=r"storage_options=.*credentials come from the environment"):
         made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
+
+
+def test_results_of_an_evaluation_are_added_to_the_file_of_metrics(trainer):
+    made = trainer(logger=None, log_every_n_steps=50)
+    model = Classifier()
+    made.fit(model, loader())
+    before = (made.run_dir / "metrics.csv").read_text().splitlines()
+    made.validate(model, loader(40), verbose=False)
+    made.fit(model, loader())
+    again = trainer(logger=None)
+    again.test(model, loader(40), ckpt_path="last", verbose=False)
+
+    rows = list(csv.DictReader((made.run_dir / "metrics.csv").read_text().splitlines()))
+    names = ("val_loss", "test_loss", "train_loss_epoch")
+    told = [(int(row["step"]), int(row["epoch"]), *(name for name in names if row[name])) for row in rows]
+    trained = [(12, 0, "train_loss_epoch"), (24, 1, "train_loss_epoch")]
+    assert len(before) == 3
+    assert told == [*trained, (24, 2, "val_loss"), *trained, (0, 0, "test_loss")]
+    assert not list(made.run_dir.glob("metrics-*.csv"))
+
+
+def test_an_evaluation_beside_a_process_that_trains_leaves_its_record_alone(trainer, caplog):
+    made = trainer(logger=None)
+    with only_writer(made.run_dir):
+        (found,) = made.validate(Classifier(), loader(40), verbose=False)
+    assert found
+    assert "The results are not logged." in caplog.text
+    assert not (made.run_dir / "metrics.csv").exists()
+
+
+class Started(fp.Callback):
+    def __init__(self) -> None:
+        self.hooks: list[str] = []
+
+    def setup(self, trainer, pl_module, stage):
+        self.hooks.append(f"setup {stage}")
+
+    def on_train_start(self, trainer, pl_module):
+        self.hooks.append("on_train_start")
+
+
+class Watched(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.watch = Started()
+
+    def configure_callbacks(self):
+        return [self.watch]
+
+
+def test_callbacks_are_added_and_taken_away_between_calls(trainer):
+    first, second, third = Started(), Started(), Started()
+    made = trainer(callbacks=[first], max_epochs=1)
+    made.callbacks.insert(0, second)
+    assert made.callbacks[0] is second
+    made.fit(Classifier(), loader())
+    made.callbacks = [one for one in made.callbacks if one is not first] + [third]
+    made.fit(Classifier(), loader())
+
+    assert first.hooks == third.hooks == ["setup fit", "on_train_start"]
+    assert second.hooks == 2 * first.hooks
+    assert [one for one in made.callbacks if isinstance(one, Started)] == [second, third]
+    assert made.checkpoint_callback is not None
+    made.callbacks = []
+    made.fit(Classifier(), loader())
+    assert made.checkpoint_callback is None
+    made.callbacks.append("nothing")
+    with pytest.raises(fp.ConfigError, match="expected Callback objects, got 'nothing'"):
+        made.fit(Classifier(), loader())
+
+
+def test_callbacks_of_a_module_go_with_it_whatever_is_added(trainer):
+    own, added, watched = Started(), Started(), Watched()
+    made = trainer(callbacks=[own], max_epochs=1)
+    made.fit(watched, loader())
+    assert own.hooks == []  # the module's takes its place
+    made.callbacks.append(added)
+    made.fit(Classifier(), loader())
+    assert own.hooks == added.hooks == watched.watch.hooks == ["setup fit", "on_train_start"]
+
+
+def test_a_callback_that_a_setup_hook_adds_takes_part_and_a_later_one_is_told_of(trainer, caplog):
+    early, late = Started(), Started()
+
+    class Adds(Classifier):
+        def setup(self, stage):
+            if early not in self.trainer.callbacks:
+                self.trainer.callbacks.append(early)
+
+        def on_train_start(self):
+            self.trainer.callbacks.append(late)
+
+    made = trainer(max_epochs=1)
+    made.fit(Adds(), loader())
+    assert early.hooks == ["setup fit", "on_train_start"]
+    assert late.hooks == []
+    assert "trainer.callbacks was changed in the middle of trainer.fit()" in caplog.text

@@ -192,7 +192,7 @@ class ModelCheckpoint(Callback):
         if trainer.world.rank != 0:
             return  # rank 0 names what all save; and what it sweeps away here would go while another lists it
         checkpoint.prepare(dirpath)
-        if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.loggers)):
+        if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.recorders)):
             log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
         self._there = set(map(str, checkpoint.find(dirpath)))  # once: a save must not wait for an answer
 
@@ -301,7 +301,7 @@ class ModelCheckpoint(Callback):
             for old in unkept:
                 checkpoint.delete(to_place(old))
             if isinstance(path, Path):
-                for logger in trainer.loggers:
+                for logger in trainer.recorders:
                     logger.log_checkpoint(path, aliases)
 
         trainer.write_checkpoint(path, self.save_weights_only, finish)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.compat.lightning_callbacks import is_lightning
 from footplate.errors import ConfigError
 from footplate.tracking.base import Logger, Status
-from footplate.tracking.params import plain
+from footplate.tracking.params import plain, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class LightningLogger(Logger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
         """A row, in the background while training runs; also what a module calls itself, then without `epoch`."""
-        row = dict(metrics) if epoch is None else {**metrics, "epoch": epoch}
+        row = with_epoch(metrics, epoch)
         if self._writer is None:
             self.original.log_metrics(row, step=step)
         else:

@@ -4,8 +4,11 @@ The trainer talks to loggers on rank 0 only, and always in this order:
 
     setup(run_dir, hparams)  →  log_metrics(...)*  log_checkpoint(...)*  →  log_model(...)?  →  finalize(status)
 
+`trainer.validate()` and `trainer.test()` call `append` instead of `setup`: they add to the record of the run.
+
 No call may block the training loop or raise into it: a logger that does slow work hands it to a thread of its own,
-keeps what it could not deliver, and delivers it later. Only `setup` may raise, and only for the user's mistake.
+keeps what it could not deliver, and delivers it later. Only `setup` and `append` may raise, and only for the user's
+mistake.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ class Logger:
     name: str = "logger"
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Begin (or, after `load_state_dict`, continue) the record of a run.
+        """Begin the record of a run.
+
+        After `load_state_dict`, continue the record from that state. After `finalize`, add to the same record.
 
         Args:
             run_dir: the run's own directory, which exists.
@@ -35,8 +40,26 @@ class Logger:
             ConfigError: the logger can't work as configured.
         """
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Record host floats for a global step. Called every `log_every_n_steps` and after each evaluation."""
+    def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Open the record that a directory has, to add results to it; begin one if there is none.
+
+        Nothing that is recorded may be lost. By default this is `setup`.
+
+        Args:
+            run_dir: see `setup`.
+            hparams: see `setup`.
+
+        Raises:
+            ConfigError: see `setup`.
+        """
+        self.setup(run_dir, hparams)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
+        """Record host floats for a global step. Called every `log_every_n_steps` and after each evaluation.
+
+        A module may call it too, as it calls Lightning's loggers: without `epoch`, and without `step` for that of the last
+        record.
+        """
 
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
         """A complete checkpoint lies at `path`; `aliases` holds "best" and/or "last" where they now apply."""

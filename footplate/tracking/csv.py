@@ -6,7 +6,8 @@
 
 `metrics.csv` and `hparams.json` lie in the run's directory. A metric that shows up later adds a column: the file is
 rewritten beside itself and renamed, so no row is lost. A run that is continued first cuts the file back to the rows
-that its checkpoint knows of; a run that starts anew moves older files aside, to `metrics-1.csv`.
+that its checkpoint knows of; a new run moves older files aside, to `metrics-1.csv`. Results of `trainer.validate()` and
+`trainer.test()` are added to the file that is there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,42 +41,52 @@ class CSV(Logger):
     def __init__(self, path: str | Path | None = None) -> None:
         self._given_path = path
         self._resumed: dict[str, Any] | None = None
+        self._finalized: Path | None = None  # the file of the last record
         self._writer: BackgroundWriter | None = None
         self._rows = 0
         self._step = 0
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Begin or continue the file. Raises ConfigError where it can't be written."""
-        path = Path(self._given_path) if self._given_path else run_dir / "metrics.csv"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            hparams_path = path.with_name("hparams.json")
-            if self._resumed is None:
-                move_aside(path)
-                move_aside(hparams_path)
-                table = MetricsFile.create(path)
-            else:
-                table = MetricsFile.reopen(path, self._resumed["rows"], self._resumed["step"])
-            replace_text(hparams_path, json.dumps(plain(hparams), indent=2) + "\n")
-        except OSError as error:
-            raise ConfigError(
-                f"The CSV logger can't write {path}: {error}. Choose another default_root_dir."
-            ) from error
-        self._rows = table.rows
-        self._step = self._resumed["step"] if self._resumed else 0
-        self._writer = BackgroundWriter("metrics.csv", table.append)
+        path, resumed = self._path(run_dir), self._resumed
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        def prepare() -> MetricsFile:
+            if resumed is not None:
+                table = MetricsFile.reopen(path, resumed["rows"], resumed["step"])
+            elif path == self._finalized:
+                table = MetricsFile.open(path)
+            else:
+                move_aside(path)
+                move_aside(_beside(path))
+                table = MetricsFile.create(path)
+            _write_hparams(path, hparams)
+            return table
+
+        self._begin(path, prepare)
+        self._step = resumed["step"] if resumed else 0
+
+    def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Open the file that is there, or begin one. Raises ConfigError where it can't be written."""
+        path = self._path(run_dir)
+
+        def prepare() -> MetricsFile:
+            table = MetricsFile.open(path)
+            if not _beside(path).exists():
+                _write_hparams(path, hparams)
+            return table
+
+        self._begin(path, prepare)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
         """One row."""
         if self._writer is not None:
             self._rows += 1
-            self._step = step
-            self._writer.put({"step": step, "epoch": epoch, **metrics})
+            self._step = self._step if step is None else step
+            self._writer.put({"step": self._step, "epoch": epoch, **metrics})
 
     def finalize(self, status: Status) -> None:
         """Write what is left. The same logger, set up again, continues its file."""
         if self._writer is not None:
-            self._resumed = self.state_dict()
             self._writer.close(CLOSE_TIMEOUT_S)
             self._writer = None
 
@@ -89,6 +101,21 @@ class CSV(Logger):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Where `setup` cuts the file back to."""
         self._resumed = state
+
+    def _path(self, run_dir: Path) -> Path:
+        return Path(self._given_path) if self._given_path else run_dir / "metrics.csv"
+
+    def _begin(self, path: Path, prepare: Callable[[], MetricsFile]) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = prepare()
+        except OSError as error:
+            raise ConfigError(
+                f"The CSV logger can't write {path}: {error}. Choose another default_root_dir."
+            ) from error
+        self._resumed, self._finalized = None, path
+        self._rows = table.rows
+        self._writer = BackgroundWriter("metrics.csv", table.append)
 
 
 class MetricsFile:
@@ -107,12 +134,24 @@ class MetricsFile:
         return table
 
     @classmethod
+    def open(cls, path: Path) -> MetricsFile:
+        """An existing file with all its rows, but for one torn by a crash; a new one where there is none."""
+        columns, found = _read(path) if path.exists() else ([], [])
+        if columns[:2] != ["step", "epoch"]:
+            move_aside(path)
+            return cls.create(path)
+        replace_text(path, _lines([columns, *found]))
+        return cls(path, columns, len(found))
+
+    @classmethod
     def reopen(cls, path: Path, rows: int, step: int) -> MetricsFile:
-        """Cut an existing file back to its first `rows` rows of at most `step`, without a row torn by a crash."""
+        """Cut an existing file back to its first `rows` rows, without later steps than `step` at the end."""
         if not path.exists():
             return cls.create(path)
         columns, found = _read(path)
-        kept = [row for row in found[:rows] if int(row[0]) <= step]
+        kept = found[:rows]
+        while kept and int(kept[-1][0]) > step:  # fewer rows than the checkpoint counted were written before it
+            kept.pop()
         replace_text(path, _lines([columns, *kept]))
         return cls(path, columns, len(kept))
 
@@ -128,6 +167,14 @@ class MetricsFile:
         rows = [[_cell(record.get(name)) for name in self.columns] for record in records]
         append_whole(self.path, _lines(rows).encode())
         self.rows += len(rows)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name("hparams.json")
+
+
+def _write_hparams(path: Path, hparams: dict[str, Any]) -> None:
+    replace_text(_beside(path), json.dumps(plain(hparams), indent=2) + "\n")
 
 
 def _cell(value: Any) -> str:

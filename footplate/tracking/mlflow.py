@@ -30,7 +30,7 @@ from footplate.tracking import spool as spools
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.courier import Courier
 from footplate.tracking.mlflow_model import stage
-from footplate.tracking.params import flatten, without_credentials
+from footplate.tracking.params import flatten, with_epoch, without_credentials
 from footplate.tracking.spool import Progress, Record
 from footplate.tracking.writer import BackgroundWriter
 
@@ -101,32 +101,55 @@ class MLflow(Logger):
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Begin or continue the run. Returns at once; MLflow hears of it from the courier process."""
+        resumed, self._resumed = self._resumed, None
+        self._step = resumed["step"] if resumed else 0
+        if resumed is None and self._run_dir == run_dir:
+            resumed = self.state_dict()  # the run that this logger has finalized
+            self._begin(run_dir, hparams, resumed["key"], resumed["run_id"], None)
+        elif resumed is None:
+            self._begin(run_dir, hparams, uuid.uuid4().hex, None, None)
+        else:
+            self._begin(run_dir, hparams, resumed["key"], resumed["run_id"], self._step)
+
+    def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Continue the run that was logged last in this directory; begin one if there is none."""
+        progress = Progress.load(run_dir)
+        key = self._key if self._run_dir == run_dir else progress.key
+        if key is None:
+            self._begin(run_dir, hparams, uuid.uuid4().hex, None, None)
+        else:
+            self._begin(run_dir, None, key, progress.run_id if progress.key == key else None, None)
+
+    def _begin(
+        self, run_dir: Path, hparams: dict[str, Any] | None, key: str, run_id: str | None, resume_step: int | None
+    ) -> None:
+        """Begin an attempt. Without `hparams`, the run keeps the parameters and the environment that it has."""
         uri, artifacts = destination(self._tracking_uri, run_dir)
         self._run_dir = run_dir
-        self._key = self._resumed["key"] if self._resumed else uuid.uuid4().hex
-        self._step = self._resumed["step"] if self._resumed else 0
+        self._key = key
         self._final_checkpoint = None
         self._attempt = Attempt(run_dir, uri)
         self._attempt.put(
             "start",
             key=self._key,
-            run_id=self._resumed["run_id"] if self._resumed else None,
-            resume_step=self._step if self._resumed else None,
+            run_id=run_id,
+            resume_step=resume_step,
             uri=without_credentials(uri),
             artifacts=artifacts and f"{artifacts}/{quote(self._experiment, safe='')}",
             experiment=self._experiment,
             run_name=self._run_name or f"{run_dir.name}-{time.strftime('%Y%m%d-%H%M%S')}",
             tags={"mlflow.source.name": sys.argv[0], **self._tags},
-            params=flatten(hparams),
+            params=flatten(hparams or {}),
         )
-        self._attempt.put("environment", versions=versions())
+        if hparams is not None:
+            self._attempt.put("environment", versions=versions())
         self._attempt.flush(0)
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """Queue metrics, with the time of now, and the epoch as a metric."""
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
+        """Queue metrics, with the time of now, and the epoch as a metric if it is given."""
         if self._attempt is not None:
-            self._step = step
-            self._attempt.put("metrics", step=step, values={**metrics, "epoch": epoch})
+            self._step = self._step if step is None else step
+            self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
 
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
         """Queue a checkpoint, or remember it as the one to log when training ends."""
@@ -157,7 +180,6 @@ class MLflow(Logger):
         """
         if self._attempt is None:
             return
-        self._resumed = self.state_dict()
         attempt, self._attempt = self._attempt, None
         if self._final_checkpoint:
             attempt.put("checkpoint", path=str(self._final_checkpoint[1].resolve()))

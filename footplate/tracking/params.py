@@ -43,3 +43,8 @@ def without_credentials(text: str) -> str:
     'https://tracker.example/api'
     """
     return _CREDENTIALS.sub("", text)
+
+
+def with_epoch(metrics: dict[str, float], epoch: int | None) -> dict[str, float]:
+    """A copy of the metrics, with the epoch among them if there is one."""
+    return dict(metrics) if epoch is None else {**metrics, "epoch": epoch}

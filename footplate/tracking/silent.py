@@ -1,19 +1,21 @@
-"""What a module finds as its logger on every rank but the first: it takes everything and keeps nothing.
+"""The logger that a module finds on every rank but the first, and under `fast_dev_run`: it keeps nothing.
 
 `self.logger.experiment.add_image(…)` in a module then runs on all ranks and writes on rank 0 alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from footplate.tracking.base import Logger
 
 
 class Silent(Logger):
-    """Whatever is asked of it, is itself; calling it does nothing."""
+    """Every attribute, item and result of a call is the object itself."""
 
     name = "silent"
+    version = ""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -22,3 +24,18 @@ class Silent(Logger):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass

@@ -2,7 +2,8 @@
 
 TensorBoard is imported, and its writer used, in a thread of the logger's own: called from a training loop it has hung
 loops, and it never touches this one. A run that is continued tells TensorBoard to forget what came after its
-checkpoint; a run that starts anew moves older files aside, to `tensorboard-1`.
+checkpoint; a new run moves older files aside, to `tensorboard-1`. Results of `trainer.validate()` and `trainer.test()`
+are added to the files that are there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from footplate.errors import ConfigError
 from footplate.extras import require
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.files import move_aside
-from footplate.tracking.params import flatten
+from footplate.tracking.params import flatten, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
 CLOSE_TIMEOUT_S = 20.0
@@ -35,35 +36,31 @@ class TensorBoard(Logger):
         if importlib.util.find_spec("tensorboard") is None:
             require("tensorboard", "tensorboard", "The TensorBoard logger")
         self._resumed: dict[str, Any] | None = None
+        self._finalized: Path | None = None  # the directory of the last record
         self._writer: BackgroundWriter | None = None
         self._events: Events | None = None
         self._step = 0
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Begin or continue the event files. Raises ConfigError where they can't be written."""
-        directory = run_dir / "tensorboard"
-        try:
-            if self._resumed is None:
-                move_aside(directory)
-            directory.mkdir(exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"The TensorBoard logger can't write {directory}: {error}. Choose another default_root_dir."
-            ) from error
-        self._step = self._resumed["step"] if self._resumed else 0
-        self._events = Events(directory, hparams, purge_step=self._step + 1 if self._resumed else None)
-        self._writer = BackgroundWriter("tensorboard", self._events.add)
+        resumed, self._resumed = self._resumed, None
+        self._step = resumed["step"] if resumed else 0
+        is_new = resumed is None and self._finalized != run_dir / "tensorboard"
+        self._begin(run_dir, hparams, is_new, purge_step=self._step + 1 if resumed else None)
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
-        """One scalar a metric, and the epoch."""
+    def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
+        """Begin another file beside those that are there. Raises ConfigError where it can't be written."""
+        self._begin(run_dir, hparams, is_new=False, purge_step=None)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
+        """One scalar a metric, and the epoch if it is given."""
         if self._writer is not None:
-            self._step = step
-            self._writer.put((step, time.time(), {**metrics, "epoch": epoch}))
+            self._step = self._step if step is None else step
+            self._writer.put((self._step, time.time(), with_epoch(metrics, epoch)))
 
     def finalize(self, status: Status) -> None:
         """Write what is left. The same logger, set up again, continues its record."""
         if self._writer is not None and self._events is not None:
-            self._resumed = self.state_dict()
             if self._writer.close(CLOSE_TIMEOUT_S):
                 self._events.close()
             self._writer = None
@@ -75,6 +72,20 @@ class TensorBoard(Logger):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """After which step the record is continued."""
         self._resumed = state
+
+    def _begin(self, run_dir: Path, hparams: dict[str, Any], is_new: bool, purge_step: int | None) -> None:
+        directory = run_dir / "tensorboard"
+        try:
+            if is_new:
+                move_aside(directory)
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"The TensorBoard logger can't write {directory}: {error}. Choose another default_root_dir."
+            ) from error
+        self._finalized = directory
+        self._events = Events(directory, hparams, purge_step)
+        self._writer = BackgroundWriter("tensorboard", self._events.add)
 
 
 class Events:

@@ -74,21 +74,23 @@ def check_nodes(num_nodes: Any, devices: int, world: World) -> int:
 
 
 def choose_loggers(logger: Any) -> list[Any]:
-    """The loggers that `Trainer(logger=…)` stands for.
-
-    Raises:
-        ConfigError: something that is no logger.
-    """
+    """The loggers that `Trainer(logger=…)` stands for: the user's own objects."""
     if logger is False:
         return []
     if logger is None or logger is True:
         from footplate.tracking.csv import CSV
 
         return [CSV()]
-    loggers = as_list(logger)
-    if not all(isinstance(one, Logger) for one in loggers):
-        loggers = compat().translate_loggers(loggers)
-    return loggers
+    return as_list(logger)
+
+
+def record_with(loggers: list[Any]) -> list[Any]:
+    """Loggers behind our contract: ours as they are.
+
+    Raises:
+        ConfigError: something that is no logger.
+    """
+    return list(loggers) if all(isinstance(one, Logger) for one in loggers) else compat().translate_loggers(loggers)
 
 
 def choose_callbacks(
@@ -104,10 +106,7 @@ def choose_callbacks(
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
     """
-    callbacks = translate_callbacks([*given, *_of_packages()])
-    for callback in callbacks:
-        if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
-            raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
+    callbacks = checked_callbacks([*given, *_of_packages()])
     if max_time is not None:
         callbacks.append(Timer(max_time))
     if fast_dev_run:
@@ -121,6 +120,19 @@ def choose_callbacks(
         callbacks.append(ProgressBar())
     if enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
+    return callbacks
+
+
+def checked_callbacks(given: list[Any]) -> list[Any]:
+    """Callbacks that can run here.
+
+    Raises:
+        ConfigError: something that is no callback.
+    """
+    callbacks = translate_callbacks(given)
+    for callback in callbacks:
+        if isinstance(callback, type) or not hasattr(callback, "on_train_batch_end"):
+            raise ConfigError(f"callbacks: expected Callback objects, got {callback!r}.")
     return callbacks
 
 

@@ -129,9 +129,8 @@ def _make(call: Call) -> Outcome | None:
         warnings.simplefilter("ignore")  # said at home already
         trainer = Trainer(**call.given)
     trainer.launch_id, trainer.job_fit = call.launch_id, call.job_fit
-    trainer.own_callbacks = call.callbacks
-    if trainer.world.rank == 0:
-        trainer.loggers = call.loggers
+    trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
+    trainer.show_callbacks(call.callbacks)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("footplate").setLevel(call.log_level if trainer.world.rank == 0 else logging.WARNING)
     rng.seed_globals(rng.mix(trainer.seed, trainer.world.rank))
@@ -172,8 +171,8 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
         setattr(trainer.reports, name, value)
     for parts, fields in ((trainer.own_callbacks, outcome.callbacks), (trainer.loggers, outcome.loggers)):
         for part, found in zip(parts, fields, strict=True):
-            vars(_user_s(part)).update(found)
-    trainer.callbacks = list(trainer.own_callbacks)
+            vars(part).update(found)
+    trainer.show_callbacks(trainer.own_callbacks)
     if outcome.weights is not None:
         if overrides(module, "configure_model"):
             module.configure_model()
@@ -183,18 +182,13 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
 def _portable(part: Any) -> dict[str, Any]:
     """What a callback or logger remembers, but for what holds the trainer or the module, or can't be pickled."""
     found = {}
-    for name, value in vars(_user_s(part)).items():
+    for name, value in vars(part).items():
         try:
             _Portable(io.BytesIO()).dump(value)
         except Exception:  # whatever a class of the user's raises when it is pickled
             continue
         found[name] = value
     return found
-
-
-def _user_s(part: Any) -> Any:
-    """The object that the user holds: of one of Lightning's, what is inside ours."""
-    return getattr(part, "original", part)
 
 
 class _Portable(cloudpickle.Pickler):

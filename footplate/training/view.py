@@ -94,8 +94,12 @@ class View:
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger."""
-        return getattr(self.loggers[0], "original", self.loggers[0]) if self.loggers else None
+        """The first logger. Assigning one makes it the only one; None or False leaves none."""
+        return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, logger: Any) -> None:
+        self.loggers = [logger] if logger else []
 
     @property
     def validates_once_per_epoch(self) -> bool:

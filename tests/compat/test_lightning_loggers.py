@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -165,3 +166,92 @@ def test_a_logger_that_cannot_begin_says_so_before_training(trainer: Any) -> Non
 
     with pytest.raises(fp.ConfigError, match="Refuses can't begin its record: no right to write"):
         trainer(logger=Refuses()).fit(Plain(), *loaders())
+
+
+class Told(Logger):
+    """Keeps the rows that it is told."""
+
+    name, version = "told", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+        self.ends: list[str] = []
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is kept."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def finalize(self, status: str) -> None:
+        self.ends.append(status)
+
+
+class Evaluated(Plain):
+    """Logs in its evaluation steps, and something that loggers aren't to be told."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"val_loss": 0.5, "hidden": 1.0}, logger=False)
+        self.log("val_acc", float(batch_idx))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_acc", 0.25)
+
+
+def test_results_of_validate_and_test_are_told_as_under_lightning(tmp_path: Path) -> None:
+    def rows_of(make: Any) -> Any:
+        logger, (train, val) = Told(), loaders()
+        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        made = make(max_epochs=2, logger=logger, default_root_dir=tmp_path, accelerator="cpu", devices=1, **quiet)
+        model = Evaluated()
+        made.validate(model, val, verbose=False)
+        fresh, before = logger.rows[:], len(logger.rows)
+        made.fit(model, train, val)
+        before = len(logger.rows)
+        made.validate(model, val, verbose=False)
+        made.test(model, val, verbose=False)
+        return fresh, logger.rows[before:], logger.ends, set(made.logged_metrics)
+
+    ours = rows_of(fp.Trainer)
+    assert ours == rows_of(pl.Trainer)
+    assert [step for step, _ in ours[1]] == [20, 20]
+
+
+def test_a_trainer_gives_back_the_loggers_that_it_was_given(trainer: Any, tmp_path: Path) -> None:
+    first, second = CSVLogger(tmp_path / "first"), Told()
+    made = trainer(logger=[first, second], max_epochs=1)
+    assert made.loggers == [first, second]
+    assert made.logger is first
+
+    made.logger = second
+    model = Plain()
+    made.fit(model, *loaders())
+    assert model.loggers == [second]
+    assert second.rows
+    assert second.ends == ["success"]
+    assert not (tmp_path / "first").exists()
+    made.logger = None
+    made.validate(model, loaders()[1], verbose=False)
+    assert (made.logger, made.loggers, second.ends) == (None, [], ["success"])
+    made.loggers = ["nothing"]
+    with pytest.raises(fp.ConfigError, match="got str"):
+        made.fit(model, *loaders())
+
+
+def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(trainer: Any, tmp_path: Path) -> None:
+    class Talkative(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.logger.experiment.add_scalar("x", 1.0)
+            self.logger.log_metrics({"x": 1.0}, step=1)
+            self.logger.experiment["deep"]["er"] = 1
+            with self.logger.experiment.part() as part:
+                part.log(1)
+            assert not list(self.logger.experiment)
+            return super().training_step(batch, batch_idx)
+
+    made = trainer(fast_dev_run=True, logger=TensorBoardLogger(tmp_path / "logs"))
+    made.fit(Talkative(), *loaders())
+    assert made.global_step == 1
+    assert not (tmp_path / "logs").exists()
+    assert trainer(fast_dev_run=True, logger=False).logger is None

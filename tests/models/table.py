@@ -76,7 +76,7 @@ MODULE = (
     Row("log", "different", "an epoch's mean is kept in float64 (Lightning: float32), so its last digits differ; a module "
         "inside the module may log too; with several ranks, it is always that of all of them, and `sync_dist` matters to "
         "values of a step alone"),
-    Row("logger", "different", "the logger that you gave; a Lightning logger answers for all that it can do"),
+    Row("logger", "different", "on every rank but the first, a silent one that takes every call"),
     Row("load_from_checkpoint", "different", "Lightning's own, for Lightning's `.ckpt` files. For a Footplate checkpoint "
         "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`, or give it the torch file that "
         "`footplate checkpoint convert` makes"),
@@ -145,7 +145,7 @@ ATTRIBUTES = (
     Row("progress_bar_metrics", "different", "floats, as they were last read (every `log_every_n_steps`)"),
     Row("current_epoch", "different", "after a run that was stopped inside an epoch, that epoch (Lightning: the next)"),
     Row("log_dir", "different", "the run's directory"),
-    Row("logger", "different", "the first logger, or None"),
+    Row("logger", "different", "on every rank but the first, a silent one that takes every call"),
     Row("val_check_interval", "different", "None where Lightning has 1.0"),
     Row("gradient_clip_algorithm", "different", "\"norm\" where Lightning has None"),
     *(Row(name, "refused", mend) for name, mend in REFUSED_ATTRIBUTES.items() if name != "predict_loop"),

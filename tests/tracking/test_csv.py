@@ -73,6 +73,16 @@ def test_metrics_and_parameters_lie_in_the_run_directory(run_dir):
     }
 
 
+def test_a_module_logs_without_an_epoch_as_it_does_to_lightnings_loggers(run_dir):
+    logger = CSV()
+    logger.setup(run_dir, {})
+    logger.log_metrics({"loss": 0.5}, 10, 1)
+    logger.log_metrics({"mine": 1.0}, step=12)
+    logger.log_metrics({"mine": 2.0})
+    logger.finalize("success")
+    assert (run_dir / "metrics.csv").read_text() == "step,epoch,loss,mine\n10,1,0.5,\n12,,,1.0\n12,,,2.0\n"
+
+
 def test_a_resumed_curve_is_that_of_a_run_that_was_never_killed(run_dir):
     first = logged(run_dir, range(5))
     state = first.state_dict()
@@ -135,6 +145,52 @@ def test_the_same_logger_set_up_again_continues_its_file(run_dir):
     rows = read(run_dir / "metrics.csv")
     assert values(rows, "loss") == [0.0, 0.1, 0.2, None]
     assert values(rows, "test_loss") == [None, None, None, 0.5]
+
+
+def test_a_third_run_of_a_logger_keeps_the_rows_of_a_longer_first_one(run_dir):
+    logger = CSV()
+    for steps in (5, 2, 1):
+        logger.setup(run_dir, {})
+        for step in range(steps):
+            logger.log_metrics({"loss": step / 10}, step, 0)
+        logger.finalize("success")
+    assert [int(row["step"]) for row in read(run_dir / "metrics.csv")] == [0, 1, 2, 3, 4, 0, 1, 0]
+
+
+def test_a_resumed_second_run_keeps_the_rows_of_a_longer_first_one(run_dir):
+    logger = logged(run_dir, range(5))
+    logger.finalize("success")
+    logger.setup(run_dir, {})
+    for step in range(3):
+        logger.log_metrics({"loss": 1.0}, step, 0)
+        if step == 1:
+            state = logger.state_dict()
+    logger.finalize("interrupted")
+    logged(run_dir, [2], **state).finalize("success")
+    assert [int(row["step"]) for row in read(run_dir / "metrics.csv")] == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+def test_results_are_added_to_the_file_of_another_process_and_hyper_parameters_kept(run_dir):
+    trained = CSV()
+    trained.setup(run_dir, {"lr": 0.5})
+    trained.log_metrics({"loss": 0.25}, 7, 0)
+    trained.finalize("success")
+    logger = CSV()
+    logger.append(run_dir, {"lr": 0.1})
+    logger.log_metrics({"test_loss": 0.5}, 0, 0)
+    logger.finalize("success")
+    assert (run_dir / "metrics.csv").read_text() == "step,epoch,loss,test_loss\n7,0,0.25,\n0,0,,0.5\n"
+    assert json.loads((run_dir / "hparams.json").read_text()) == {"lr": 0.5}
+    assert len(list(run_dir.iterdir())) == 2
+
+
+def test_results_alone_make_a_file(run_dir):
+    logger = CSV()
+    logger.append(run_dir, {"lr": 0.1})
+    logger.log_metrics({"test_loss": 0.5}, 0, 0)
+    logger.finalize("success")
+    assert (run_dir / "metrics.csv").read_text() == "step,epoch,test_loss\n0,0,0.5\n"
+    assert json.loads((run_dir / "hparams.json").read_text()) == {"lr": 0.1}
 
 
 def test_a_run_resumed_into_an_empty_directory_begins_a_file(run_dir):

@@ -161,12 +161,29 @@ def test_a_run_killed_with_sigkill_and_never_continued_is_shown_as_killed(run_di
 
 def test_the_same_logger_set_up_again_continues_its_run(run_dir, database):
     logger = MLflow()
-    for name in ("loss", "test_loss"):
+    for value in (1.0, 2.0):
         logger.setup(run_dir, {})
-        logger.log_metrics({name: 1.0}, 5, 0)
+        logger.log_metrics({"loss": value}, 5, 0)
         logger.finalize("success")
     run = only_run(database)
-    assert run.data.metrics == {"loss": 1.0, "test_loss": 1.0, "epoch": 0.0}
+    assert points(database, run.info.run_id, "loss") == [(5, 1.0), (5, 2.0)]
+
+
+@pytest.mark.slow
+def test_results_are_added_to_the_run_of_another_process(run_dir, database):
+    trained = MLflow()
+    trained.setup(run_dir, {"lr": 0.5})
+    trained.log_metrics({"val_loss": 1.0}, 5, 0)
+    trained.finalize("success")
+    logger = MLflow()
+    logger.append(run_dir, {"lr": 0.1})
+    logger.log_metrics({"val_loss": 2.0}, 5, 0)
+    logger.finalize("success")
+    run = only_run(database)
+    assert run.info.run_id == logger.run_id
+    assert points(database, run.info.run_id, "val_loss") == [(5, 1.0), (5, 2.0)]
+    assert run.data.params == {"lr": "0.5"}
+    assert not [name for name in run.data.tags if name.startswith("resumed/")]
 
 
 def test_a_run_deleted_from_the_tracker_is_continued_as_a_new_one(run_dir, database):

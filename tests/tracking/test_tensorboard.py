@@ -57,6 +57,23 @@ def test_a_new_run_moves_older_files_aside(run_dir):
     assert points(read(run_dir / "tensorboard"), "loss") == [(0, 2.0)]
 
 
+def test_later_runs_and_results_hide_nothing_of_a_longer_first_run(run_dir):
+    logger = logged(run_dir, [(1, 1.0), (2, 2.0), (3, 3.0)])
+    logger.finalize("success")
+    for _ in range(2):
+        logger.setup(run_dir, {})
+        logger.log_metrics({"again": 1.0}, 1, 0)
+        logger.finalize("success")
+    other = TensorBoard()
+    other.append(run_dir, {})
+    other.log_metrics({"test_loss": 0.5}, 0, 0)
+    other.finalize("success")
+    events = read(run_dir / "tensorboard")
+    assert points(events, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert points(events, "again") == [(1, 1.0), (1, 1.0)]
+    assert points(events, "test_loss") == [(0, 0.5)]
+
+
 def test_tensorboard_is_touched_only_in_a_thread_of_the_loggers_own(run_dir, monkeypatch):
     from torch.utils import tensorboard
 

@@ -1,0 +1,85 @@
+"""Changes that users make to a trainer's callbacks and loggers after it was made.
+
+`trainer.callbacks` and `trainer.loggers` are lists of the user's objects. A user appends to them or assigns others, as to
+Lightning's. Each call (`fit`, `validate`, …) begins by reading them:
+
+    trainer.callbacks  →  own_callbacks   without those that only the last run had: the module's, the accelerator's
+    trainer.loggers    →  recorders       the same loggers behind our contract; silent ones on every rank but the first
+
+What is appended to `trainer.callbacks` in a `setup` hook takes part in the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from footplate.hooks import overrides, turn
+from footplate.tracking.silent import Silent
+from footplate.training.prepare import checked_callbacks, record_with
+from footplate.training.settings import as_list
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+def take_changes(trainer: Trainer) -> None:
+    """Let a call that begins have the callbacks and loggers that the trainer's lists hold now.
+
+    Raises:
+        ConfigError: an object in them is no callback or no logger.
+    """
+    take_callbacks(trainer)
+    loggers = as_list(trainer.loggers)
+    if trainer.world.rank != 0:
+        loggers = [logger if isinstance(logger, Silent) else Silent() for logger in loggers]
+    trainer.loggers = loggers
+    trainer.recorders[:] = record_with(loggers)
+
+
+def take_callbacks(trainer: Trainer) -> list[Any]:
+    """Take over what `trainer.callbacks` has gained and lost since the trainer set it; returns what it has gained.
+
+    Raises:
+        ConfigError: an object in it is no callback.
+    """
+    shown, own = trainer.shown_callbacks, trainer.own_callbacks
+    known = {id(callback) for callback in (*shown, *own)}
+    callbacks: list[Any] = []
+    added: list[Any] = []
+    for callback in as_list(trainer.callbacks):
+        found = [callback] if id(callback) in known else checked_callbacks([callback])
+        callbacks += found
+        added += [one for one in found if id(one) not in known]
+    kept = _ids(own) | _ids(added)
+    replaced = [callback for callback in own if id(callback) not in _ids(shown)]  # by the last module's, for its run
+    there = [callback for callback in callbacks if id(callback) in kept]
+    trainer.own_callbacks = [*there, *(callback for callback in replaced if id(callback) not in _ids(there))]
+    trainer.show_callbacks(callbacks)
+    return added
+
+
+def take_callbacks_of_setup(trainer: Trainer, stage: str) -> None:
+    """Let the callbacks that `setup` hooks have added take part in the call. Their own `setup` is called too."""
+    while _ids(trainer.callbacks) != _ids(trainer.shown_callbacks):
+        added = take_callbacks(trainer)
+        trainer.use_callbacks(sorted(trainer.callbacks, key=turn))
+        for callback in added:
+            if overrides(callback, "setup"):
+                callback.setup(trainer, trainer.module, stage)
+
+
+def warn_of_late_changes(trainer: Trainer) -> None:
+    """Warn of callbacks that were added or taken away in the middle of a call, which has not followed them."""
+    if _ids(trainer.callbacks) != _ids(trainer.shown_callbacks):
+        log.warning(
+            "trainer.callbacks was changed in the middle of trainer.%s(): that takes effect with the next call. Change it "
+            "before the call, or in a setup hook.",
+            trainer.stage,
+        )
+
+
+def _ids(callbacks: Any) -> set[int]:
+    return {id(callback) for callback in as_list(callbacks)}
