@@ -157,22 +157,28 @@ def turn(callback: Any) -> int:
     return getattr(callback, "turn", 0)
 
 
+_BASES = {
+    "Module", "ModuleHooks", "DataModule", "Callback",
+    "LightningModule", "LightningDataModule", "ModelHooks", "DataHooks", "CheckpointHooks", "_DeviceDtypeModuleMixin",
+}  # fmt: skip
+
+
 def overrides(owner: Any, name: str) -> bool:
-    """Whether an object does something of its own in a hook: in its class, a class between, or on the object itself."""
+    """Whether an object does something of its own in a hook: in its class, a class between, or on the object itself.
+
+    A hook that is set to None does nothing, as in Lightning.
+    """
     if name in vars(owner):
-        return True
-    function = getattr(type(owner), name, None)
-    return function is not None and not _is_ours_or_lightnings(function)
+        return vars(owner)[name] is not None
+    for base in type(owner).__mro__:
+        if name in vars(base):
+            return vars(base)[name] is not None and not _is_base(base)
+    return False
 
 
-def _is_ours_or_lightnings(function: Any) -> bool:
-    """Whether a function is the empty default of a base class."""
-    home = getattr(function, "__module__", "") or ""
-    name = getattr(function, "__qualname__", "")
-    bases = ("Module.", "ModuleHooks.", "DataModule.", "Callback.", "LightningModule.", "LightningDataModule.")
-    bases += ("ModelHooks.", "DataHooks.", "CheckpointHooks.", "_DeviceDtypeModuleMixin.")
-    at_home = home.startswith(("footplate.", "lightning.", "pytorch_lightning."))
-    return at_home and name.startswith(bases)
+def _is_base(kind: type) -> bool:
+    """Whether a class is one of the base classes, whose hooks are empty."""
+    return kind.__name__ in _BASES and kind.__module__.startswith(("footplate.", "lightning.", "pytorch_lightning."))
 
 
 def step_arguments(step: Callable[..., Any], name: str) -> int:

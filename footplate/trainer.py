@@ -101,6 +101,7 @@ from footplate.training.settings import (
     set_deterministic,
     validation_interval,
 )
+from footplate.training.status import RunStatus, running
 from footplate.training.view import View
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class Trainer(View):
         min_devices: with several devices: go on with fewer, but no fewer than this, when one fails for good; None to
             keep all. Global batches stay what they were.
         heartbeat_timeout: with several devices: seconds of silence after which a process counts as frozen.
-        inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
+        inference_mode: `validate`, `test` and `predict` run under `torch.inference_mode` rather than `torch.no_grad`.
+            Validation inside `fit` always runs under `torch.no_grad`.
         detect_anomaly: find the operation that made a NaN in the backward pass (slow).
         compile: compile the layers with `torch.compile`; a dict gives its options.
         iterations_per_loop: with accelerator "xla" or "tpu": how many steps a call of the compiled program makes, where
@@ -326,6 +328,7 @@ class Trainer(View):
         self.module: Any = None
         self.datamodule: Any = None
         self.stage: Stage | None = None
+        self.status: RunStatus = "initializing"
         self.sanity_checking = False
         self.training_in_progress = False
         self.should_stop = False
@@ -393,7 +396,7 @@ class Trainer(View):
                 datamodule=datamodule, ckpt_path=ckpt_path,
             )  # fmt: skip
             return
-        with contextlib.ExitStack() as held, self._running("fit", model, datamodule):
+        with running(self), contextlib.ExitStack() as held, self._running("fit", model, datamodule):
             if not self.fast_dev_run:
                 self.group.ask_first(lambda: held.enter_context(only_writer(self.run_dir)))
             held.enter_context(watching(self.signals.terminate))
@@ -475,8 +478,10 @@ class Trainer(View):
                 self, "predict", self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
                 return_predictions=keep, ckpt_path=self._or_best(ckpt_path, is_new=model is not None), output=output,
             )  # fmt: skip
-        with self._running("predict", self.module if model is None else model, datamodule):
+        with running(self), self._running("predict", self.module if model is None else model, datamodule):
             loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
+            if not any(limits):  # a limit of 0 predicts nothing
+                return []
             found: list[list[Any]] = [[] for _ in loaders]
             writer = None
             if output is not None:
@@ -554,6 +559,13 @@ class Trainer(View):
         self.use_loader(loop.source)
         if not resumed:
             loop.sanity_check()
+        if self.num_training_batches:  # limit_train_batches=0 trains nothing
+            self._train(loop)
+        for logger in self.recorders:
+            logger.log_model(self)
+        self.hooks.call("on_fit_end")
+
+    def _train(self, loop: TrainingLoop) -> None:
         self.training_in_progress = True
         self.hooks.call("on_train_start")
         self.agreement.settle()
@@ -567,9 +579,6 @@ class Trainer(View):
         self.training_in_progress = False
         self.wait_for_save()
         self.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
-        for logger in self.recorders:
-            logger.log_model(self)
-        self.hooks.call("on_fit_end")
 
     def _evaluate(
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
@@ -585,8 +594,11 @@ class Trainer(View):
                 self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
                 ckpt_path=self._or_best(ckpt_path, is_new=model is not None), verbose=verbose,
             )  # fmt: skip
-        with contextlib.ExitStack() as held, self._running(stage, self.module if model is None else model, datamodule):
+        subject = self.module if model is None else model
+        with running(self), contextlib.ExitStack() as held, self._running(stage, subject, datamodule):
             loaders, limits = self._prepare_evaluation(stage, dataloaders, ckpt_path, is_new=model is not None)
+            if not any(limits):  # a limit of 0 evaluates nothing
+                return []
             self.reports.forget()
             self._append_to_records(held)
             values = evaluate(self, stage, loaders, limits)
@@ -615,6 +627,7 @@ class Trainer(View):
             status = "success"
         except BaseException as error:
             status = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+            self.status = "interrupted"
             if self.group.several and hasattr(self, "step"):
                 self.step.leave()
             if savable(self, error):
@@ -701,10 +714,12 @@ class Trainer(View):
         if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
             limit = self.overfit_batches or self._limits["validate"]
             val_loaders, self.num_val_batches = evaluation_loaders(self, "validate", val_dataloaders, limit)
-        self.val_check_batches = validation_interval(
-            self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
-        )
         self.has_validation = bool(val_loaders)
+        self.val_check_batches = self.num_training_batches
+        if val_loaders and self.num_training_batches:
+            self.val_check_batches = validation_interval(
+                self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
+            )
         validated = list(zip(val_loaders, self.num_val_batches, strict=True)) if val_loaders else []
         check_data(self, {"training": [(loader, self.num_training_batches)], "validation": validated})
         return loader, val_loaders

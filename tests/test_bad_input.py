@@ -80,7 +80,6 @@ FITS = {
     "the second of two is empty": Fit("loader 1 has no batches", Classifier(), loader(), [loader(), []]),
     "an empty stream": Fit("gave no batch", Classifier(), iter([])),
     "what is no loader": Fit("can't be iterated", Classifier(), 3),
-    "a limit of nothing": Fit("nothing is left", Classifier(), loader(), limit_train_batches=0),
     "too small a part": Fit("less than one of 12", Classifier(), loader(), limit_train_batches=0.01),
     "too small a part of validation": Fit(
         "limit_val_batches=0.1: less than one of 4", Classifier(), loader(), loader(40), limit_val_batches=0.1

@@ -194,6 +194,8 @@ def trainer_attribute(trainer: Trainer, name: str) -> Any:
 
 def stage(trainer: Trainer) -> str | None:
     """What is running now, in Lightning's words: "train", "sanity_check", "validate", "test", "predict" or None."""
+    if trainer.status != "running":
+        return None
     if trainer.stage != "fit":
         return trainer.stage
     if trainer.sanity_checking:
@@ -204,9 +206,13 @@ def stage(trainer: Trainer) -> str | None:
 def _state(trainer: Trainer) -> Any:
     """Lightning's `TrainerState`, when Lightning is there; else its names alone."""
     states = sys.modules.get("lightning.pytorch.trainer.states") or sys.modules.get("pytorch_lightning.trainer.states")
-    if states is None or trainer.stage is None:
-        return SimpleNamespace(fn=trainer.stage, stage=stage(trainer))
-    return SimpleNamespace(fn=states.TrainerFn(trainer.stage), stage=states.RunningStage(stage(trainer)))
+    status, fn, now = trainer.status, trainer.stage, stage(trainer)
+    if states is None:
+        stopped = status in ("finished", "interrupted")
+        return SimpleNamespace(status=status, fn=fn, stage=now, finished=status == "finished", stopped=stopped)
+    return states.TrainerState(
+        states.TrainerStatus(status), fn and states.TrainerFn(fn), now and states.RunningStage(now)
+    )
 
 
 def _strategy(trainer: Trainer) -> Any:
@@ -278,7 +284,7 @@ _ATTRIBUTES: dict[str, Any] = {
     "predict_loop": lambda trainer: next(iter(_of_type(trainer, PredictionCollector)), None),
     "num_sanity_val_batches": lambda trainer: [min(trainer.num_sanity_val_steps, n) for n in trainer.num_val_batches],
     "is_last_batch": lambda trainer: trainer.progress.batch_idx + 1 >= trainer.num_training_batches,
-    "received_sigterm": lambda trainer: trainer.interrupted,
+    "received_sigterm": lambda trainer: trainer.agreement.interrupted,
     "train_dataloader": _loaders("train"),
     "val_dataloaders": _loaders("val"),
     "test_dataloaders": _loaders("test"),

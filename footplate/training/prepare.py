@@ -208,7 +208,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
         saved: the loader's state in a checkpoint, where it says how large global batches are: that goes on.
 
     Raises:
-        ConfigError: there is none, it is empty, or its limit leaves nothing.
+        ConfigError: there is none, it is empty, or a part of it is less than a batch.
     """
     found = trainer.dataloaders["train"] = ask_loader(trainer, "train_dataloader", given)
     if found is None:
@@ -232,8 +232,6 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
     name = "overfit_batches" if overfit else "limit_train_batches"
     limit = overfit or limit
     batches = limit_batches(name, limit, total)
-    if batches == 0:
-        raise ConfigError(f"{name}={limit}: nothing is left to train on.")
     return loader, batches
 
 
@@ -250,7 +248,7 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     """The loaders of a stage and how many batches of each are run; empty when there are none.
 
     Raises:
-        ConfigError: one of them is empty, or its limit leaves nothing.
+        ConfigError: one of them is empty, or a part of it is less than a batch.
     """
     name = LOADERS[stage]
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
@@ -265,9 +263,7 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
         totals = [one if even(loader) else shortest(one, trainer.group, stage) for loader, one in pairs]
     limits = [limit_batches(f"limit_{name}_batches", limit, total) for total in totals]
     for index, batches in enumerate(limits):
-        if batches == 0 and limit == 0:
-            raise ConfigError(f"limit_{name}_batches={limit} leaves nothing for trainer.{stage}().")
-        if batches == 0:
+        if batches == 0 and limit != 0:
             which = f" {index}" if len(loaders) > 1 else ""
             raise ConfigError(f"The {stage} loader{which} has no batches: is the data empty?")
     return loaders, limits

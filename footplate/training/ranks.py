@@ -31,6 +31,7 @@ from footplate.hooks import overrides
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
 from footplate.step.transfer import to_device
+from footplate.training.status import running
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -95,15 +96,16 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
         uuid.uuid4().hex, trainer.job_fit, given, trainer.own_callbacks, trainer.loggers, module, method, arguments,
         logging.getLogger("footplate").getEffectiveLevel(),
     )  # fmt: skip
-    outcome = launch(
-        _make, call,
-        world_size=trainer.ranks_asked,
-        backend=_backend(trainer),
-        restarts=Restarts(trainer.max_restarts, trainer.max_host_restarts, min_world_size=trainer.min_devices),
-        name=f"trainer.{method}",
-        preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
-        heartbeat_timeout_s=trainer.heartbeat_timeout,
-    )  # fmt: skip
+    with running(trainer):
+        outcome = launch(
+            _make, call,
+            world_size=trainer.ranks_asked,
+            backend=_backend(trainer),
+            restarts=Restarts(trainer.max_restarts, trainer.max_host_restarts, min_world_size=trainer.min_devices),
+            name=f"trainer.{method}",
+            preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
+            heartbeat_timeout_s=trainer.heartbeat_timeout,
+        )  # fmt: skip
     _take_home(trainer, module, arguments.get("datamodule"), outcome)
     return outcome.returned
 

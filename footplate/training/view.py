@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from footplate.state import Progress
     from footplate.training.loop import TrainingLoop
     from footplate.training.reports import Reports
+    from footplate.training.status import RunStatus
 
 
 class View:
@@ -26,6 +27,7 @@ class View:
     progress: Progress
     reports: Reports
     agreement: Agreement
+    status: RunStatus
     callbacks: list[Any]
     module: Any
     optimizers: list[Any]
@@ -144,5 +146,5 @@ class View:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked this run to end."""
-        return self.agreement.interrupted
+        """Whether a signal has asked this run to end, or an exception has ended the last one."""
+        return self.agreement.interrupted or self.status == "interrupted"

@@ -45,7 +45,6 @@ BAD_OPTIONS = {
     "images that can't be decoded": (["--data.train=images.parquet"], "images.parquet"),
     "labels beyond the model's outputs": (["--data.train=labels.parquet"], "A label is 7"),
     "no batches": (["--data.batch_size=100", "--data.drop_last=true"], "fewer than one global batch of 100"),
-    "no batches allowed": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: nothing is left"),
     "a metric that nothing logs": (
         ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_lss"],
         'EarlyStopping monitors "val_lss", which nothing logs. Did you mean "val_loss"?',

@@ -1,0 +1,24 @@
+"""The status of a trainer, under Lightning's names: what `trainer.state.status` and `trainer.interrupted` show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+
+RunStatus = Literal["initializing", "running", "finished", "interrupted"]
+
+
+@contextlib.contextmanager
+def running(trainer: Trainer) -> Iterator[None]:
+    """Set the status for a call of `fit`, `validate`, `test` or `predict`; any exception makes it "interrupted"."""
+    trainer.status = "running"
+    try:
+        yield
+    except BaseException:
+        trainer.status = "interrupted"
+        raise
+    trainer.status = "finished"
