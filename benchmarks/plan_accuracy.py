@@ -143,7 +143,10 @@ def main() -> None:
     found = common.interleave(names, once, rounds=common.QUICK_ROUNDS if given.quick else ROUNDS)
     memory = {
         f"memory_found_vs_foretold_{name}": common.spread(
-            [run["peak_mb"] / run["foretold_mb"] for run in found[name]], "measured", "predicted", "peak memory, 1 is right"
+            [run["peak_mb"] / run["foretold_mb"] for run in found[name]],
+            "measured",
+            "predicted",
+            "peak memory, 1 is right",
         )
         for name in names
     }

@@ -559,8 +559,10 @@ class Trainer(View):
         self.use_loader(loop.source)
         if not resumed:
             loop.sanity_check()
-        if self.num_training_batches:  # limit_train_batches=0 trains nothing
+        if self.num_training_batches:
             self._train(loop)
+        else:
+            log.info("Nothing is trained, since limit_train_batches=0.")
         for logger in self.recorders:
             logger.log_model(self)
         self.hooks.call("on_fit_end")

@@ -110,11 +110,6 @@ def test_an_evaluation_without_data_or_step_is_refused(stage, message, trainer):
         getattr(trainer(), stage)(dataloaders=loader())
 
 
-def test_a_limit_of_zero_is_named_where_nothing_can_be_run(trainer):
-    with pytest.raises(fp.ConfigError, match="limit_test_batches=0"):
-        trainer(limit_test_batches=0).test(Classifier(), loader())
-
-
 @pytest.mark.parametrize("label", [3, 7, -1])
 def test_a_label_out_of_the_range_of_the_outputs_is_named(label, trainer):
     def batches():

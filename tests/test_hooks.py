@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from models.small import Classifier, loader
@@ -172,6 +174,25 @@ def test_what_counts_as_overridden():
     assert overrides(model, "training_step")
     model.on_fit_start = lambda: None
     assert overrides(model, "on_fit_start")
+
+
+def test_a_hook_that_is_set_to_none_does_nothing():
+    class Without(Classifier):
+        validation_step = None
+
+    model = Classifier()
+    model.training_step = None
+    assert not overrides(model, "training_step")
+    assert not overrides(Without(), "validation_step")
+
+
+def test_a_hook_that_wraps_the_empty_one_counts_as_overridden():
+    class Wraps(Module):
+        @functools.wraps(Module.on_fit_start)
+        def on_fit_start(self):
+            pass
+
+    assert overrides(Wraps(), "on_fit_start")
 
 
 def test_steps_take_as_many_arguments_as_they_declare():

@@ -60,6 +60,29 @@ def test_in_training_the_step_is_finished_and_the_run_saved(number, error, train
         assert caught.value.code == 143
 
 
+def test_the_status_tells_how_the_last_call_ended(trainer):
+    seen = []
+
+    class Fails(Classifier):
+        def on_train_start(self):
+            seen.append((self.trainer.status, self.trainer.interrupted))
+
+        def training_step(self, batch, batch_idx):
+            raise KeyboardInterrupt  # as Python's own handler does it
+
+    class Sees(fp.Callback):
+        def on_exception(self, trainer, pl_module, exception):
+            seen.append((trainer.status, trainer.interrupted))
+
+    made = trainer(callbacks=[Sees()])
+    assert (made.status, made.interrupted) == ("initializing", False)
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(Fails(), loader())
+    assert seen == [("running", False), ("interrupted", True)]
+    made.validate(Classifier(), loader())
+    assert (made.status, made.interrupted) == ("finished", False)
+
+
 @pytest.mark.parametrize(("number", "error"), ENDS)
 def test_in_validation_the_run_ends_before_the_next_batch_and_is_saved(number, error, trainer):
     made = trainer(num_sanity_val_steps=0)

@@ -173,6 +173,27 @@ def test_limit_val_batches(limit, batches, fit):
     assert watch.evaluated == ["val"] * batches
 
 
+def test_a_limit_of_zero_trains_nothing(fit, caplog):
+    model = Classifier()
+    before = copy.deepcopy(model.state_dict())
+    with caplog.at_level("INFO", "footplate"):
+        made, watch = fit(model, limit_train_batches=0, max_epochs=2, val_check_interval=3)
+    assert "Nothing is trained, since limit_train_batches=0." in caplog.messages
+    assert (made.global_step, made.current_epoch, watch.losses) == (0, 0, [])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_a_limit_of_zero_evaluates_nothing(stage, trainer):
+    limit = {f"limit_{'val' if stage == 'validate' else stage}_batches": 0}
+    assert getattr(trainer(**limit), stage)(Classifier(), loader()) == []
+
+
+def test_val_check_interval_is_not_checked_where_nothing_is_validated(fit):
+    made, _ = fit(limit_val_batches=0, limit_train_batches=2, val_check_interval=100, max_epochs=1)
+    assert made.global_step == 2
+
+
 @pytest.mark.parametrize("stage", ["test", "predict"])
 @pytest.mark.parametrize(("limit", "batches"), [(3, 3), (0.25, 1), (1.0, 4)])
 def test_limits_of_test_and_predict(stage, limit, batches, trainer):
@@ -395,6 +416,21 @@ def test_evaluation_is_without_gradients_by_inference_mode_or_no_grad(inference_
 
     trainer(inference_mode=inference_mode).validate(Looks(), loader(40))
     assert set(seen) == {(inference_mode, False, False)}
+
+
+def test_what_validation_inside_fit_makes_can_be_used_in_training(trainer):
+    class Calibrates(Classifier):
+        scale = torch.ones(1)
+
+        def training_step(self, batch, batch_idx):
+            return (self(batch[0]) * self.scale).square().mean()
+
+        def validation_step(self, batch, batch_idx):
+            self.scale = 2 * batch[0].std().reshape(1)
+
+    made = trainer(max_epochs=2)
+    made.fit(Calibrates(), loader(), loader(40))
+    assert made.status == "finished"
 
 
 def test_compile_options_reach_torch_and_training_is_the_same(trainer):
