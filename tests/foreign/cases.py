@@ -146,7 +146,7 @@ def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Compar
     broken: dict[str, str] = {}
     mended: list[str] = []
     counts: Counter[str] = Counter()
-    single = unfold(entries, outcomes)
+    single = unfold(entries, _used(entries, outcomes))
     for case, entry in single.items():
         outcome = outcomes.get(case, "did not run")
         if outcome == "passed":
@@ -162,13 +162,19 @@ def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Compar
     return Comparison(broken, sorted(mended), sorted(unlisted), counts)
 
 
+def _used(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, str]:
+    """The outcomes of the cases that ran with Footplate, or that a line names one by one."""
+    return {case: outcome for case, outcome in outcomes.items() if outcome != "unused" or case in entries}
+
+
 def updated(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, Entry]:
     """The list as the run found it, with the cases that it lacked and that ran with Footplate.
 
     Reasons stay. A case that broke, or that fails and is new, gets one that a person must replace.
     """
-    changed = unfold(entries, outcomes)
-    for case, outcome in outcomes.items():
+    used = _used(entries, outcomes)
+    changed = unfold(entries, used)
+    for case, outcome in used.items():
         known = changed.get(case)
         if outcome == "passed":
             changed[case] = Entry("passes")
