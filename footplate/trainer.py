@@ -14,7 +14,6 @@ import functools
 import logging
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -70,6 +69,7 @@ from footplate.training.prepare import (
     choose_devices,
     choose_loggers,
     compat,
+    default_max_epochs,
     evaluation_loaders,
     explain,
     find_checkpoint,
@@ -266,7 +266,8 @@ class Trainer(View):
         self._syncs_statistics = sync_batchnorm and drives_all
         self._shards = strategy == "fsdp" and drives_all
 
-        self.fast_dev_run = int(check_count("fast_dev_run", int(fast_dev_run), 0))
+        dry_batches = int(check_count("fast_dev_run", int(fast_dev_run), 0))
+        self.fast_dev_run: int | bool = dry_batches if dry_batches > 1 else bool(dry_batches)
         self.max_epochs = check_count("max_epochs", max_epochs, -1, none=True)
         self.max_steps = check_count("max_steps", max_steps, -1)
         self.min_epochs = check_count("min_epochs", min_epochs, 0, none=True)
@@ -281,7 +282,8 @@ class Trainer(View):
         self.val_check_interval = val_check_interval
         self.check_val_every_n_epoch = check_count("check_val_every_n_epoch", check_val_every_n_epoch, 1, none=True)
         validation_interval(val_check_interval, None, 1 << 62)
-        self.num_sanity_val_steps = check_count("num_sanity_val_steps", num_sanity_val_steps, -1)
+        check_count("num_sanity_val_steps", num_sanity_val_steps, -1)
+        self.num_sanity_val_steps: float = math.inf if num_sanity_val_steps == -1 else num_sanity_val_steps
         self.log_every_n_steps = check_count("log_every_n_steps", log_every_n_steps, 1)
         self.accumulate_grad_batches = check_count("accumulate_grad_batches", accumulate_grad_batches, 1)
         self.gradient_clip_val = gradient_clip_val
@@ -302,14 +304,9 @@ class Trainer(View):
         )
 
         if self.fast_dev_run:
-            self.max_steps, self.max_epochs, self.num_sanity_val_steps = self.fast_dev_run, 1, 0
-            self._limits = dict.fromkeys(self._limits, self.fast_dev_run)
+            self.max_steps, self.max_epochs, self.num_sanity_val_steps = dry_batches, 1, 0
+            self._limits = dict.fromkeys(self._limits, dry_batches)
             self.val_check_interval, self.check_val_every_n_epoch = None, 1
-        elif self.max_epochs is None and self.max_steps == -1 and max_time is None:
-            warnings.warn(
-                "Nothing limits this run: max_epochs=1000 is assumed. Say max_epochs=-1 for no limit.", stacklevel=2
-            )
-            self.max_epochs = 1000
         set_deterministic(deterministic)
         if benchmark is not None:
             torch.backends.cudnn.benchmark = benchmark
@@ -383,6 +380,8 @@ class Trainer(View):
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         take_changes(self)
+        if self.max_epochs is None:
+            self.max_epochs = default_max_epochs(self.max_steps, self.callbacks)
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self._searched_only("fit", model, train_dataloaders, datamodule):
             return
@@ -518,6 +517,8 @@ class Trainer(View):
         self.write_checkpoint(self.group.from_first(self.for_all(to_place(filepath))), weights_only)
         self.wait_for_save()
         self.group.barrier()
+        if not self.training_in_progress:
+            self._writer.close()  # no call is running that would end its thread
 
     # How a run is put together
 

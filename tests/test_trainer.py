@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import csv
+import math
 import os
 import pickle
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -98,8 +100,22 @@ def test_max_epochs_and_max_steps(settings, steps, fit):
 
 
 def test_without_any_limit_a_thousand_epochs_are_assumed_and_said(trainer):
+    class Ends(fp.Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    made = trainer(max_epochs=None, callbacks=[Ends()])
+    assert made.max_epochs is None
     with pytest.warns(UserWarning, match=r"max_epochs=1000 is assumed"):
-        assert trainer(max_epochs=None).max_epochs == 1000
+        made.fit(Classifier(), loader())
+    assert made.max_epochs == 1000
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 1}, {"callbacks": [fp.Timer(timedelta(milliseconds=1))]}])
+def test_with_another_limit_epochs_have_none(limit, trainer):
+    made = trainer(max_epochs=None, **limit)
+    made.fit(Classifier(), loader())
+    assert made.max_epochs == -1
 
 
 @pytest.mark.parametrize("max_time", [timedelta(milliseconds=250), {"milliseconds": 250}])
@@ -248,6 +264,8 @@ def test_fast_dev_run_runs_every_loop_and_leaves_nothing_behind(given, batches, 
     assert len(watch.losses) == batches
     assert watch.evaluated == ["val"] * batches + ["test"] * batches
     assert not list(tmp_path.iterdir())
+    assert made.fast_dev_run is given
+    assert isinstance(made.checkpoint_callback, fp.ModelCheckpoint)  # what was given stays
 
 
 # When it validates
@@ -275,8 +293,16 @@ def test_when_validation_is_due(settings, at, fit):
 
 @pytest.mark.parametrize(("steps", "tried"), [(0, 0), (2, 2), (3, 3), (10, 4), (-1, 4)])
 def test_num_sanity_val_steps(steps, tried, fit):
-    _, watch = fit(num_sanity_val_steps=steps, max_epochs=1)
+    made, watch = fit(num_sanity_val_steps=steps, max_epochs=1)
     assert watch.evaluated == ["sanity"] * tried + ["val"] * 4
+    assert made.num_sanity_val_steps == (math.inf if steps == -1 else steps)
+
+
+def test_a_checkpoint_saved_after_training_leaves_no_thread(fit, tmp_path):
+    before = set(threading.enumerate())
+    made, _ = fit(max_epochs=1)
+    made.save_checkpoint(tmp_path / "after.ckpt")
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_sanity_check_leaves_no_metrics(trainer):

@@ -189,7 +189,7 @@ class ModelCheckpoint(Callback):
         if stage != "fit":
             return
         self._forget()
-        if trainer.world.rank != 0:
+        if trainer.fast_dev_run or trainer.world.rank != 0:
             return  # rank 0 names what all save; and what it sweeps away here would go while another lists it
         checkpoint.prepare(dirpath)
         if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.recorders)):

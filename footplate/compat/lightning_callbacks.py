@@ -41,8 +41,9 @@ def translate_callbacks(callbacks: list[Any]) -> list[Any]:
         ConfigError: one that can only work inside Lightning's loops.
     """
     translated = [_prepare(callback) if is_lightning(callback) else callback for callback in callbacks]
-    if any("BasePredictionWriter" in _lineage(callback) for callback in callbacks):
-        translated.insert(0, PredictionCollector())
+    writers = [callback for callback in callbacks if "BasePredictionWriter" in _lineage(callback)]
+    if writers:
+        translated.insert(0, PredictionCollector(any(writer.interval.on_epoch for writer in writers)))
     return translated
 
 
@@ -57,13 +58,19 @@ def _prepare(callback: Any) -> Any:
 class PredictionCollector(ours.Callback):
     """What Lightning's `BasePredictionWriter` asks the prediction loop for: predictions, and the rows they are of.
 
+    Args:
+        keeps_indices: whether a writer will want `epoch_batch_indices`.
+
     Attributes:
         predictions: of every batch so far; a list for each loader when there are several.
         current_batch_indices: the rows of the present batch, where the loader goes through them in order; else none.
-        epoch_batch_indices: those of every batch so far, for each loader.
+        epoch_batch_indices: those of every batch so far, for each loader; empty if no writer wants them.
     """
 
     sees_weights = False
+
+    def __init__(self, keeps_indices: bool) -> None:
+        self._keeps_indices = keeps_indices
 
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         loaders = trainer.predict_dataloaders
@@ -82,7 +89,8 @@ class PredictionCollector(ours.Callback):
     ) -> None:
         order = self._orders[dataloader_idx]
         self.current_batch_indices = order[batch_idx] if batch_idx < len(order) else []
-        self.epoch_batch_indices[dataloader_idx].append(self.current_batch_indices)
+        if self._keeps_indices:
+            self.epoch_batch_indices[dataloader_idx].append(self.current_batch_indices)
         self._found[dataloader_idx].append(outputs)
 
 

@@ -185,8 +185,10 @@ class Saving(ours.ModelCheckpoint):
 
     @property
     def kth_best_model_path(self) -> str:
-        """The worst of those that are kept."""
-        return self._superseded() if self.best_k_models else ""
+        """The worst of those that are kept, once there are as many as `save_top_k` says."""
+        if not self.best_k_models:
+            return ""
+        return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._superseded()
 
     @property
     def best_k_models(self) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class TrainingLoop:
             return
         trainer.sanity_checking = True
         trainer.hooks.call("on_sanity_check_start")
-        limits = [limit if steps == -1 else min(steps, limit) for limit in trainer.num_val_batches]
+        limits = [min(steps, limit) for limit in trainer.num_val_batches]
         trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, limits), log=False)
         self._known = set(trainer.reports.callback)
         trainer.hooks.call("on_sanity_check_end")

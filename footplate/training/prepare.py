@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -109,8 +110,6 @@ def choose_callbacks(
     callbacks = checked_callbacks([*given, *_of_packages()])
     if max_time is not None:
         callbacks.append(Timer(max_time))
-    if fast_dev_run:
-        callbacks = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     if savers and not enable_checkpointing:
         raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
@@ -272,6 +271,14 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
 def started_again(trainer: Trainer) -> bool:
     """Whether this process repeats a `fit` that failed, and continues from what that has saved."""
     return trainer.launch_id is not None and trainer.stage == "fit" and worker.attempt() > 0
+
+
+def default_max_epochs(max_steps: int, callbacks: list[Any]) -> int:
+    """The limit of a `fit` that was given none: -1 where steps or a `Timer` limit it; else 1000, with a warning."""
+    if max_steps != -1 or any(is_kind(callback, Timer) for callback in callbacks):
+        return -1
+    warnings.warn("Nothing limits this run: max_epochs=1000 is assumed. Say max_epochs=-1 for no limit.", stacklevel=3)
+    return 1000
 
 
 def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | None:

@@ -58,6 +58,7 @@ def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any],
     if arguments.get("monitor"):
         assert float(found.best_model_score) == pytest.approx(float(expected.best_model_score), rel=1e-6)
         assert {Path(path).name for path in found.best_k_models} == {Path(path).name for path in expected.best_k_models}
+        assert Path(found.kth_best_model_path).name == Path(expected.kth_best_model_path).name
 
 
 def test_the_users_objects_are_the_trainers_and_learn(trainer: Any) -> None:
@@ -290,9 +291,10 @@ def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
 class Writer(theirs.BasePredictionWriter):
     """Keeps what it is given to write."""
 
-    def __init__(self) -> None:
-        super().__init__("batch_and_epoch")
+    def __init__(self, interval: Any) -> None:
+        super().__init__(interval)
         self.batches: list[tuple[Any, ...]] = []
+        self.epoch: tuple[Any, Any] = ([], [])
 
     def write_on_batch_end(
         self,
@@ -305,19 +307,23 @@ class Writer(theirs.BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         self.batches.append((indices, len(prediction), batch_idx, dataloader_idx))
+        self.indices_so_far = trainer.predict_loop.epoch_batch_indices
 
     def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
         self.epoch = (predictions, batch_indices)
 
 
+@pytest.mark.parametrize("interval", ["batch", "batch_and_epoch"])
 @pytest.mark.parametrize("make", [loaders, two_val_loaders], ids=["one loader", "several loaders"])
-def test_prediction_writers_are_given_what_lightning_gives_them(trainer: Any, make: Any, tmp_path: Path) -> None:
+def test_prediction_writers_are_given_what_lightning_gives_them(
+    trainer: Any, make: Any, interval: str, tmp_path: Path
+) -> None:
     class Predicts(Evaluated):
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             return self(batch[0])
 
     torch.manual_seed(0)
-    module, expected, found = Predicts(), Writer(), Writer()
+    module, expected, found = Predicts(), Writer(interval), Writer(interval)
     with quiet():
         pl.Trainer(
             accelerator="cpu", logger=DummyLogger(), callbacks=[expected], enable_progress_bar=False,
@@ -326,6 +332,7 @@ def test_prediction_writers_are_given_what_lightning_gives_them(trainer: Any, ma
     trainer(callbacks=[found]).predict(module, make()[1])
 
     assert found.batches == expected.batches
+    assert found.indices_so_far == expected.indices_so_far
     assert found.epoch[1] == expected.epoch[1]
     for mine, their in zip(flat(found.epoch[0]), flat(expected.epoch[0]), strict=True):
         assert torch.equal(mine, their)
