@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import common  # noqa: E402
 import data_common  # noqa: E402
+import foreign_tests  # noqa: E402
 import step_overhead  # noqa: E402
 
 RATIOS = {
@@ -176,6 +178,14 @@ def test_the_benchmark_of_xlas_speed_measures_a_tiny_network(tmp_path: Path):
     assert all(value > 0 for value in found["ratios"].values())
     assert 0 < found["figures"]["host_us_per_step_k50"] <= found["figures"]["device_us_per_step_k50"]
     assert found["figures"]["trainer_us_per_step_k50"] > 0
+
+
+def test_broken_cases_of_foreign_tests_count_as_behavioural_and_wording_does_not():
+    row = {"name": "made", **foreign_tests.count(Counter({"passes": 6, "differs": 1, "broken": 1, "wording": 9}))}
+    assert (row["passed"], row["behavioural"], row["wording"], row["on_purpose"]) == (6, 8, 9, 0)
+    share = foreign_tests.share(row)
+    assert share["median"] == 0.75
+    assert {"of", "against", "measure"} <= set(share)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from foreign import cases
-from foreign.running import Outcome, find_archive, run, test_files
+from foreign.checking import Check, Part, check, list_of
+from foreign.running import Outcome, find_archive
 from foreign.suites import SUITES, Suite
 
 
@@ -51,60 +51,41 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_suite(suite: Suite, options: argparse.Namespace, until: float) -> str | None:
     """Run a suite, report, and update its list if that is asked for; returns what is wrong."""
-    began = time.monotonic()
-    path = cases.FOLDER / f"{suite.name}.txt"
-    entries = cases.read(path) if path.exists() else {}
-    files = _files(suite, options, entries)
-    meant = {case: entry for case, entry in entries.items() if case.split("::", 1)[0] in files}
-    if options.quick:
-        meant = {case: entry for case, entry in meant.items() if entry.kind == "passes"}
-    if not files or not (meant or options.all):
-        return f"no case was chosen: {path.name} has {len(entries)} entries, and none fits the arguments."
-    wanted = None if options.all else meant
-    outcomes = run(suite, options.archives, files, wanted, options.workers, options.limit, until)
-    # A folded entry asks for all parameters of a test, also for those that are left out by a line of their own.
-    outcomes = {case: outcome for case, outcome in outcomes.items() if case in meant or case not in entries}
-    _report(suite, meant, outcomes, time.monotonic() - began)
+    part = Part(options.files or (), options.quick, options.all)
+    checked = check(suite, options.archives, part, options.workers, options.limit, until)
+    path = list_of(suite)
+    if checked is None:
+        count = len(cases.read(path)) if path.exists() else 0
+        return f"no case was chosen: {path.name} has {count} entries, and none fits the arguments."
+    _report(checked)
     if options.json:
         found = json.loads(options.json.read_text()) if options.json.exists() else {}
-        found[suite.name] = {case: vars(outcome) for case, outcome in sorted(outcomes.items())}
+        found[suite.name] = {case: vars(outcome) for case, outcome in sorted(checked.outcomes.items())}
         options.json.write_text(json.dumps(found, indent=1))
-    plain = {case: outcome.outcome for case, outcome in outcomes.items()}
     if options.update:
-        cases.write(path, {**_without(entries, meant), **cases.updated(meant, plain)}, cases.heading(path))
+        entries = cases.read(path) if path.exists() else {}
+        rest = {case: entry for case, entry in entries.items() if case not in checked.entries}
+        plain = {case: outcome.outcome for case, outcome in checked.outcomes.items()}
+        cases.write(path, {**rest, **cases.updated(checked.entries, plain)}, cases.heading(path))
         return None
-    broken = cases.compare(meant, plain).broken
+    broken = checked.compared.broken
     return f"{len(broken)} cases that are listed as passing did not pass." if broken else None
 
 
-def _files(suite: Suite, options: argparse.Namespace, entries: Mapping[str, cases.Entry]) -> list[str]:
-    """The files to run: those that the list names, also where the archive lacks them, or all that the archive has."""
-    files = {case.split("::", 1)[0] for case in entries}
-    if options.all:
-        files |= set(test_files(suite, options.archives))
-    if options.quick and suite.quick:
-        files &= set(suite.quick)
-    return sorted(file for file in files if not options.files or any(part in file for part in options.files))
-
-
-def _without(entries: Mapping[str, cases.Entry], left_out: Mapping[str, cases.Entry]) -> dict[str, cases.Entry]:
-    return {case: entry for case, entry in entries.items() if case not in left_out}
-
-
-def _report(suite: Suite, entries: dict[str, cases.Entry], outcomes: dict[str, Outcome], seconds: float) -> None:
-    compared = cases.compare(entries, {case: outcome.outcome for case, outcome in outcomes.items()})
+def _report(checked: Check) -> None:
+    name, outcomes, compared = checked.suite.name, checked.outcomes, checked.compared
     for case, what in sorted(compared.broken.items()):
         outcome = outcomes.get(case, Outcome(what))
         phase = " in its teardown" if outcome.phase == "teardown" else ""
-        print(f"{suite.name}: {case} is listed as passing, and {what}{phase}: {outcome.error[:300]} {outcome.line}")
-    single = cases.unfold(entries, outcomes)
+        print(f"{name}: {case} is listed as passing, and {what}{phase}: {outcome.error[:300]} {outcome.line}")
+    single = cases.unfold(checked.entries, outcomes)
     for case in compared.mended:
-        print(f"{suite.name}: {case} passes, and is listed as {single[case].kind}")
+        print(f"{name}: {case} passes, and is listed as {single[case].kind}")
     for case in compared.unlisted:
-        print(f"{suite.name}: {case} passes, and isn't listed")
+        print(f"{name}: {case} passes, and isn't listed")
     kinds = (*cases.KINDS, "broken")
     counts = ", ".join(f"{compared.counts[kind]} {kind}" for kind in kinds if compared.counts[kind])
-    print(f"{suite.name}: {counts or 'no case'} ({seconds:.0f} s)", flush=True)
+    print(f"{name}: {counts or 'no case'} ({checked.seconds:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":
