@@ -159,6 +159,36 @@ def arguments_from(state: dict[str, Any], parameters: Collection[str], given: di
     return {whole: together, **{name: value for name, value in kept.items() if name in parameters}, **beside}
 
 
+def hparams_to_log(module: Any, datamodule: Any) -> dict[str, Any]:
+    """The hyper-parameters that loggers get: those of the module and of the data module.
+
+    Raises:
+        ConfigError: both have one of the same name, with different values.
+    """
+    logged = [
+        getattr(owner, "hparams", None) or {} if getattr(owner, "_log_hyperparams", True) else {}
+        for owner in (datamodule, module)
+    ]
+    for name in logged[0].keys() & logged[1].keys():
+        values = [hparams[name] for hparams in logged]
+        if not _alike(*values):
+            raise ConfigError(
+                f"The hyper-parameter {name!r} is {values[1]!r} in the module and {values[0]!r} in the data module. "
+                "Loggers keep one value of a name. Rename one of them, or call "
+                "save_hyperparameters(logger=False) in one of the classes."
+            )
+    return {**logged[0], **logged[1]}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # an array, say, whose comparison has several values
+        return False
+
+
 def _init_arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
     """The arguments of every `__init__` of `owner` from `frame` outwards: a subclass's win over its base's."""
     found: dict[str, Any] = {}

@@ -36,6 +36,7 @@ from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
+from footplate.hparams import hparams_to_log
 from footplate.launch.worker import slot
 from footplate.metrics import MetricLog
 from footplate.parallel.agreement import Agreement
@@ -1082,10 +1083,6 @@ class Trainer(View):
         return compat().trainer_attribute(self, name)
 
     def _hparams(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for owner in (self.datamodule, self.module):
-            if owner is not None and getattr(owner, "_log_hyperparams", True):
-                found.update(getattr(owner, "hparams", None) or {})
         settings = {
             "accelerator": self.accelerator.name,
             "precision": self.precision.name,
@@ -1095,7 +1092,8 @@ class Trainer(View):
             "gradient_clip_val": self.gradient_clip_val,
             "seed": self.seed,
         }
-        return {**found, **{f"trainer/{name}": value for name, value in settings.items()}}
+        saved = hparams_to_log(self.module, self.datamodule)
+        return {**saved, **{f"trainer/{name}": value for name, value in settings.items()}}
 
 
 def _no_trainer() -> None:

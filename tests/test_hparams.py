@@ -14,7 +14,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.hparams import AttributeDict, split_plain
+from footplate.hparams import AttributeDict, hparams_to_log, split_plain
 from footplate.state import RunState
 
 
@@ -171,3 +171,16 @@ def test_those_that_no_checkpoint_can_hold_are_named():
     )
     assert kept == {"lr": 0.1, "path": "a/b", "colour": "red", "type": torch.float32}
     assert dropped == ["net", "f"]
+
+
+def test_loggers_get_those_of_both_and_refuse_two_values_of_one_name():
+    class Data(fp.DataModule):
+        def __init__(self, lr: float, rows: torch.Tensor | None = None) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    rows = torch.ones(2)
+    assert hparams_to_log(Base(0.5, rows=rows), Data(0.5, rows)) == {"lr": 0.5, "classes": 10, "rows": rows}
+    with pytest.raises(fp.ConfigError, match=r"'lr' is 0\.5 in the module and 0\.25 in the data module"):
+        hparams_to_log(Base(0.5), Data(0.25))
+    assert hparams_to_log(Base(0.5), None) == {"lr": 0.5, "classes": 10}
