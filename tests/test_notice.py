@@ -117,6 +117,12 @@ def test_a_metadata_server_that_fails_is_asked_again(metadata, monkeypatch, capl
     assert sum("asking again" in record.getMessage() for record in caplog.records) <= 2
 
 
+def test_no_thread_outlives_the_watch_though_its_question_is_open(metadata, caplog):
+    assert heard(metadata, "maintenance-event", "NONE", 0.1) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "footplate-notices"]
+    assert not caplog.text
+
+
 def test_elsewhere_no_server_is_asked(monkeypatch):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     before = {*threading.enumerate()}

@@ -770,6 +770,23 @@ def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writi
         made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
 
 
+def test_no_thread_outlives_a_call(trainer):
+    class Fails(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 5:
+                raise ZeroDivisionError
+
+    before = {*threading.enumerate()}
+    made = trainer(logger=[fp.CSV(), fp.TensorBoard()], max_epochs=1)
+    made.fit(Classifier(), loader(), loader(40))
+    assert {*threading.enumerate()} <= before
+    made.validate(dataloaders=loader(40), verbose=False)
+    assert {*threading.enumerate()} <= before
+    with pytest.raises(ZeroDivisionError):
+        made.fit(Fails(), loader())
+    assert {*threading.enumerate()} <= before
+
+
 def test_results_of_an_evaluation_are_added_to_the_file_of_metrics(trainer):
     made = trainer(logger=None, log_every_n_steps=50)
     model = Classifier()

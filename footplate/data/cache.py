@@ -33,6 +33,9 @@ from footplate.data.digest import Digest
 from footplate.data.images import ImageFormat, decode_into, decoder_version
 from footplate.errors import DataError
 from footplate.hashing import hashed
+from footplate.threads import join
+
+JOIN_S = 30.0
 
 _LAYOUT = 2  # of the files, and of how images are scaled
 _MISSING, _THERE, _BAD = 0, 1, 2
@@ -102,6 +105,7 @@ class CachedImages:
         self._pixels, self._state = (np.asarray(mapped) for mapped in self._maps)
         self._pixels = self._pixels.reshape(-1, *shape)
         self._sealing = place == complete
+        self._sealer: threading.Thread | None = None
 
     def is_complete(self) -> bool:
         """Whether every row is there; the first time that it is so, the file begins to be forced to disk."""
@@ -109,8 +113,14 @@ class CachedImages:
             return False
         if not self._sealing:
             self._sealing = True
-            threading.Thread(target=self._seal, name="footplate-seal", daemon=True).start()
+            self._sealer = threading.Thread(target=self._seal, name="footplate-seal", daemon=True)
+            self._sealer.start()
         return True
+
+    def close(self) -> None:
+        """Wait until what is being forced to disk is there, for a bounded time."""
+        if self._sealer is not None and join(self._sealer, JOIN_S, "the cached images are being forced to disk"):
+            self._sealer = None
 
     def _seal(self) -> None:
         for mapped in self._maps:

@@ -26,6 +26,7 @@ from footplate.data.table import Table
 from footplate.data.window import Schedule
 from footplate.data.workers import Workers
 from footplate.parallel.world import World
+from footplate.threads import join_however_long
 
 _READERS = 2
 
@@ -63,6 +64,7 @@ class Pipeline:
         complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
         content = replace(recipe.content, images=()) if complete else recipe.content
         self._batches = range(start, epoch.num_batches(world.size))
+        self._caches = list(caches.values())
         self._stopped = False
         self._room = threading.Semaphore(prefetch)
         self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
@@ -90,9 +92,11 @@ class Pipeline:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._decoders.shutdown(wait=False, cancel_futures=True)
         if self._feeder is not threading.current_thread():
-            self._feeder.join()
+            join_however_long(self._feeder, "it waits for the rows that are being read")
         self._readers.shutdown()
         self._decoders.shutdown()
+        for cache in self._caches:
+            cache.close()
 
     def _feed(self) -> None:
         try:

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from footplate.step.transfer import map_tensors, movable
+from footplate.threads import join_however_long
 
 Move = Callable[[Any], Any]
 
@@ -160,7 +161,7 @@ class _Lane:
         self._stopped = True
         self._room.release()
         if self._thread is not threading.current_thread():  # where an iterator that was dropped is cleared away
-            self._thread.join()
+            join_however_long(self._thread, "it waits for the batch that is being read")
 
     def _run(self) -> None:
         try:

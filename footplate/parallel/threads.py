@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from footplate.hardware.machine import usable_cores
+from footplate.threads import join
 
 JOIN_S = 1.0  # what an idle thread needs to end, many times over
 
@@ -77,7 +78,7 @@ class Threads:
         for tasks in self._tasks:
             tasks.put(None)
         for thread in self._threads:
-            thread.join(JOIN_S)
+            join(thread, JOIN_S, "its task goes on")
 
     def _told(self, errors: Mapping[int, BaseException]) -> BaseException:
         first, *others = sorted(errors)

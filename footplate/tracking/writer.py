@@ -17,8 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from footplate.threads import join
+
 log = logging.getLogger(__name__)
 
+JOIN_S = 5.0
 INTERVAL_S = 1.0
 LONGEST_PAUSE_S = 30.0
 MOST_WAITING = 200_000  # records; beyond them the oldest are dropped, since training must not run out of memory
@@ -54,10 +57,11 @@ class BackgroundWriter:
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """`flush`, then end the thread."""
+        """`flush`, then end the thread, which is joined unless `deliver` hangs."""
         delivered = self.flush(timeout_s)
         self._closed = True
         self._wake.set()
+        join(self._thread, JOIN_S, f"{self._name} is being written")
         return delivered
 
     def _run(self) -> None:
@@ -66,6 +70,8 @@ class BackgroundWriter:
         while not self._closed:
             self._wake.wait(pause_s)
             self._wake.clear()
+            if self._closed:
+                return
             try:
                 self._empty_queue(batch)
             except Exception as error:

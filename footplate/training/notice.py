@@ -15,14 +15,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from footplate.threads import join
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+JOIN_S = 5.0
 
 
 class Notices(ABC):
@@ -39,12 +47,20 @@ class Notices(ABC):
         They raise OSError where the cloud can't be asked just now.
         """
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let functions that wait return or raise at once, and those that are called later."""
+
 
 class ComputeEngine(Notices):
     """Google's metadata server; `GCE_METADATA_HOST` names another host and port, as for Google's own tools."""
 
     WAIT_S = 60
     PRODUCT = Path("/sys/class/dmi/id/product_name")
+
+    def __init__(self) -> None:
+        self._asking: set[HTTPConnection] = set()
+        self._closed = False
 
     def here(self) -> bool:
         if os.environ.get("GCE_METADATA_HOST"):
@@ -72,16 +88,29 @@ class ComputeEngine(Notices):
         ]
 
     def _ask(self, path: str) -> tuple[str, str]:
-        import urllib.request
+        from http.client import HTTPConnection
 
         host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
-        request = urllib.request.Request(
-            f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
-        )
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            request, timeout=self.WAIT_S + 10
-        ) as answer:
-            return answer.read().decode().strip(), answer.headers.get("ETag", "0")
+        with contextlib.closing(HTTPConnection(host, timeout=self.WAIT_S + 10)) as connection:
+            connection.connect()
+            self._asking.add(connection)
+            try:
+                if self._closed:  # `close` looked for connections before this one was there
+                    raise OSError("no longer asked")
+                connection.request("GET", f"/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"})
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    raise OSError(f"{host} answers {answer.status} {answer.reason}")
+                return answer.read().decode().strip(), answer.headers.get("ETag", "0")
+            finally:
+                self._asking.discard(connection)
+
+    def close(self) -> None:
+        """End the requests that wait for an answer."""
+        self._closed = True
+        for connection in tuple(self._asking):
+            with contextlib.suppress(OSError, AttributeError):  # it may be closed at this moment
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 CLOUDS: tuple[type[Notices], ...] = (ComputeEngine,)
@@ -91,14 +120,22 @@ CLOUDS: tuple[type[Notices], ...] = (ComputeEngine,)
 def watching(end: Callable[[str], None]) -> Iterator[None]:
     """While entered, call `end(reason)`, in a thread, when the cloud says that this machine will be taken away."""
     over = threading.Event()
-    for cloud in (kind() for kind in CLOUDS):
-        if cloud.here():
-            for wait in cloud.watches():
-                threading.Thread(target=_watch, args=(wait, end, over), name="footplate-notices", daemon=True).start()
+    clouds = [cloud for cloud in (kind() for kind in CLOUDS) if cloud.here()]
+    threads = [
+        threading.Thread(target=_watch, args=(wait, end, over), name="footplate-notices", daemon=True)
+        for cloud in clouds
+        for wait in cloud.watches()
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         over.set()
+        for cloud in clouds:
+            cloud.close()
+        for thread in threads:
+            join(thread, JOIN_S, "it asks the cloud whether this machine will be taken away")
 
 
 def _watch(wait: Callable[[], str | None], end: Callable[[str], None], over: threading.Event) -> None:
@@ -109,7 +146,7 @@ def _watch(wait: Callable[[], str | None], end: Callable[[str], None], over: thr
         try:
             reason = wait()
         except (OSError, HTTPException) as error:
-            if not quiet:
+            if not quiet and not over.is_set():
                 log.warning(
                     "The cloud can't be asked whether this machine will be taken away (%s); asking again.", error
                 )

@@ -83,12 +83,28 @@ def test_a_failure_is_reported_once_until_it_has_passed(caplog):
     ]
 
 
-def test_closing_gives_up_after_its_time_and_ends_the_thread():
-    disk = Disk(failures=range(1000))
-    writer = BackgroundWriter("gives-up", disk)
+def threads(name):
+    return [thread for thread in threading.enumerate() if thread.name == f"footplate-{name}"]
+
+
+def test_closing_gives_up_after_its_time_and_joins_the_thread():
+    for name, failures in (("delivers", ()), ("gives-up", range(1000))):
+        disk = Disk(failures=failures)
+        writer = BackgroundWriter(name, disk)
+        writer.put("record")
+        assert writer.close(0.1 if failures else 60) == (not failures)
+        assert not threads(name)
+        assert disk.kept == ([] if failures else ["record"])
+
+
+def test_closing_names_a_thread_that_hangs(caplog, monkeypatch):
+    monkeypatch.setattr("footplate.tracking.writer.JOIN_S", 0.05)
+    goes_on = threading.Event()
+    writer = BackgroundWriter("hangs", lambda records: goes_on.wait())
     writer.put("record")
-    assert not writer.close(0.1)
-    for thread in threading.enumerate():
-        if thread.name == "footplate-gives-up":
-            thread.join(60)
-            assert not thread.is_alive()
+    assert not writer.close(0.05)
+    assert "The thread footplate-hangs still runs 0.05 s after it was asked to end" in caplog.text
+    goes_on.set()
+    for thread in threads("hangs"):
+        thread.join(60)
+    assert not threads("hangs")
