@@ -102,7 +102,7 @@ def choose_callbacks(
     enable_model_summary: bool,
     fast_dev_run: bool,
 ) -> list[Any]:
-    """The callbacks of a trainer: those that were given, and the usual ones that were not; a fast_dev_run saves nothing.
+    """The callbacks of a trainer: those that were given, and the usual ones that were not; those that save come last.
 
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
@@ -114,12 +114,12 @@ def choose_callbacks(
     if savers and not enable_checkpointing:
         raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
     if not savers and enable_checkpointing and not fast_dev_run:
-        callbacks.append(ModelCheckpoint())
+        savers = [ModelCheckpoint()]
     if enable_progress_bar and not any(is_kind(callback, ProgressBar) for callback in callbacks):
         callbacks.append(ProgressBar())
     if enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
-    return callbacks
+    return [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)] + savers
 
 
 def checked_callbacks(given: list[Any]) -> list[Any]:

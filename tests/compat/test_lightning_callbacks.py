@@ -61,6 +61,12 @@ def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any],
         assert Path(found.kth_best_model_path).name == Path(expected.kth_best_model_path).name
 
 
+def test_callbacks_that_save_come_last(trainer: Any) -> None:
+    first, second, rates = theirs.ModelCheckpoint(), theirs.ModelCheckpoint(monitor="val_loss"), pl.Callback()
+    given = [first, rates, second]
+    assert [one for one in trainer(callbacks=given).callbacks if one in given] == [rates, first, second]
+
+
 def test_the_users_objects_are_the_trainers_and_learn(trainer: Any) -> None:
     stopping = theirs.EarlyStopping("val_loss", patience=1, stopping_threshold=10.0)
     rates, timer = theirs.LearningRateMonitor("epoch"), theirs.Timer(duration=timedelta(hours=1))
