@@ -274,12 +274,7 @@ class MetricLog:
         metric = value if _is_metric(value) else None
         if metric is None:
             _check_value(name, value)
-        if isinstance(reduce_fx, str) and reduce_fx not in REDUCTIONS:
-            raise ConfigError(
-                f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.'
-            )
-        if callable(reduce_fx) and reduce_fx in (torch.mean, torch.sum, torch.min, torch.max):
-            reduce_fx = reduce_fx.__name__
+        reduce_fx = _known_reduction(name, reduce_fx)
         if on_step is None:
             on_step = self.by_step if on_epoch is None or not self.by_step else True
         if on_epoch is None:
@@ -453,6 +448,18 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
         for index, number in zip(indices, numbers, strict=True):
             result[index] = number
     return result
+
+
+def _known_reduction(name: str, reduce_fx: str | Callable[[Tensor], Tensor]) -> str | Callable[[Tensor], Tensor]:
+    """The name of a reduction; or the function, where it is somebody's own."""
+    if callable(reduce_fx):
+        return reduce_fx.__name__ if reduce_fx in (torch.mean, torch.sum, torch.min, torch.max) else reduce_fx
+    known = {"avg": "mean"}.get(reduce_fx.lower(), reduce_fx.lower())
+    if known not in REDUCTIONS:
+        raise ConfigError(
+            f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.'
+        )
+    return known
 
 
 def _plain(reduce_fx: Any) -> Any:

@@ -12,6 +12,7 @@ return None                                                         nothing is o
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -140,7 +141,7 @@ class StepOptimizer:
     Everything else is the optimizer's own.
     """
 
-    def __init__(self, optimizer: Optimizer, step: Callable[[Optimizer, Callable[[], Any] | None], Any]) -> None:
+    def __init__(self, optimizer: Optimizer, step: Callable[..., Any]) -> None:
         self.__dict__["_optimizer"] = optimizer
         self.__dict__["_step"] = step
 
@@ -154,9 +155,9 @@ class StepOptimizer:
         """The optimizer itself."""
         return self.__dict__["_optimizer"]
 
-    def step(self, closure: Callable[[], Any] | None = None, **_: Any) -> Any:
-        """One optimizer step, which counts as a global step."""
-        return self.__dict__["_step"](self.optimizer, closure)
+    def step(self, closure: Callable[[], Any] | None = None, **arguments: Any) -> Any:
+        """One optimizer step, which counts as a global step. The optimizer's own `step` gets the other arguments."""
+        return self.__dict__["_step"](self.optimizer, closure, **arguments)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
@@ -173,6 +174,18 @@ class StepOptimizer:
 def wants_closure(optimizer: Optimizer) -> bool:
     """Whether an optimizer can't step without re-evaluating the loss (LBFGS)."""
     return _steps_by_closure(type(optimizer))
+
+
+def may_use_closure(optimizer: Optimizer) -> bool:
+    """Whether somebody's own optimizer does something with the closure that `step` may be given, as SAM does.
+
+    torch's optimizers call an optional closure once, before anything else, so that they don't need it.
+    """
+    step = inspect.unwrap(type(optimizer).step)
+    code = getattr(step, "__code__", None)
+    if code is None or (getattr(step, "__module__", None) or "").startswith("torch.optim."):
+        return False
+    return any(one.argval == "closure" and one.opname.startswith("LOAD") for one in dis.get_instructions(code))
 
 
 @functools.cache  # it is asked at every step

@@ -571,6 +571,7 @@ class Trainer(View):
 
     def _train(self, loop: TrainingLoop) -> None:
         self.training_in_progress = True
+        self.metrics.by_step = False
         self.hooks.call("on_train_start")
         self.agreement.settle()
         record = recorder(self.profiler) or contextlib.nullcontext

@@ -212,6 +212,14 @@ def test_an_unknown_reduction_is_refused():
         log_of().log("acc", 1.0, reduce_fx="average")
 
 
+@pytest.mark.parametrize(("name", "value"), [("avg", 1.5), ("SUM", 3.0), ("Max", 2.0)])
+def test_reductions_have_lightnings_names_too(name, value):
+    log = log_of()
+    for number in (1.0, 2.0):
+        log.log("x", number, reduce_fx=name)
+    assert log.epoch_values().logger["x"] == value
+
+
 def test_numbers_of_all_kinds_become_floats_in_their_order():
     mixed = [1, torch.tensor(2), torch.tensor([3.0]), np.float32(4), torch.tensor(5.0, dtype=torch.bfloat16), True]
     assert to_floats(mixed) == [1.0, 2.0, 3.0, 4.0, 5.0, 1.0]
@@ -345,3 +353,19 @@ def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset
     assert {name: float(run.callback_metrics[name]) for name in ("trained", "validated", "twice")} == {
         "trained": 3.0, "validated": 2.0, "twice": 4.0,
     }  # fmt: skip
+
+
+def test_a_value_that_on_train_start_logs_belongs_to_the_first_epoch(trainer):
+    sent = []
+
+    class Starts(Classifier):
+        def on_train_start(self):
+            self.log("at_start", 1.0)
+
+    class Keeps(fp.Logger):
+        def log_metrics(self, metrics, step, epoch):
+            sent.extend((step, name) for name in metrics if name == "at_start")
+
+    run = trainer(max_epochs=2, limit_train_batches=3, log_every_n_steps=1, logger=Keeps())
+    run.fit(Starts(), loader())
+    assert sent == [(3, "at_start")]

@@ -8,7 +8,7 @@ from models.small import Classifier, loader
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import footplate as fp
-from footplate.optim import configure, wants_closure
+from footplate.optim import configure, may_use_closure, wants_closure
 
 
 class Returns(Classifier):
@@ -187,6 +187,90 @@ def test_only_optimizers_that_must_be_given_a_closure_want_one():
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     assert wants_closure(torch.optim.LBFGS(parameters))
     assert not wants_closure(torch.optim.AdamW(parameters))
+
+
+class SharpnessAware(torch.optim.SGD):
+    """Takes the gradient a little uphill, as SAM does, and so evaluates the batch twice."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        closure()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        uphill = [0.05 * parameter.grad for parameter in parameters]
+        for parameter, change in zip(parameters, uphill, strict=True):
+            parameter += change
+        loss = closure()
+        for parameter, change in zip(parameters, uphill, strict=True):
+            parameter -= change
+        super().step()
+        return loss
+
+
+class Plain(torch.optim.SGD):
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data -= 0.1 * parameter.grad
+
+
+def test_an_optimizer_that_evaluates_a_batch_twice_trains_as_in_a_plain_loop(trainer):
+    class Net(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(8, 3)
+
+        def training_step(self, batch, batch_idx):
+            return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return SharpnessAware(self.parameters(), lr=0.1)
+
+    trained, model = Net(), Net()
+    model.load_state_dict(trained.state_dict())
+    batches = list(loader(40))
+    trainer(max_epochs=1).fit(trained, batches)
+
+    optimizer = model.configure_optimizers()
+    for batch in batches:
+
+        @torch.enable_grad()
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = model.training_step(batch, 0)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), model.parameters(), strict=True))
+
+
+def test_an_optimizer_that_ignores_its_closure_gets_none():
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    assert may_use_closure(SharpnessAware(parameters, lr=0.1))
+    assert not may_use_closure(Plain(parameters, lr=0.1))
+    assert not may_use_closure(torch.optim.AdamW(parameters))
+
+
+def test_arguments_of_a_step_by_hand_reach_the_optimizer(trainer):
+    class Scaled(torch.optim.SGD):
+        def step(self, closure=None, *, scale=1.0):
+            scales.append(scale)
+            return super().step(closure)
+
+    class ByHand(Classifier):
+        automatic_optimization = False
+
+        def configure_optimizers(self):
+            return Scaled(self.parameters(), lr=0.1)
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step(scale=batch_idx)
+
+    scales: list[float] = []
+    trainer(max_epochs=1, limit_train_batches=3).fit(ByHand(), loader())
+    assert scales == [0, 1, 2]
 
 
 def test_lbfgs_trains(trainer):

@@ -131,8 +131,8 @@ class Step(ABC):
         """The backward pass of manual optimisation, with the precision's scaling."""
 
     @abstractmethod
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
-        """An optimizer step of manual optimisation."""
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
+        """An optimizer step of manual optimisation; the optimizer's `step` gets the other arguments."""
 
     @abstractmethod
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
-from footplate.optim import StepOptimizer, wants_closure
+from footplate.optim import StepOptimizer, may_use_closure, wants_closure
 from footplate.step.base import Step, StepSpec
 from footplate.step.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.transfer import detach
@@ -71,7 +71,12 @@ class EagerStep(Step):
         self._own_clipping = overrides(module, "configure_gradient_clipping")
         self._own_backward = overrides(module, "backward")
         self._own_step = overrides(module, "optimizer_step")
-        self._by_closure = self._own_step or (self._optimizer is not None and wants_closure(self._optimizer))
+        # A scaled loss can't be run inside a closure, so an optimizer that can do without one gets none.
+        optional = self._scaler is None and self._optimizer is not None and may_use_closure(self._optimizer)
+        self._by_optional_closure = optional
+        self._by_closure = (
+            self._own_step or optional or (self._optimizer is not None and wants_closure(self._optimizer))
+        )
         self._clips = self._own_clipping or bool(spec.gradient_clip_val)
         hooks = spec.hooks
         self._before_zero_grad = hooks.get("on_before_zero_grad")
@@ -258,7 +263,9 @@ class EagerStep(Step):
         if self._scaler is not None:
             raise ConfigError('precision="16-mixed" can\'t scale a loss inside a closure: use "bf16-mixed".')
         returned: list[Any] = []
+        self.changing = self._by_optional_closure  # somebody's own optimizer may change weights before the forward pass
 
+        @torch.enable_grad()
         def closure() -> Tensor | None:
             if returned:  # the optimizer evaluates the loss again
                 self._accumulated = 0
@@ -267,13 +274,13 @@ class EagerStep(Step):
             self._backpropagate(output, optimizer, batch_idx, epoch)
             return self._closure_loss(optimizer, output)
 
-        def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
             def evaluate() -> Any:
                 loss = None if closure is None else closure()
                 self._prepare_gradients(optimizer)
                 return loss
 
-            return optimizer.step(evaluate)
+            return optimizer.step(evaluate, **arguments)
 
         stepper = StepOptimizer(optimizer, step)
         if self._own_step:
@@ -388,7 +395,7 @@ class EagerStep(Step):
         for hook in self._after_backward:
             hook()
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
         if closure is None:
             self._average(optimizer)
         elif self._several:
@@ -402,9 +409,9 @@ class EagerStep(Step):
         for hook in self._before_optimizer_step:
             hook(optimizer)
         if self._scaler is None:
-            result = optimizer.step(closure) if closure is not None else optimizer.step()
+            result = optimizer.step(**arguments) if closure is None else optimizer.step(closure, **arguments)
         else:
-            result = self._scaler.step(optimizer)
+            result = self._scaler.step(optimizer, **arguments)
             self._stepped.add(id(optimizer))
         self.spec.on_optimizer_step()
         return result

@@ -126,7 +126,7 @@ ATTRIBUTES = (
         "world_size num_nodes num_devices device_ids enable_validation early_stopping_callback early_stopping_callbacks "
         "checkpoint_callback checkpoint_callbacks progress_bar_callback interrupted received_sigterm training validating "
         "testing predicting evaluating sanity_checking state global_step max_epochs max_steps "
-        "min_steps is_last_batch num_training_batches num_val_batches num_sanity_val_batches num_test_batches "
+        "min_steps num_training_batches num_val_batches num_sanity_val_batches num_test_batches "
         "num_predict_batches loggers callbacks "
         "estimated_stepping_batches should_stop fast_dev_run accumulate_grad_batches gradient_clip_val log_every_n_steps "
         "check_val_every_n_epoch limit_train_batches limit_val_batches limit_test_batches limit_predict_batches "
@@ -139,6 +139,7 @@ ATTRIBUTES = (
     Row("_accelerator_connector", "different", "a stand-in: `is_distributed`"),
     Row("profiler", "different", "without one, an object whose `profile` records nothing"),
     Row("precision", "different", "an object; `trainer.precision.name` is \"bf16-mixed\""),
+    Row("is_last_batch", "different", "always False with a loader of unknown length, since no batch is read ahead"),
     Row("min_epochs", "different", "None where Lightning has 0"),
     Row("callback_metrics", "different", "float64 tensors on the CPU; reading it brings the latest values to the host"),
     Row("logged_metrics", "different", "floats, as they were last sent to the loggers"),

@@ -225,10 +225,15 @@ class Sequence:
         if overrides(self._module, "on_after_backward"):
             self._module.on_after_backward()
 
-    def _manual_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> None:
+    def _manual_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> None:
         if closure is not None:
             raise CaptureError(
                 f"{self._who} gives optimizer.step() a closure, which can't be captured: call backward before."
+            )
+        if arguments:
+            raise CaptureError(
+                f"{self._who} gives optimizer.step() {', '.join(arguments)}, which can't be captured: "
+                "set it in the optimizer's param_groups."
             )
         self._average(optimizer)
         if id(optimizer) not in self._cleared:

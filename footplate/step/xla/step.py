@@ -272,7 +272,7 @@ class XLAStep(Step):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         raise ConfigError(_CAPTURED)
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
         raise ConfigError(_CAPTURED)
 
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
