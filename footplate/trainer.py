@@ -48,6 +48,7 @@ from footplate.parallel.world import World
 from footplate.signals import Signals
 from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
+from footplate.step.compiled import unwrapped
 from footplate.step.precision import Precision
 from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.tracking.base import Logger, Status
@@ -367,7 +368,7 @@ class Trainer(View):
         """Train.
 
         Args:
-            model: a `Module` or a `LightningModule`.
+            model: a `Module` or a `LightningModule`; `torch.compile(module)` of one trains it compiled.
             train_dataloaders: a loader, or a `DataModule`.
             val_dataloaders: a loader or several.
             datamodule: a `DataModule` or a `LightningDataModule`.
@@ -383,6 +384,7 @@ class Trainer(View):
         take_changes(self)
         if self.max_epochs is None:
             self.max_epochs = default_max_epochs(self.max_steps, self.callbacks)
+        given, model = model, unwrapped(self, model)
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self._searched_only("fit", model, train_dataloaders, datamodule):
             return
@@ -392,7 +394,7 @@ class Trainer(View):
             from footplate.training.ranks import in_ranks
 
             in_ranks(
-                self, "fit", model, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
+                self, "fit", given, train_dataloaders=train_dataloaders, val_dataloaders=val_dataloaders,
                 datamodule=datamodule, ckpt_path=ckpt_path,
             )  # fmt: skip
             return
@@ -467,6 +469,7 @@ class Trainer(View):
         from footplate.training.predictions import PredictionWriter
 
         take_changes(self)
+        given, model = model, unwrapped(self, model)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only("predict", model, dataloaders, datamodule):
             return None
@@ -475,7 +478,7 @@ class Trainer(View):
             from footplate.training.ranks import in_ranks
 
             return in_ranks(
-                self, "predict", self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
+                self, "predict", self.module if given is None else given, dataloaders=dataloaders, datamodule=datamodule,
                 return_predictions=keep, ckpt_path=self._or_best(ckpt_path, is_new=model is not None), output=output,
             )  # fmt: skip
         with running(self), self._running("predict", self.module if model is None else model, datamodule):
@@ -589,6 +592,7 @@ class Trainer(View):
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
     ) -> list[dict[str, float]]:
         take_changes(self)
+        given, model = model, unwrapped(self, model)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only(stage, model, dataloaders, datamodule):
             return []
@@ -596,7 +600,7 @@ class Trainer(View):
             from footplate.training.ranks import in_ranks
 
             return in_ranks(
-                self, stage, self.module if model is None else model, dataloaders=dataloaders, datamodule=datamodule,
+                self, stage, self.module if given is None else given, dataloaders=dataloaders, datamodule=datamodule,
                 ckpt_path=self._or_best(ckpt_path, is_new=model is not None), verbose=verbose,
             )  # fmt: skip
         subject = self.module if model is None else model

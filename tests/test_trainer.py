@@ -20,6 +20,7 @@ from models.small import Classifier, dataset, loader
 from torch.utils.data import DataLoader, IterableDataset
 
 import footplate as fp
+from footplate import checkpoint
 from footplate.training.lock import only_writer
 
 
@@ -486,6 +487,87 @@ def test_compiled_for_real_it_trains_the_same(trainer):
         trainer(compile=compiled, max_epochs=1).fit(model, loader())
         results.append(final(model))
     assert torch.allclose(*results, atol=1e-5)
+
+
+class OwnForward(Classifier):
+    """Computes something in `forward` itself, which only a compiled `forward` compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+def test_a_module_that_torch_compile_returned_is_trained_compiled(trainer):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = OwnForward()
+        model = torch.compile(module, backend=backend) if compiled else module
+        made = trainer(max_epochs=1)
+        made.fit(model, loader(), loader(40))
+        results = made.validate(model, loader(40), verbose=False), made.test(model, loader(40), verbose=False)
+        predictions = torch.cat(made.predict(model, loader(40)))
+        saved = checkpoint.load(made.checkpoint_callback.best_model_path)["state_dict"]
+        found.append((final(module), results, predictions, saved))
+        assert made.module is module
+        assert list(saved) == list(OwnForward().state_dict())
+        assert made.lightning_module is module
+        module.eval()
+        for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+            assert torch.equal(copied(dataset(8).tensors[0]), module(dataset(8).tensors[0]))
+
+    eager, compiled = found
+    assert any("scale" in str(node) for graph in graphs for node in graph.graph.nodes)
+    assert torch.equal(eager[0], compiled[0])
+    assert eager[1] == compiled[1]
+    assert torch.equal(eager[2], compiled[2])
+    before = len(graphs)
+    made.fit(model, loader())  # what is compiled stays so
+    assert len(graphs) <= before + 1
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_compiled_in_every_rank(trainer):
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = Seen()
+        made = trainer(max_epochs=1, devices=2)
+        made.fit(torch.compile(module, backend="aot_eager") if compiled else module, loader())
+        assert made.module is module
+        assert module.compiled.tolist() == [float(compiled)]
+        found.append(final(module))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+class Seen(OwnForward):
+    """Notes whether its `forward` runs compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("compiled", torch.zeros(1))
+
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            self.compiled.fill_(1.0)
+        return super().forward(x)
+
+
+def test_a_compiled_module_is_refused_where_nothing_is_compiled(trainer):
+    with pytest.raises(fp.ConfigError, match='strategy="replicas"'):
+        trainer(strategy="replicas", devices=2).fit(torch.compile(Classifier(), backend="eager"), loader())
 
 
 # What it is made of

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from footplate.errors import ConfigError
 from footplate.hooks import overrides, step_arguments
 from footplate.optim import StepOptimizer, may_use_closure, wants_closure
 from footplate.step.base import Step, StepSpec
+from footplate.step.compiled import compile_in_place, layers
 from footplate.step.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.transfer import detach
 from footplate.step.unrecorded import clearer, stepper
@@ -527,16 +529,5 @@ def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
     `training_step` itself, with its logging, stays Python: the children that it calls are compiled; a module with no
     children is compiled as a whole.
     """
-    children = [child for child in module.children() if any(True for _ in child.parameters())]
-    for part in children or [module]:
-        _compile(part, options)
-
-
-def _compile(part: torch.nn.Module, options: dict[str, Any]) -> None:
-    """`part.compile(**options)`, also where the class is one of torch's own, whose frames the compiler passes over."""
-    call = part._call_impl
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
-
-    part._compiled_call_impl = torch.compile(forward, **options)
+    for part in layers(module) or [module]:
+        compile_in_place(part, functools.partial(torch.compile, **options))

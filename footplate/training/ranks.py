@@ -30,6 +30,7 @@ from footplate.errors import ConfigError
 from footplate.hooks import overrides
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
+from footplate.step.compiled import inside
 from footplate.step.transfer import to_device
 from footplate.training.status import running
 
@@ -86,6 +87,12 @@ class Outcome:
 def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> Any:
     """Make a call of a trainer in one process for each of its devices; returns what it returned on rank 0.
 
+    Args:
+        trainer: whose call it is.
+        method: the call's name.
+        module: as the user gave it; it may be compiled, and is compiled by each rank then.
+        **arguments: of the call.
+
     Raises:
         ConfigError: several nodes, and no cluster.
         LaunchError: something that can't be sent to the processes; a process was killed and no restart is left.
@@ -106,7 +113,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
             heartbeat_timeout_s=trainer.heartbeat_timeout,
         )  # fmt: skip
-    _take_home(trainer, module, arguments.get("datamodule"), outcome)
+    _take_home(trainer, inside(module), arguments.get("datamodule"), outcome)
     return outcome.returned
 
 
