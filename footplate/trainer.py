@@ -49,7 +49,6 @@ from footplate.signals import Signals
 from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
 from footplate.step.compiled import unwrapped
-from footplate.step.precision import Precision
 from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
@@ -70,6 +69,7 @@ from footplate.training.prepare import (
     choose_callbacks,
     choose_devices,
     choose_loggers,
+    choose_precision,
     compat,
     default_max_epochs,
     evaluation_loaders,
@@ -242,9 +242,8 @@ class Trainer(View):
         accelerator, devices, given_precision = modernise(
             accelerator, devices, None if precision is None else str(precision), gpus, tpu_cores, os.environ
         )
-        self.precision = Precision.parse(given_precision or "32-true")
         self.accelerator = get_accelerator(accelerator)
-        self.accelerator.check_precision(self.precision.name)
+        self.precision = choose_precision(given_precision or "32-true", self.accelerator)
         self.iterations_per_loop = check_count("iterations_per_loop", iterations_per_loop, 1)
         self.accelerator.check_arguments(self.given)
         self.world = World.from_environ()

@@ -110,7 +110,29 @@ def test_every_name_says_what_it_keeps_and_what_it_computes_in(name):
     assert precision.plain == (name == "32-true")
 
 
-@pytest.mark.parametrize("name", ["16-mixed", "16-true"])
+def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(trainer, caplog):
+    def fresh() -> Classifier:
+        torch.manual_seed(0)
+        model = Classifier()
+        model.net[2].p = 0.0  # a trainer's dropout draws numbers of its own
+        return model
+
+    model, plain = fresh(), fresh()
+    trainer(precision="16-mixed", max_epochs=1).fit(model, loader(shuffle=False))
+    assert caplog.text.count('a CPU trains in "bf16-mixed" instead') == 1
+
+    optimizer = plain.configure_optimizers()
+    for x, y in loader(shuffle=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(plain(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for mine, its in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("name", ["16-true"])
 def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, trainer):
     with pytest.raises(fp.ConfigError, match=r"cpu does not train in it.*bf16-mixed"):
         trainer(precision=name)

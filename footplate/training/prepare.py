@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import warnings
@@ -24,12 +25,15 @@ from footplate.launch import worker
 from footplate.module import Module
 from footplate.parallel.uneven import shortest
 from footplate.parallel.world import World
+from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training import job
 from footplate.training.settings import as_list, check_count, count_batches, limit_batches
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 NEEDED = {
     "fit": ("training_step", "configure_optimizers"),
@@ -57,6 +61,20 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
             "this node (LOCAL_WORLD_SIZE). Start one process for each device."
         )
     return found
+
+
+def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
+    """The precision to train in. A CPU trains in "bf16-mixed" where "16-mixed" is asked for, as under Lightning.
+
+    Raises:
+        ConfigError: an unknown one, or one that the accelerator doesn't train in.
+    """
+    chosen = Precision.parse(precision)
+    if chosen.name == "16-mixed" and accelerator.name == "cpu" and "16-mixed" not in accelerator.precisions:
+        log.warning('precision="16-mixed": a CPU trains in "bf16-mixed" instead.')
+        chosen = Precision.parse("bf16-mixed")
+    accelerator.check_precision(chosen.name)
+    return chosen
 
 
 def check_nodes(num_nodes: Any, devices: int, world: World) -> int:
