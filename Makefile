@@ -50,7 +50,7 @@ fuzz: setup  ## random training programs, run in several ways that must agree, f
 	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis" --ignore=tests/fuzz
 
 foreign: setup  ## other projects' tests, from the archives in FROM, compared with tests/foreign/lists
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM) $(ARGS)
 
 gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu
