@@ -26,7 +26,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
 
     Raises:
         ConfigError: others could ask without a token; the address can't be listened on; the store can't be used;
-            `FOOTPLATE_CPUS` is no number.
+            `FOOTPLATE_CPUS` or `FOOTPLATE_MEMORY` is no number.
         MissingExtra: FastAPI or uvicorn isn't installed.
         KeyboardInterrupt: Ctrl-C.
     """
@@ -50,7 +50,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
         )
     home = Home.here()
     open_store(home, PATIENCE_S).close()
-    machine.resources()  # what is wrong with FOOTPLATE_CPUS is said now, and not to whoever asks
+    machine.resources()  # a wrong FOOTPLATE_CPUS or FOOTPLATE_MEMORY is an error now, not at the first request
     mask = Mask.of(os.environ, *filter(None, [text]))
     app = make_app(Desk(home, mask, local=is_loopback(host)), token)
     listening = _listen(host, port)

@@ -21,6 +21,7 @@ from footplate.jobs.plan import Plan, Role
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
+from footplate.jobs.spec.yamlfile import parse
 from footplate.jobs.supervision.identity import Identity, end_groups
 from footplate.jobs.supervision.locks import Held, held
 from footplate.training import job
@@ -116,6 +117,23 @@ def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FOOTPLATE_CPUS", "many")
     with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected how many cores'):
         machine.resources()
+
+
+def test_a_job_that_names_no_machine_is_charged_for_little():
+    def charge(text: str) -> Resources:
+        return machine.needs(resolve(draft(parse(text), {"module-name": "trainer.task"}, (), "my_job")))
+
+    assert charge("") == charge("trainingInput: {scaleTier: BASIC}") == Resources(cpus=1, memory_gb=2)
+    assert charge("trainingInput: {masterType: n1-standard-4}") == Resources(cpus=4, memory_gb=15)
+
+
+def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOOTPLATE_MEMORY", "7.5")
+    assert machine.resources().memory_gb == 7.5
+    for wrong in ("nan", "inf", "0", "-1", "8GB"):
+        monkeypatch.setenv("FOOTPLATE_MEMORY", wrong)
+        with pytest.raises(ConfigError, match=f'FOOTPLATE_MEMORY="{wrong}": expected how many GB'):
+            machine.resources()
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_it_ends_with_a_command_that_submits_nothing(submit, bench, options):
 
 def test_it_ends_when_the_job_has_to_wait(submit, bench):
     bench.program("until_there('go')")
-    assert submit("first", FOOTPLATE_CPUS="4").returncode == 0
-    assert submit("my_job", FOOTPLATE_CPUS="4").returncode == 0
+    assert submit("first", FOOTPLATE_CPUS="1").returncode == 0
+    assert submit("my_job", FOOTPLATE_CPUS="1").returncode == 0
     until(lambda: reserves(bench.jobs.home.root) == [bench.supervisor("first")])
     assert bench.jobs.store.state("my_job") == State.QUEUED
     (bench.directory / "go").touch()

@@ -321,7 +321,7 @@ def test_what_a_process_leaves_behind_ends_with_it(bench: Bench):
 
 
 def test_jobs_wait_for_room_and_begin_by_priority_then_age(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FOOTPLATE_CPUS", "4")  # as many as one of them declares
+    monkeypatch.setenv("FOOTPLATE_CPUS", "1")  # as many as one of them is charged for
     bench.program("until_there('go'); open(place / 'order', 'a').write(sys.argv[1] + '\\n')")
     for name, priority in (("first", 0), ("second", 0), ("third", 0), ("urgent", 500)):
         bench.submit(name, args=(name,), priority=str(priority))
@@ -440,7 +440,7 @@ def test_a_resubmitted_job_counts_its_attempts_on(bench: Bench):
 
 
 def test_a_job_whose_package_is_gone_fails_with_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FOOTPLATE_CPUS", "4")
+    monkeypatch.setenv("FOOTPLATE_CPUS", "1")
     bench.program("until_there('go')")
     bench.submit("first")
     bench.program("until_there('go'); print('another program')")
@@ -453,7 +453,7 @@ def test_a_job_whose_package_is_gone_fails_with_the_reason(bench: Bench, monkeyp
 
 
 def test_a_job_whose_variables_are_damaged_fails_with_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FOOTPLATE_CPUS", "4")
+    monkeypatch.setenv("FOOTPLATE_CPUS", "1")
     bench.program("until_there('go')")
     bench.submit("first")
     bench.submit("second")

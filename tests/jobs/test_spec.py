@@ -376,9 +376,9 @@ def test_an_empty_file_is_a_job_that_flags_describe():
     assert resolved("trainingInput:\n").scale_tier == "BASIC"
 
 
-def test_submitting_needs_a_name_a_region_and_a_module():
+def test_submitting_needs_a_name_and_a_module():
     found = wrong("", partial=False)
-    assert [one.split(":")[0] for one in found] == ["jobId", "trainingInput.region", "trainingInput.pythonModule"]
+    assert [one.split(":")[0] for one in found] == ["jobId", "trainingInput.pythonModule"]
 
 
 @pytest.mark.parametrize("text", ["count=4", "type", "type=t4,count=1,zone=a", "type=t4,type=t4", "", "=t4"])

@@ -58,8 +58,6 @@ def _needed(job: Job) -> Found:
     spec = job.training_input
     if job.job_id is None:
         yield ("jobId",), "missing: name the job."
-    if spec.region is None:
-        yield (_INPUT, "region"), "missing. Give it with --region."
     if spec.python_module is None and config(spec, "master").image_uri is None:
         yield (_INPUT, "pythonModule"), "missing. Give it with --module-name, or an image with --master-image-uri."
 

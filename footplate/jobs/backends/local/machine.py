@@ -1,6 +1,7 @@
 """What this machine has for jobs, what a job needs of it, and which devices each process gets.
 
-`FOOTPLATE_CPUS` says how many cores jobs may take, where that is to be fewer than all, or more.
+`FOOTPLATE_CPUS` and `FOOTPLATE_MEMORY` set how many cores and how many GB of memory jobs may take. By default they may take
+all that the machine has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
 
 
+BASIC = Resources(cpus=1, memory_gb=2)  # what a job is charged for whose spec names no machine
+
+
 def host() -> str:
     """The name of this machine, by which a shared store knows whose jobs are whose."""
     return os.uname().nodename
@@ -28,24 +32,22 @@ def resources() -> Resources:
     """What jobs may take.
 
     Raises:
-        ConfigError: `FOOTPLATE_CPUS` is no number.
+        ConfigError: `FOOTPLATE_CPUS` or `FOOTPLATE_MEMORY` is no number.
     """
-    given = os.environ.get("FOOTPLATE_CPUS")
-    try:
-        cpus = float(given) if given else usable_cores()
-        if not 0 < cpus < float("inf"):
-            raise ValueError(given)
-    except ValueError:
-        raise ConfigError(f'FOOTPLATE_CPUS="{given}": expected how many cores jobs may take, such as 4.') from None
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = cgroup_limits().memory_bytes
-    return Resources(cpus, _gpus(), round(min(memory, limit or memory) / 2**30, 1))
+    cpus = _setting("FOOTPLATE_CPUS", "how many cores jobs may take, such as 4")
+    memory_gb = _setting("FOOTPLATE_MEMORY", "how many GB of memory jobs may take, such as 64")
+    if memory_gb is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory_gb = round(min(memory, cgroup_limits().memory_bytes or memory) / 2**30, 1)
+    return Resources(usable_cores() if cpus is None else cpus, _gpus(), memory_gb)
 
 
 def needs(resolved: ResolvedJob) -> Resources:
-    """What the machines of a spec have, together."""
+    """What the machines of a spec have, together. A spec that names none (scale tier BASIC) is charged for little."""
     from footplate.jobs.catalog.rows import catalog
 
+    if resolved.scale_tier == "BASIC":
+        return BASIC
     total = Resources()
     for one in resolved.replicas:
         machine = catalog().machines[one.machine.machine]
@@ -89,6 +91,19 @@ def share_devices(devices: Sequence[int], roles: Sequence[Role]) -> Iterator[tup
             if role.gpus and not mine and devices:
                 mine, turn = (devices[turn % len(devices)],), turn + 1
             yield mine
+
+
+def _setting(name: str, expected: str) -> float | None:
+    given = os.environ.get(name)
+    if not given:
+        return None
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f'{name}="{given}": expected {expected}.')
+    return number
 
 
 def _gpus() -> int:
