@@ -13,8 +13,6 @@ Lightning, and its subclasses' own methods run. Only its class changes, to one t
 
 from __future__ import annotations
 
-import functools
-import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +23,12 @@ from footplate import callbacks as ours
 from footplate import checkpoint
 from footplate.callbacks.model_checkpoint import format_name
 from footplate.checkpoint.storage import Place, to_place
+from footplate.compat._between import Between, between, is_lightnings, users_classes
 from footplate.errors import ConfigError
 from footplate.training.failing import moment_of, savable
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
-
-HOMES = ("lightning.", "pytorch_lightning.")
 
 
 def replace_methods(callback: Any) -> None:
@@ -41,29 +38,20 @@ def replace_methods(callback: Any) -> None:
         ConfigError: a subclass overrides a method of Lightning's that is never called here.
     """
     kind = type(callback)
-    if isinstance(kind, _Between):
+    if isinstance(kind, Between):
         return
-    name = next((base.__name__ for base in kind.__mro__ if _is_lightnings(base) and base.__name__ in REPLACED), None)
+    name = next((base.__name__ for base in kind.__mro__ if is_lightnings(base) and base.__name__ in REPLACED), None)
     if name is None:
         return
     replacement = REPLACED[name]
     _check_overrides(kind, name, replacement)
-    callback.__class__ = _between(kind, replacement)
+    callback.__class__ = between(kind, replacement)
     replacement.take_over(callback)
 
 
-def _is_lightnings(kind: type) -> bool:
-    return kind.__module__.startswith(HOMES)
-
-
-def _users(kind: type) -> list[type]:
-    """The classes of a callback that come before Lightning's."""
-    return list(itertools.takewhile(lambda base: not _is_lightnings(base), kind.__mro__))
-
-
 def _check_overrides(kind: type, name: str, replacement: Any) -> None:
-    lightnings = next(base for base in kind.__mro__ if _is_lightnings(base) and base.__name__ == name)
-    for base in _users(kind):
+    lightnings = next(base for base in kind.__mro__ if is_lightnings(base) and base.__name__ == name)
+    for base in users_classes(kind):
         for method, value in vars(base).items():
             unused = callable(value) and not method.startswith("__") and not hasattr(replacement, method)
             if unused and replacement.runs_ours and callable(getattr(lightnings, method, None)):
@@ -71,33 +59,6 @@ def _check_overrides(kind: type, name: str, replacement: Any) -> None:
                     f"{kind.__name__} overrides {name}.{method}(), which is not called here. Override a hook such as "
                     f"on_validation_end() instead, or inherit from footplate.{name}."
                 )
-
-
-class _Between(type):
-    """The class of a class whose bases are a user's or Lightning's class, and the replacement that goes in front of
-    Lightning's.
-    """
-
-    def mro(cls) -> list[type]:
-        kind, replacement = cls.__bases__
-        users = _users(kind)
-        between = [base for base in replacement.__mro__ if base not in kind.__mro__]
-        return [cls, *users, *between, *kind.__mro__[len(users) :]]
-
-
-@functools.cache
-def _between(kind: type, replacement: type) -> type:
-    home = __name__ if _is_lightnings(kind) else kind.__module__
-    names = {"__module__": home, "__qualname__": kind.__qualname__, "__reduce_ex__": _reduce}
-    return _Between(kind.__name__, (kind, replacement), names)
-
-
-def _reduce(callback: Any, protocol: int) -> tuple[Any, ...]:
-    return _rebuild, type(callback).__bases__, object.__reduce_ex__(callback, 2)[2]
-
-
-def _rebuild(kind: type, replacement: type) -> Any:
-    return object.__new__(_between(kind, replacement))
 
 
 class AsItIs:

@@ -4,7 +4,7 @@
 
 Lightning's own refuses any trainer that doesn't inherit from Lightning's. This one takes `footplate.Trainer`, its
 subclasses and functions that return one. `trainer.callbacks` and `trainer.logger` of a configuration may name Lightning's
-classes or ours.
+classes or ours, `trainer.profiler` one of Lightning's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jsonargparse.typing import class_from_function
 from lightning.pytorch import Callback as LightningsCallback
 from lightning.pytorch import cli
 from lightning.pytorch.loggers import Logger as LightningsLogger
+from lightning.pytorch.profilers import Profiler
 
 from footplate.callbacks import Callback
 from footplate.tracking.base import Logger
@@ -59,8 +60,12 @@ class LightningCLI(cli.LightningCLI):
 
 
 def _annotated(kind: type[Trainer]) -> type[Trainer]:
-    """A trainer's class whose callbacks and loggers may be Lightning's, as far as the parser asks."""
-    types = {"callbacks": CALLBACK | list[CALLBACK] | None, "logger": bool | LOGGER | list[LOGGER] | None}
+    """A trainer's class whose callbacks, loggers and profiler may be Lightning's, as far as the parser asks."""
+    types = {
+        "callbacks": CALLBACK | list[CALLBACK] | None,
+        "logger": bool | LOGGER | list[LOGGER] | None,
+        "profiler": Profiler | str | None,
+    }
     signature = inspect.signature(kind.__init__, eval_str=True)
     parameters = [
         one.replace(annotation=types.get(one.name, one.annotation))

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import AdvancedProfiler
 from models.zoo import Plain, loaders
 
 import footplate as fp
@@ -53,3 +54,13 @@ def test_callbacks_and_loggers_of_a_file_may_be_lightnings_or_ours(trainer_class
     assert isinstance(cli.trainer.early_stopping_callback, EarlyStopping)
     assert any(type(callback) is fp.LearningRateMonitor for callback in cli.trainer.callbacks)
     assert isinstance(cli.trainer.logger, CSVLogger)
+
+
+def test_short_names_stay_lightnings_when_a_trainer_has_been_made_with_such_a_callback(tmp_path: Path) -> None:
+    fp.Trainer(accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, callbacks=[ModelCheckpoint()])
+    arguments = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.monitor=val_loss"]
+    profiler = ["--trainer.profiler=AdvancedProfiler", "--trainer.profiler.line_count_restriction=0.5"]
+    cli = LightningCLI(WithData, run=False, args=[*arguments, *profiler, f"--trainer.default_root_dir={tmp_path}"])
+    assert isinstance(cli.trainer.checkpoint_callback, ModelCheckpoint)
+    assert cli.trainer.checkpoint_callback.monitor == "val_loss"
+    assert isinstance(cli.trainer.profiler, AdvancedProfiler)
