@@ -202,3 +202,15 @@ def test_clipping_between_two_backward_passes_of_one_step_is_an_error(trainer):
 
     with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
         trainer(accelerator=Half(), precision="16-mixed", max_epochs=1).fit(Mixes(0.1), loader())
+
+
+@pytest.mark.parametrize("name", ["64-true", "bf16-true"])
+def test_complex_parameters_and_buffers_keep_their_imaginary_part(name):
+    module = torch.nn.Linear(2, 2)
+    values = torch.complex(torch.ones(2), torch.full((2,), 2.0))
+    module.register_buffer("frequencies", values.clone())
+    module.register_parameter("phase", torch.nn.Parameter(values.clone()))
+    Precision.parse(name).convert_module(module)
+    assert torch.equal(module.frequencies, values)
+    assert torch.equal(module.phase, values)
+    assert module.weight.dtype is Precision.parse(name).parameters

@@ -66,7 +66,8 @@ class Precision:
     def convert_module(self, module: torch.nn.Module) -> None:
         """Give the floating-point parameters and buffers the type they are kept in."""
         if self.parameters is not torch.float32:
-            module.to(dtype=self.parameters)
+            # Module.to(dtype) would convert complex tensors too, and drop their imaginary part.
+            module._apply(lambda tensor: tensor.to(self.parameters) if tensor.is_floating_point() else tensor)
 
     def convert_batch(self, batch: Any) -> Any:
         """Give the floating-point tensors of a batch the parameters' type, for the `-true` precisions."""
