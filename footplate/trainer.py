@@ -56,6 +56,7 @@ from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
 from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
 from footplate.training.changes import take_callbacks_of_setup, take_changes, warn_of_late_changes
+from footplate.training.environment import with_environment
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import check as check_writer
@@ -185,6 +186,7 @@ class Trainer(View):
         ConfigError: an argument that can't be used, by name, with what to write instead.
     """
 
+    @with_environment
     def __init__(
         self,
         *,
@@ -484,6 +486,7 @@ class Trainer(View):
             loaders, limits = self._prepare_evaluation("predict", dataloaders, ckpt_path, is_new=model is not None)
             if not any(limits):  # a limit of 0 predicts nothing
                 return []
+            self.reports.forget()
             found: list[list[Any]] = [[] for _ in loaders]
             writer = None
             if output is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.errors import ConfigError
+from footplate.trainer import Trainer
 from footplate.training.settings import (
     as_list,
     check_count,
@@ -127,3 +129,22 @@ def test_one_thing_and_none_become_lists():
 def test_a_tilde_in_default_root_dir_is_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert local_directory("~/run") == tmp_path / "run"
+
+
+def test_variables_stand_for_arguments_that_are_not_given(monkeypatch, trainer, caplog):
+    for name, text in {
+        "MAX_STEPS": "7", "LOGGER": "False", "CALLBACKS": "", "DEVICES": "auto", "ACCELERATOR": "tpu", "EPOCHS": "3",
+        "LIMIT_VAL_BATCHES": "0.5", "DEFAULT_ROOT_DIR": "elsewhere",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"PL_TRAINER_{name}", text)
+    made = Trainer(accelerator="cpu", enable_progress_bar=False)
+    assert (made.max_steps, made.loggers, made.limit_val_batches, made.run_dir) == (7, [], 0.5, Path("elsewhere"))
+    assert made.given["max_steps"] == 7
+    assert "PL_TRAINER_EPOCHS is ignored: Trainer has no argument epochs." in caplog.text
+    assert trainer(max_steps=5).max_steps == 5
+
+
+def test_a_variable_is_checked_as_its_argument_is(monkeypatch, trainer):
+    monkeypatch.setenv("PL_TRAINER_MAX_STEPS", "many")
+    with pytest.raises(ConfigError, match="max_steps='many'"):
+        trainer()

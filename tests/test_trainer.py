@@ -852,6 +852,19 @@ def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writi
         made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
 
 
+def test_predictions_begin_without_the_metrics_of_an_earlier_call(trainer):
+    made, seen = trainer(max_epochs=1), []
+
+    class Predicts(Classifier):
+        def predict_step(self, batch, batch_idx):
+            seen.append(dict(self.trainer.callback_metrics))
+
+    made.fit(Predicts(), loader())
+    assert made.callback_metrics
+    made.predict(dataloaders=loader(10))
+    assert seen == [{}]
+
+
 def test_no_thread_outlives_a_call(trainer):
     class Fails(Classifier):
         def on_train_batch_start(self, batch, batch_idx):

@@ -1,0 +1,56 @@
+"""Arguments of the trainer from the environment, as in Lightning: `PL_TRAINER_MAX_EPOCHS=3` is `max_epochs=3`.
+
+A variable stands for an argument that the program doesn't give. Its text is read as a Python literal if it is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+PREFIX = "PL_TRAINER_"
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+log = logging.getLogger(__name__)
+
+
+def with_environment(init: Init) -> Init:
+    """Let an `__init__` take what it isn't given from the environment."""
+    names = {
+        name
+        for name, parameter in inspect.signature(init).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+
+    @functools.wraps(init)
+    def from_environment(self: Any, **given: Any) -> None:
+        init(self, **{**arguments(os.environ, names), **given})
+
+    return from_environment  # type: ignore[return-value]
+
+
+def arguments(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
+    """The arguments that variables stand for. A variable without text stands for none; one of no argument is named."""
+    found = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or not text:
+            continue
+        if name in names:
+            found[name] = _value(text)
+        else:
+            log.warning("%s is ignored: Trainer has no argument %s.", variable, name)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
