@@ -321,6 +321,8 @@ MISTAKES = {
         "acceleratorConfig.count: missing.",
     ),
     "a truth value for a count": ("trainingInput: {workerCount: yes}", '"yes": expected a whole number from 0'),
+    "a count to the base of 60": ("trainingInput: {workerCount: 1:30}", '"1:30": expected a whole number from 0'),
+    "a hexadecimal count": ("trainingInput: {workerCount: 0x10}", '"0x10": expected a whole number from 0'),
     "a negative count": ("trainingInput: {workerCount: -1}", '"-1": expected a whole number from 0 to 10000.'),
     "text for a mapping": ("trainingInput: {masterConfig: n1}", "masterConfig: expected keys with values below it."),
     "text for a list": ("trainingInput: {args: --lr 3}", "args: expected a list"),

@@ -58,7 +58,8 @@ def test_what_peers_raise_of_a_lost_machine_is_not_the_cause():
     assert (verdict.failure.kind, verdict.failure.text) == ("host", "worker 0 was lost with its node")
 
 
-def test_an_exception_is_known_by_what_was_said_last():
+def test_an_exception_or_a_mistake_is_known_by_what_was_said_last():
+    assert outcome(2, "task.py: error: no --lr") == "ended with exit code 2: task.py: error: no --lr"
     assert outcome(1, "ValueError: too large") == "ended with exit code 1: ValueError: too large"
     assert outcome(3, "ValueError: too large") == "ended with exit code 3"
     assert outcome(-9, "") == "was killed by SIGKILL"

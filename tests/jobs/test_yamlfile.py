@@ -11,6 +11,11 @@ from footplate.jobs.spec.document import Scalar
 from footplate.jobs.spec.yamlfile import LONGEST, load, parse
 
 
+@pytest.mark.parametrize("text", ["010", "0x1F", "0b11", "1:30", "1:30.5", "-0o7"])
+def test_a_number_that_is_not_decimal_stays_text(text):
+    assert parse(f"a: {text}").values == {"a": text}
+
+
 def test_every_key_and_item_has_its_line():
     document = parse("a: 1\n# nothing\nb:\n  c: [x,\n      y]\n  d: {e: f}\n")
     assert document.lines == {
@@ -26,10 +31,10 @@ def test_every_key_and_item_has_its_line():
 
 
 def test_numbers_and_truth_values_keep_their_text():
-    values = parse("a: 2.10\nb: 0x1F\nc: yes\nd: '2.10'\ne: 1_000\nf:\n").values
+    values = parse("a: 2.10\nb: 31\nc: yes\nd: '2.10'\ne: 1_000\nf:\n").values
     assert values == {
         "a": Scalar(2.1, "2.10"),
-        "b": Scalar(31, "0x1F"),
+        "b": Scalar(31, "31"),
         "c": Scalar(True, "yes"),
         "d": "2.10",
         "e": Scalar(1000, "1_000"),

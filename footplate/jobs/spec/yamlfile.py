@@ -2,12 +2,16 @@
 
 Mappings and sequences become dicts and lists; what they become is in document.py. JSON is YAML too.
 
+A number is decimal. YAML 1.1 reads `010` as 8, `0x10` as 16 and `1:30` as 90. Here these stay text: a field for numbers
+reads the first as 10 and refuses the others.
+
 A spec needs neither tags, nor anchors, nor several documents, and a file that has them is refused: with them a small
 file can stand for a huge one, or for objects of Python.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path as File
 from typing import Any
@@ -21,6 +25,7 @@ from footplate.jobs.spec.problems import Path, Problem
 LONGEST = 2**18  # characters: more would keep a server busy for long
 MAX_DEPTH = 20
 _CORE = "tag:yaml.org,2002:"
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9box_]|.*:", re.IGNORECASE)  # octal, binary, hexadecimal, to the base of 60
 
 
 def load(path: str) -> Document:
@@ -133,7 +138,7 @@ def _scalar(node: yaml.Node) -> Any:
     kind = node.tag.removeprefix(_CORE)
     if kind == "null":
         return None
-    if kind in ("int", "float", "bool"):
+    if kind == "bool" or (kind in ("int", "float") and not _NOT_DECIMAL.match(text)):
         make = getattr(yaml.constructor.SafeConstructor(), f"construct_yaml_{kind}")
         try:
             return Scalar(make(node), text)

@@ -8,8 +8,8 @@ If a process of the work fails, or a parameter server, the attempt has failed: t
 have `PEERS_S`. Its cause is the first failure (`launch/failure.py`).
 
 An exit code tells what kind of failure it is. 2 is a mistake that trying again won't mend, as argparse and Footplate
-have it. 143, or SIGTERM, which nobody here has sent, is the machine's: it is going to stop. 1 is an exception, known
-by the last line that the process wrote. A process without an exit code was lost with its machine.
+have it. 143, or SIGTERM, which nobody here has sent, is the machine's: it is going to stop. 1 is an exception. The cause
+of a failure by 1 or 2 has the last line that the process wrote. A process without an exit code was lost with its machine.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def outcome(code: int, said: str) -> str:
     """
     if code == 0:
         return "ended with exit code 0"
-    return of_exit(code)[1] + (f": {said[:SAID]}" if said and code == 1 else "")
+    return of_exit(code)[1] + (f": {said[:SAID]}" if said and code in (1, 2) else "")
 
 
 def failure_of(end: End) -> Failure:
