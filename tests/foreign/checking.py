@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ class Part:
 
     Attributes:
         names: only test files that contain one of these; none for all.
-        quick: only cases that are listed as passing, of the suite's quick files.
+        quick: only cases that are listed as passing, in files that have `Suite.quick_cases` of them.
         unlisted: also cases that the list doesn't have.
     """
 
@@ -85,6 +86,9 @@ def _files(suite: Suite, archives: Path, part: Part, entries: Mapping[str, cases
     files = {case.split("::", 1)[0] for case in entries}
     if part.unlisted:
         files |= set(test_files(suite, archives))
-    if part.quick and suite.quick:
-        files &= set(suite.quick)
+    if part.quick:
+        passing: Counter[str] = Counter()
+        for case, entry in entries.items():
+            passing[case.split("::", 1)[0]] += entry.count if entry.kind == "passes" else 0
+        files = {file for file in files if passing[file] >= suite.quick_cases}
     return sorted(file for file in files if not part.names or any(name in file for name in part.names))

@@ -184,3 +184,13 @@ def test_a_broken_case_is_counted_as_broken_and_an_update_keeps_reasons(made, ca
         "test_it.py::test_a": cases.Entry("passes"),
         "test_it.py::test_b": cases.Entry("differs", "a reason"),
     }
+
+
+def test_a_quick_run_takes_passing_cases_of_files_that_have_several(made, tmp_path, capsys):
+    SUITES["made"] = make_suite(tmp_path, "def test_a(): pass\ndef test_b(): raise ValueError('wrong')", quick_cases=2)
+    made.write_text("# A list.\n\n[test_it.py]\npasses test_a\ndiffers test_b | why\n")
+    assert run_made(made, "--quick") == 1
+    assert "no case was chosen" in capsys.readouterr().out
+    SUITES["made"] = make_suite(tmp_path, "def test_a(): pass\ndef test_b(): raise ValueError('wrong')", quick_cases=1)
+    assert run_made(made, "--quick") == 0
+    assert "made: 1 passes (" in capsys.readouterr().out
