@@ -24,6 +24,8 @@ import torch
 
 from footplate.errors import ConfigError, did_you_mean
 
+_OF_COMMAND_LINE = ("_class_path", "_instantiator")  # LightningCLI notes there what it has made an object of
+
 
 class AttributeDict(dict[str, Any]):
     """A dictionary whose string keys are attributes too."""
@@ -166,7 +168,9 @@ def hparams_to_log(module: Any, datamodule: Any) -> dict[str, Any]:
         ConfigError: both have one of the same name, with different values.
     """
     logged = [
-        getattr(owner, "hparams", None) or {} if getattr(owner, "_log_hyperparams", True) else {}
+        {name: value for name, value in (getattr(owner, "hparams", None) or {}).items() if name not in _OF_COMMAND_LINE}
+        if getattr(owner, "_log_hyperparams", True)
+        else {}
         for owner in (datamodule, module)
     ]
     for name in logged[0].keys() & logged[1].keys():

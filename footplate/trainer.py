@@ -81,6 +81,7 @@ from footplate.training.prepare import (
     record_with,
     refuse_arguments,
     replaces,
+    shown_path,
     split_datamodule,
     training_loader,
     translate_callbacks,
@@ -766,12 +767,11 @@ class Trainer(View):
     def _find_checkpoint(self, ckpt_path: str | Place | None) -> Place | None:
         """The checkpoint that rank 0 finds, on every rank."""
 
-        def find() -> Place | None:
+        def find() -> tuple[Place | None, str | None]:
             found = find_checkpoint(self, ckpt_path)
-            return None if found is None else self.for_all(found)
+            return (None, None) if found is None else (self.for_all(found), shown_path(ckpt_path, found))
 
-        found = self.group.ask_first(find)
-        self.ckpt_path = None if found is None else str(found)
+        found, self.ckpt_path = self.group.ask_first(find)
         return found
 
     def _prepare_module(self) -> None:

@@ -175,7 +175,7 @@ def test_those_that_no_checkpoint_can_hold_are_named():
 
 def test_loggers_get_those_of_both_and_refuse_two_values_of_one_name():
     class Data(fp.DataModule):
-        def __init__(self, lr: float, rows: torch.Tensor | None = None) -> None:
+        def __init__(self, lr: float, rows: torch.Tensor | None = None, **extra) -> None:
             super().__init__()
             self.save_hyperparameters()
 
@@ -184,3 +184,4 @@ def test_loggers_get_those_of_both_and_refuse_two_values_of_one_name():
     with pytest.raises(fp.ConfigError, match=r"'lr' is 0\.5 in the module and 0\.25 in the data module"):
         hparams_to_log(Base(0.5), Data(0.25))
     assert hparams_to_log(Base(0.5), None) == {"lr": 0.5, "classes": 10}
+    assert hparams_to_log(Base(_class_path="a.Base"), Data(0.1, _class_path="b.Data"))["lr"] == 0.1

@@ -554,3 +554,13 @@ def test_the_last_to_train_on_is_the_newest_that_holds_a_run(trainer, tmp_path):
     notes = Notes()
     trainer(callbacks=[weights, whole, notes]).fit(Classifier(), loader(), ckpt_path="last")
     assert notes.started_at == 12
+
+
+def test_ckpt_path_shows_last_ckpt_where_that_links_to_what_was_loaded(trainer, tmp_path):
+    settings = {"callbacks": [fp.ModelCheckpoint(tmp_path / "kept")]}
+    trainer(max_epochs=1, **settings).fit(Classifier(), loader())
+    again = trainer(max_epochs=2, **settings)
+    again.fit(Classifier(), loader(), ckpt_path="last")
+    assert again.ckpt_path == str(tmp_path / "kept" / "last.ckpt")
+    again.validate(Classifier(), loader(40), ckpt_path="best")
+    assert again.ckpt_path == again.checkpoint_callback.best_model_path

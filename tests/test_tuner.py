@@ -154,6 +154,12 @@ def test_another_error_ends_the_search_and_leaves_the_size(trainer: Any) -> None
     assert rows.batch_size == 2
 
 
+def test_a_search_of_no_trials_takes_the_first_size(trainer: Any) -> None:
+    rows = Rows()
+    assert fp.Tuner(trainer()).scale_batch_size(Classifier(), datamodule=rows, init_val=5, max_trials=0) == 5
+    assert rows.batch_size == 5
+
+
 @given(st.integers(0, 300), st.integers(1, 300), st.integers(1, 64), st.integers(1, 256), st.booleans())
 def test_a_search_ends_with_a_size_that_was_tried_and_fits(
     room: int, rows: int, first: int, most: int, narrow: bool

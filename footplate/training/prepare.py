@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -345,6 +346,14 @@ def find_checkpoint(trainer: Trainer, ckpt_path: str | Place | None) -> Place | 
             'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
         )
     return to_place(ckpt_path)
+
+
+def shown_path(ckpt_path: str | Place | None, found: Place) -> str:
+    """What `trainer.ckpt_path` shows of a checkpoint that was found: `last.ckpt`, where that is a link to it."""
+    if ckpt_path != "last" or not isinstance(found, Path):
+        return str(found)
+    link = found.parent / checkpoint.LAST
+    return str(link if link.exists() and link.samefile(found) else found)
 
 
 def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Place | None:

@@ -222,7 +222,7 @@ class Tuner:
             mode: "power" doubles until a batch doesn't fit; "binsearch" then narrows it down.
             steps_per_trial: how many steps are tried with each size.
             init_val: the first size.
-            max_trials: end after so many sizes that fit.
+            max_trials: end after so many sizes that fit; 0 takes `init_val` without a try.
             batch_arg_name: the attribute, of the model, its `hparams` or the data module.
             margin: with "binsearch", take such a part less than what was found.
             max_val: the largest size that is tried.
@@ -299,9 +299,11 @@ def largest(
         rows: how many rows there are, once a size has been tried; a larger batch than that says nothing.
         first: the first size, which is doubled.
         narrow: look between the largest that fits and the smallest that doesn't.
-        trials: end after so many sizes that fit.
+        trials: end after so many sizes that fit; 0 takes the first without a try.
         most: the largest size to try.
     """
+    if trials == 0:
+        return first
     best, failed, size = 0, most + 1, min(first, most)
     while trials and best < size < failed:
         if fits(size):
