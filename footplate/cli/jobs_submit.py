@@ -177,7 +177,7 @@ def _modernized(asked: Draft) -> Draft:
 
 
 def _place_options(given: Namespace) -> dict[str, str]:
-    """The options that say where exactly.
+    """The options that say where exactly. `--project` stands in most commands for gcloud, and is ignored elsewhere.
 
     Raises:
         ConfigError: one of them is another backend's.
@@ -188,6 +188,9 @@ def _place_options(given: Namespace) -> dict[str, str]:
     for backend, place in OPTIONS.items():
         for option in place:
             value = getattr(given, option.replace("-", "_"))
+            if value is not None and option == "project" and backend != given.backend:
+                print(f"--project is ignored: it is for --backend {backend}.", file=sys.stderr)
+                continue
             if value is not None and backend != given.backend:
                 raise ConfigError(f"--{option} is for --backend {backend}: give that, too, or leave it out.")
             if value is not None:

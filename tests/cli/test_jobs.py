@@ -110,6 +110,20 @@ def test_the_programs_options_before_the_dashes(submit):
     assert "--staging-bucket is for --backend vertex" in submit(*WITH_FILE, "--staging-bucket", "gs://abc").err
 
 
+def test_the_project_of_a_command_for_gcloud_is_ignored_here(submit):
+    found = submit(*COMMON, "--project", "mine", "--dry-run")
+    assert found.code == 0
+    assert found.err == "--project is ignored: it is for --backend vertex.\n"
+
+
+def test_a_job_directory_that_is_a_file_is_refused(submit):
+    Path("out").touch()
+    for directory in ("out", "out/deeper"):
+        found = submit(*COMMON[:-1], directory)
+        assert found.code == 2
+        assert "out is a file. Give a directory; it is made when the job begins." in found.err
+
+
 def test_options_of_ours_after_the_dashes(submit):
     found = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
     assert found.code == 0

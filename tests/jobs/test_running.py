@@ -89,7 +89,7 @@ def test_a_mistake_is_not_tried_again(bench: Bench):
     bench.submit(args=("--unheard-of",))
     job = bench.jobs.wait("my_job")
     assert (job.state, job.attempt) == (State.FAILED, 1)
-    assert job.cause == "master 0 ended with exit code 2"
+    assert job.cause.startswith("master 0 ended with exit code 2: task.py: error: unrecognized arguments: --unheard-of")
 
 
 def test_a_killed_process_is_started_again_as_a_new_attempt(bench: Bench):
@@ -331,6 +331,14 @@ def test_jobs_wait_for_room_and_begin_by_priority_then_age(bench: Bench, monkeyp
     for name in ("first", "second", "third", "urgent"):
         assert bench.jobs.wait(name).state == State.SUCCEEDED
     assert (bench.directory / "order").read_text().split() == ["first", "urgent", "second", "third"]
+
+
+def test_a_jobs_directory_is_made_before_its_program_starts(bench: Bench):
+    bench.program("(Path(sys.argv[-1]) / 'model').write_text('trained')")
+    bench.job_dir = str(bench.directory / "runs" / "first")
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    assert (bench.directory / "runs" / "first" / "model").read_text() == "trained"
 
 
 def test_more_than_the_machine_has_is_said_and_run_all_the_same(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -92,7 +92,7 @@ def test_several_jobs_at_once_each_come_to_their_own_end(bench: Bench, place: Pl
     mistaken, raises = bench.jobs.wait("mistaken"), bench.jobs.wait("raises")
     assert bench.output("mistaken") == "so far mistaken\n"
     assert (mistaken.state, mistaken.attempt) == (State.FAILED, 1)
-    assert mistaken.cause == "master 0 ended with exit code 2"
+    assert mistaken.cause == "master 0 ended with exit code 2: so far mistaken"
     assert (raises.state, raises.attempt, raises.failures, raises.losses) == (State.FAILED, 2, 1, 0)
     assert raises.cause.startswith(
         "master 0 ended with exit code 1: ValueError: too large (as in the attempt before it"

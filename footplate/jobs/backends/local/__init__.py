@@ -8,6 +8,7 @@ usage.py     how busy they keep the machine
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from footplate.errors import ConfigError
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
+from footplate.jobs.plan import BUCKETS
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ class Local:
         """That it is one training of a Python package; what it asks for beyond this machine.
 
         Raises:
-            ConfigError: its program is in a container image; it is a tuning.
+            ConfigError: its program is in a container image; it is a tuning; its job directory can't be made.
         """
         if "hyperparameters" in resolved.spec:
             raise ConfigError(
@@ -48,6 +50,8 @@ class Local:
                 f"{resolved.name}: the spec names a container image and no module. On this machine jobs run as Python "
                 "packages: give --package-path and --module-name."
             )
+        if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
+            _check_job_dir(Path.cwd() / Path(resolved.job_dir.removeprefix("file://")).expanduser())
         images = any(one.image_uri for one in resolved.replicas)
         word = "On this machine the package runs as it is, without the container image that the spec names."
         return [*machine.shortages(self.needs(resolved), machine.resources()), *([word] if images else [])]
@@ -74,9 +78,11 @@ class Local:
         """None is left when the supervisor has died."""
 
     def prepare(self, task: Task) -> None:
-        """Install the package."""
+        """Install the package, and make the job's directory."""
         from footplate.jobs.backends.local.members import installed
 
+        if task.plan.job_dir is not None and not task.plan.job_dir.startswith(BUCKETS):
+            Path(task.plan.job_dir).mkdir(parents=True, exist_ok=True)
         installed(task.plan.package, task.home.root, task.folder)
 
     def begin(self, task: Task) -> Gang:
@@ -86,6 +92,14 @@ class Local:
         from footplate.jobs.backends.local.usage import NAME, Meter
 
         return Gang(members(task), task.attempt, Meter(task.folder / NAME, task.job.devices))
+
+
+def _check_job_dir(path: Path) -> None:
+    there = next(one for one in (path, *path.parents) if one.exists())
+    if not there.is_dir():
+        raise ConfigError(f"--job-dir: {there} is a file. Give a directory; it is made when the job begins.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--job-dir: {there} can't be written to. Give a directory of yours.")
 
 
 BACKEND = Local()
