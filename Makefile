@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements/constraints.txt
 # One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# The quick tests run in two processes, a file at a time. The slow ones start processes and servers of their own.
+QUICK := -n 2 --dist loadfile -m "not slow and not engine"
 
 FROM ?= ../shared/foreign
 
@@ -39,11 +41,11 @@ demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and n
 	$(BIN)/footplate demo
 
 test: setup lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
-	$(PYTEST) -m "not slow and not engine"
+	$(PYTEST) $(QUICK)
 	$(PYTEST) -m "slow or engine"
 
 fast: setup  ## the quick tests alone
-	$(PYTEST) -x -m "not slow and not engine"
+	$(PYTEST) -x $(QUICK)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)
