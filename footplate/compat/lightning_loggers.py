@@ -80,7 +80,7 @@ class LightningLogger(Logger):
         """A row, in the background while training runs; also what a module calls itself, then without `epoch`."""
         row = with_epoch(metrics, epoch)
         if self._writer is None:
-            self.original.log_metrics(row, step=step)
+            self.original.log_metrics(metrics=row, step=step)
         else:
             self._writer.put((row, step))
 
@@ -99,7 +99,7 @@ class LightningLogger(Logger):
     def _deliver(self, rows: list[tuple[dict[str, float], int | None]]) -> None:
         """All of the rows; after a failure it is given them again, and goes on with the first that was not taken."""
         for row, step in rows[self._taken :]:
-            self.original.log_metrics(row, step=step)
+            self.original.log_metrics(metrics=row, step=step)
             self._taken += 1
         self.original.save()
         self._taken = 0
