@@ -18,6 +18,7 @@ from footplate import rng
 from footplate.data.combined import rewound
 from footplate.errors import CheckpointError
 from footplate.hparams import to_state
+from footplate.metric_states import restore, states_of
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class RunState:
     loader: Any = None
     datamodule: Any = None
     callback_metrics: dict[str, float] = field(default_factory=dict)
+    collected: dict[str, Any] | None = None  # see `Trainer.keep_collected`
 
     def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
         """Everything as it is now. Tensors are the live ones: copy them before the next step."""
@@ -106,7 +108,8 @@ class RunState:
             "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "step": self.step.state_dict(),
-            "metrics": self.metrics.state_dict(),
+            "metrics": (logged := self.metrics.state_dict()),
+            "torchmetrics": self._collected(logged),
             "callback_metrics": dict(self.callback_metrics),
             "callbacks": {key: part.state_dict() for key, part in keyed(self.callbacks)},
             "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
@@ -115,6 +118,12 @@ class RunState:
             "rng": rng.capture(self.step.spec.device),
         }
         return state
+
+    def _collected(self, logged: dict[str, Any]) -> dict[str, Any]:
+        """The states of torchmetrics objects, but for those that were logged as they are."""
+        states = states_of(self.module) if self.collected is None else self.collected
+        without = {entry["metric"] for entry in logged.values()}
+        return {path: state for path, state in states.items() if path not in without}
 
     def position(self) -> dict[str, Any]:
         """Where the loader goes on. A batch that was handed out and not trained on, since something failed, comes again.
@@ -179,6 +188,7 @@ class RunState:
         self.step.load_state_dict(state["step"])
         if self.progress.batch_idx and "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
+        restore(self.module, state.get("torchmetrics", {}))
         self.callback_metrics.clear()
         self.callback_metrics.update(state.get("callback_metrics", {}))
         if "loader" in state:

@@ -38,6 +38,7 @@ from footplate.hardware.registry import get_accelerator
 from footplate.hooks import Hooks, overrides, turn
 from footplate.hparams import hparams_to_log
 from footplate.launch.worker import slot
+from footplate.metric_states import states_of
 from footplate.metrics import MetricLog
 from footplate.parallel.agreement import Agreement
 from footplate.parallel.alike import blind
@@ -859,6 +860,10 @@ class Trainer(View):
     def use_loader(self, loader: Any) -> None:
         """Let checkpoints say where this loader is."""
         self._state.loader = loader
+
+    def keep_collected(self) -> None:
+        """Let checkpoints say what torchmetrics objects hold now, whatever hooks at the end of an epoch reset."""
+        self._state.collected = states_of(self.module)
 
     def _weight_now(self, batch: int) -> float:
         weight = None if self._loop is None else self._loop.weight

@@ -369,3 +369,68 @@ def test_a_value_that_on_train_start_logs_belongs_to_the_first_epoch(trainer):
     run = trainer(max_epochs=2, limit_train_batches=3, log_every_n_steps=1, logger=Keeps())
     run.fit(Starts(), loader())
     assert sent == [(3, "at_start")]
+
+
+class Collects(Classifier):
+    """Updates torchmetrics objects in each step, and computes and resets them itself at the end of the epoch."""
+
+    def __init__(self):
+        from torchmetrics import CatMetric, MetricCollection
+        from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
+
+        super().__init__()
+        kinds = {"precision": MulticlassPrecision(3), "recall": MulticlassRecall(3)}  # they share their states
+        self.scores, self.seen = MetricCollection(kinds), CatMetric()
+        self.found = []
+
+    def training_step(self, batch, batch_idx):
+        self.scores.update(batch[0][:, :3].softmax(1), batch[1])
+        self.seen.update(batch[0][:, 0])
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        scores = {name: float(value) for name, value in self.scores.compute().items()}
+        self.found.append((*scores.values(), self.seen.compute().tolist()))
+        self.log_dict(scores)
+        self.scores.reset()
+        self.seen.reset()
+
+
+@pytest.mark.parametrize("stops", ["max_steps", "exception"])
+def test_what_a_module_collects_without_logging_it_is_resumed(trainer, stops):
+    whole = Collects()
+    trainer(max_epochs=2).fit(whole, loader())
+
+    first = Collects()
+    if stops == "max_steps":
+        trainer(max_epochs=2, max_steps=17).fit(first, loader())
+        assert first.scores["recall"].tp.sum() == 0  # as its hook has left it
+    else:
+        first.on_train_batch_start = lambda batch, batch_idx: 1 / (17 - first.global_step)
+        with pytest.raises(ZeroDivisionError):
+            trainer(max_epochs=2).fit(first, loader())
+    resumed = Collects()
+    made = trainer(max_epochs=2)
+    made.fit(resumed, loader(), ckpt_path="last")
+    assert resumed.found == whole.found[1:]
+    assert {"precision", "recall"} <= made.callback_metrics.keys()
+
+
+def test_ranks_that_collected_apart_are_continued_by_one():
+    from footplate.metric_states import restore, states_of
+    from footplate.parallel.resharing import part_of
+    from footplate.parallel.world import World
+
+    ranks = [Collects(), Collects()]
+    whole = Collects()
+    for rank, module in enumerate(ranks):
+        for batch in list(loader(40, shuffle=False))[rank::2]:
+            module.training_step(batch, 0)
+            whole.training_step(batch, 0)
+    parts = [{"step": {}, "metrics": {}, "loader": {}, "rng": {}, "torchmetrics": states_of(one)} for one in ranks]
+    state = {**parts[0], "seed": 1, "progress": {"batches": 2}, "ranks": parts}
+    single = Collects()
+    taken = part_of(state, World(0, 1), lambda path: single.get_submodule(path)._reductions)
+    restore(single, taken["torchmetrics"])
+    assert single.scores.compute() == whole.scores.compute()
+    assert sorted(single.seen.compute().tolist()) == sorted(whole.seen.compute().tolist())

@@ -6,7 +6,7 @@ generators. With as many ranks as before, each takes its own. With another numbe
 
     gradients    every rank takes the average of theirs, whose average over the new ranks is the same; of gradients of
                  sums of losses, and of the weight of these, each takes an equal share of the total
-    metrics      merged; rank 0 takes them, the others begin at nothing
+    metrics      merged, and so are the states of torchmetrics objects; rank 0 takes them, the others begin at nothing
     loader       the place in global batches, which is the same for all
     generators   rank r takes those of rank r; a rank that is new gets a fresh seed
 """
@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from footplate import rng
-from footplate.parallel.totals import merge_states
+from footplate.parallel.totals import merge_metric, merge_states
 from footplate.parallel.world import World
 
-OWN = ("step", "metrics", "loader", "rng")
+REQUIRED = ("step", "metrics", "loader", "rng")
+OWN = (*REQUIRED, "torchmetrics")
 
 
 def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -33,9 +34,9 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
         world: this process's place among the ranks.
         reductions: see `merge_states`.
     """
-    if not all(name in state for name in OWN):  # weights alone, or made by something else
+    if not all(name in state for name in REQUIRED):  # weights alone, or made by something else
         return state
-    parts = state.get("ranks") or [{name: state[name] for name in OWN}]
+    parts = state.get("ranks") or [{name: state[name] for name in OWN if name in state}]
     if len(parts) == world.size:
         return {**state, **parts[world.rank]}
     seed = rng.mix(state["seed"], state["progress"]["batches"], world.rank)
@@ -43,8 +44,19 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
         **state,
         "step": _share_out_gradients([part.get("step", state["step"]) for part in parts], world.size),
         "metrics": merge_states([part["metrics"] for part in parts], reductions) if world.rank == 0 else {},
+        "torchmetrics": _merged([part.get("torchmetrics", {}) for part in parts], reductions)
+        if world.rank == 0
+        else {},
         "loader": parts[world.rank % len(parts)]["loader"],
         "rng": parts[world.rank]["rng"] if world.rank < len(parts) else _fresh_generators(seed),
+    }
+
+
+def _merged(ranks: Sequence[dict[str, Any]], reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """The states of torchmetrics objects on several ranks as those of one, by path."""
+    paths = dict.fromkeys(path for states in ranks for path in states)
+    return {
+        path: merge_metric([states[path] for states in ranks if path in states], reductions(path)) for path in paths
     }
 
 

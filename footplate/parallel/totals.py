@@ -77,7 +77,7 @@ def merge_states(states: Sequence[dict[str, Any]], reductions: Callable[[str], d
         part = merge(first["reduce_fx"], [Part(one["total"], one["weight"], one["values"]) for one in found])
         merged[name] = {**first, "total": part.total, "weight": part.weight, "values": part.values}
         if first["metric"]:
-            merged[name]["metric_state"] = _merge_metric(
+            merged[name]["metric_state"] = merge_metric(
                 [one["metric_state"] for one in found], reductions(first["metric"])
             )
     return merged
@@ -96,7 +96,8 @@ def gathered(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> di
     return found
 
 
-def _merge_metric(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
+def merge_metric(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
+    """The saved states of a torchmetrics object on several ranks as those of one, with the same totals."""
     merged: dict[str, Any] = {"_update_count": sum(state["_update_count"] for state in states)}
     for key, value in states[0].items():
         if key == "_update_count":

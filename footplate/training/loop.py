@@ -289,6 +289,8 @@ class TrainingLoop:
         metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
         metrics.batch, metrics.by_step, metrics.counts = None, False, True
         unfinished = None if complete else metrics.state_dict()
+        if not complete:
+            trainer.keep_collected()
         reports.check_finite()
         reports.publish(metrics.step_values(), log=False)
         reports.publish(metrics.epoch_values())
