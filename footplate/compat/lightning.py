@@ -239,6 +239,15 @@ def _strategy(trainer: Trainer) -> Any:
     )
 
 
+def _log_dir(trainer: Trainer) -> Any:
+    """Where the first logger writes, if it is Lightning's and there is one process; else the run's directory."""
+    logger = trainer.logger
+    if not is_lightning(logger) or trainer.group.several:
+        return str(trainer.run_dir)
+    has_own = any(kind.__name__ in ("TensorBoardLogger", "CSVLogger", "LitLogger") for kind in type(logger).__mro__)
+    return logger.log_dir if has_own else logger.save_dir  # type: ignore[union-attr]
+
+
 def _of_type(trainer: Trainer, kind: type) -> list[Any]:
     return [callback for callback in trainer.callbacks if is_kind(callback, kind)]
 
@@ -269,7 +278,7 @@ _ATTRIBUTES: dict[str, Any] = {
     "_accelerator_connector": lambda trainer: SimpleNamespace(
         is_distributed=max(trainer.ranks_asked, trainer.world.size) > 1
     ),
-    "log_dir": lambda trainer: str(trainer.run_dir),
+    "log_dir": _log_dir,
     "state": _state,
     "strategy": _strategy,
     "training": lambda trainer: stage(trainer) == "train",

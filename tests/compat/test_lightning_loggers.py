@@ -239,6 +239,22 @@ def test_a_trainer_gives_back_the_loggers_that_it_was_given(trainer: Any, tmp_pa
         made.fit(model, *loaders())
 
 
+class Elsewhere(Told):
+    save_dir = "elsewhere"
+
+
+def test_log_dir_is_that_of_the_first_logger_of_lightnings(tmp_path: Path) -> None:
+    def seen(make: Any, *given: Any) -> list[Any]:
+        quiet = {"enable_progress_bar": False, "accelerator": "cpu", "max_epochs": 1, "default_root_dir": tmp_path}
+        return [make(logger=logger, **quiet).log_dir for logger in given]
+
+    loggers = CSVLogger(tmp_path / "a"), TensorBoardLogger(tmp_path / "b", "x", 3), Elsewhere()
+    ours = seen(fp.Trainer, *loggers, False)
+    assert ours == seen(pl.Trainer, *loggers, False)
+    assert ours[1] == str(tmp_path / "b/x/version_3")
+    assert seen(fp.Trainer, fp.CSV(), [fp.CSV(), loggers[0]]) == [str(tmp_path)] * 2
+
+
 def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(trainer: Any, tmp_path: Path) -> None:
     class Talkative(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

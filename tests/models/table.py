@@ -145,7 +145,7 @@ ATTRIBUTES = (
     Row("logged_metrics", "different", "floats, as they were last sent to the loggers"),
     Row("progress_bar_metrics", "different", "floats, as they were last read (every `log_every_n_steps`)"),
     Row("current_epoch", "different", "after a run that was stopped inside an epoch, that epoch (Lightning: the next)"),
-    Row("log_dir", "different", "the run's directory"),
+    Row("log_dir", "different", "with several processes or a logger of Footplate's, the run's directory"),
     Row("logger", "different", "on every rank but the first, a silent one that takes every call"),
     Row("val_check_interval", "different", "None where Lightning has 1.0"),
     Row("gradient_clip_algorithm", "different", "\"norm\" where Lightning has None"),
