@@ -243,6 +243,8 @@ class Trainer(View):
         self.given = {name: value for name, value in locals().items() if name not in ("self", "others")} | others
         if others:
             refuse_arguments(others)
+        if not isinstance(strategy, str):
+            strategy = self.given["strategy"] = compat().strategy_name(strategy)
         accelerator, devices, given_precision = modernise(
             accelerator, devices, None if precision is None else str(precision), gpus, tpu_cores, os.environ
         )

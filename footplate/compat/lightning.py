@@ -38,6 +38,7 @@ __all__ = [
     "load_from_checkpoint",
     "refused_arguments",
     "searched",
+    "strategy_name",
     "trainer_attribute",
     "translate_callbacks",
     "translate_loggers",
@@ -246,6 +247,28 @@ def _log_dir(trainer: Trainer) -> Any:
         return str(trainer.run_dir)
     has_own = any(kind.__name__ in ("TensorBoardLogger", "CSVLogger", "LitLogger") for kind in type(logger).__mro__)
     return logger.log_dir if has_own else logger.save_dir  # type: ignore[union-attr]
+
+
+def strategy_name(strategy: Any) -> str:
+    """Our name for one of Lightning's strategy objects.
+
+    Raises:
+        ConfigError: another object, or one with options that change more than `find_unused_parameters`.
+    """
+    kind, options = type(strategy).__name__, dict(getattr(strategy, "_ddp_kwargs", {}))
+    unused = options.pop("find_unused_parameters", False)
+    more = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period", "process_group_backend")
+    options |= {name: True for name in more if getattr(strategy, f"_{name}", None) is not None}
+    if not is_lightning(strategy) or kind not in ("DDPStrategy", "SingleDeviceStrategy") or options:
+        given = f" with {', '.join(options)}" if options else ""
+        raise ConfigError(
+            f'strategy={kind}(…){given}: expected a name ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", '
+            '"replicas"), or a DDPStrategy or SingleDeviceStrategy of Lightning without other options than '
+            "find_unused_parameters."
+        )
+    if kind == "SingleDeviceStrategy":
+        return "auto"
+    return "ddp_find_unused_parameters_true" if unused else "ddp"
 
 
 def _of_type(trainer: Trainer, kind: type) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -23,14 +22,12 @@ _INSTEAD = {
 }
 
 
-def check_strategy(strategy: Any) -> str:
+def check_strategy(strategy: str) -> str:
     """A strategy's name.
 
     Raises:
         ConfigError: none of `NAMES`, with what to write instead.
     """
-    if not isinstance(strategy, str):
-        raise ConfigError(f"strategy={strategy!r}: expected a name: {', '.join(NAMES)}.")
     if strategy in NAMES:
         return strategy
     instead = _INSTEAD.get(strategy) or _INSTEAD.get(strategy.partition("_")[0])

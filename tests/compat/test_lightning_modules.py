@@ -328,3 +328,18 @@ def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(trainer: Any, form
     )
     run.fit(Returns())
     assert seen == [(who, loss) for loss in (2.0, 0.0, 2.0) for who in ("callback", "module")]
+
+
+def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+
+    given = [DDPStrategy(), DDPStrategy(find_unused_parameters=True), SingleDeviceStrategy(torch.device("cpu"))]
+    names = [trainer(strategy=strategy).given["strategy"] for strategy in given]
+    assert names == ["ddp", "ddp_find_unused_parameters_true", "auto"]
+    compressed = DDPStrategy(ddp_comm_hook=print)
+    for refused, said in (
+        (DDPStrategy(static_graph=True), "static_graph"), (compressed, "ddp_comm_hook"), (FSDPStrategy(), '"fsdp"'),
+        (3, "int"),
+    ):  # fmt: skip
+        with pytest.raises(fp.ConfigError, match=said):
+            trainer(strategy=refused)
