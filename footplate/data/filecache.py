@@ -7,13 +7,16 @@ Files are kept in blocks of 1 MiB, so that of a large file only the columns and 
 block is a file of its own, written under another name and renamed: it is there whole or not at all, whoever dies. All
 processes of a node share the directory, and later runs find it filled.
 
-    KEY/000017            block 17; KEY stands for the file's address, size and time of change
+    KEY/000017            block 17 and its checksum; KEY stands for the file's address, size and time of change
     locks/0..255          held (flock) while an extent of 8 blocks is fetched: the others wait, and find it there
     locks/evict           held by the one process that makes room
 
 Every use of a block sets its time. When more than `max_bytes` lie there, those that were not used for longest are deleted;
 a process looks when it begins and each time it has added 1/32 of the limit. A block that vanishes meanwhile is fetched
 again, and what can't be written (a full disk, say) is passed on without being kept.
+
+Each block ends with the CRC-32 of its key, its number and its bytes. A read compares length and checksum, and fetches a
+block again that a disk or a crash has damaged.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +42,7 @@ EXTENT_BLOCKS = 8
 _LOCKS = 256
 _STALE_S = 3600.0
 _FETCHERS = 4
+_CHECKSUM_BYTES = 4
 
 Fetch = Callable[[int, int], bytes]  # offset, length → exactly these bytes
 
@@ -112,7 +117,7 @@ class BlockStore:
             os.utime(path)
         except FileNotFoundError:
             return None
-        return data if len(data) == _bytes_of(block, size) else None  # a crash of the machine may leave it empty
+        return _verified(data, key, block, _bytes_of(block, size))
 
     def _fetch(self, key: str, blocks: list[int], size: int, fetch: Fetch) -> dict[int, bytes]:
         """Neighbouring blocks of one extent, with one request unless another process was faster."""
@@ -134,7 +139,9 @@ class BlockStore:
         new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             path.parent.mkdir(exist_ok=True)
-            new.write_bytes(data)
+            with new.open("wb") as file:
+                file.write(data)
+                file.write(_checksum(key, block, data))
             new.replace(path)
         except OSError:
             new.unlink(missing_ok=True)
@@ -176,6 +183,18 @@ def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     yield status.st_mtime, status.st_size, Path(entry.path)
+
+
+def _verified(stored: bytes, key: str, block: int, nbytes: int) -> bytes | None:
+    """The bytes of a block as it lies on disk, or None if it is damaged."""
+    if len(stored) != nbytes + _CHECKSUM_BYTES:
+        return None
+    data = stored[:nbytes]
+    return data if stored[nbytes:] == _checksum(key, block, data) else None
+
+
+def _checksum(key: str, block: int, data: bytes) -> bytes:
+    return zlib.crc32(data, zlib.crc32(f"{key}/{block}".encode())).to_bytes(_CHECKSUM_BYTES, "little")
 
 
 def _bytes_of(block: int, size: int) -> int:

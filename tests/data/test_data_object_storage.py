@@ -19,6 +19,7 @@ from object_storage import serve_gcs, serve_s3
 from ports import free_port
 
 from footplate.data import FileCache, Loader, Table
+from footplate.data.filecache import BLOCK_BYTES
 from footplate.errors import DataError
 
 from .conftest import image_rows, png
@@ -157,7 +158,7 @@ def test_what_was_read_once_is_read_from_the_disk(through: Proxy, tmp_path: Path
     assert ids(table) == list(range(ROWS))
     first, size = through.read_bytes, (tmp_path / "large" / "a.parquet").stat().st_size
     assert first <= 1.05 * size
-    assert size_of(cache) == size
+    assert size_of(cache) == size + 4 * len(list(cache.glob("*/0*")))  # a checksum at the end of each block
     assert ids(table) == ids(Table(LARGE, cache=str(cache))) == list(range(ROWS))
     assert through.read_bytes == first
     assert ids(pickle.loads(pickle.dumps(table))) == list(range(ROWS))
@@ -182,12 +183,48 @@ def test_the_cache_stays_below_its_limit_and_keeps_what_was_used_last(through: P
     assert through.read_bytes > before
 
 
-def test_a_damaged_block_is_fetched_again(through: Proxy, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert ids(Table(LARGE, cache=cache)) == list(range(ROWS))
-    for block in cache.glob("*/000001"):
-        block.write_bytes(b"")
-    assert ids(Table(LARGE, cache=cache)) == list(range(ROWS))
+DAMAGE = {
+    "emptied": lambda data: b"",
+    "cut": lambda data: data[:-100],
+    "flipped": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "zeroed": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_block_is_fetched_again(tmp_path: Path, damage: str) -> None:
+    content = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 10_000)
+    fetched: list[int] = []
+
+    def fetch(offset: int, length: int) -> bytes:
+        fetched.append(offset)
+        return content[offset : offset + length]
+
+    def read() -> bytes:
+        return FileCache(tmp_path).open().read("a file", len(content), 0, len(content), fetch)
+
+    assert read() == read() == content
+    assert fetched == [0]
+    for number in (1, 3):
+        (block,) = tmp_path.glob(f"*/{number:06}")
+        block.write_bytes(DAMAGE[damage](block.read_bytes()))
+    assert read() == content
+    assert set(fetched) == {0, BLOCK_BYTES}  # one request, from the first damaged block to the last
+    assert read() == content
+    assert len(fetched) == 2
+
+
+def test_a_block_in_the_place_of_another_is_fetched_again(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(2 * BLOCK_BYTES)
+
+    def read() -> bytes:
+        fetch = lambda offset, length: content[offset : offset + length]  # noqa: E731
+        return FileCache(tmp_path).open().read("a file", len(content), 0, len(content), fetch)
+
+    read()
+    (first,), (second,) = tmp_path.glob("*/000000"), tmp_path.glob("*/000001")
+    second.write_bytes(first.read_bytes())
+    assert read() == content
 
 
 def test_a_file_that_was_replaced_is_not_mixed_with_what_was_cached(
