@@ -56,6 +56,8 @@ def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
                 "--sort-by", help="such as state,~startTime; ~ turns the order round; by default ~createTime"
             )
             made.add_argument("--limit", type=int, default=SHOWN, help="at most so many; 0 for all")
+        if action == "stream-logs":
+            made.add_argument("--tail", type=int, help="of what has been written so far, only this many lines at the end")
         if action in ("list", "cancel", "wait", "resubmit"):
             add_format(made)
         if action == "cancel":
@@ -82,8 +84,13 @@ def run(action: str, given: Namespace) -> int:
     return _ACTIONS[action](jobs, given)
 
 
-def stream(jobs: Jobs, name: str) -> int:
+def stream(jobs: Jobs, name: str, tail: int | None = None) -> int:
     """Print what a job's processes write until it ends; returns 0 when it has succeeded, else 1.
+
+    Args:
+        jobs: the jobs of this machine.
+        name: the job's.
+        tail: of what has been written so far, print only this many lines at the end.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the job goes on.
@@ -94,7 +101,7 @@ def stream(jobs: Jobs, name: str) -> int:
     state: State | None = None
     attempt = 0
     try:
-        for event in jobs.follow(name):
+        for event in jobs.follow(name, tail=tail):
             if not isinstance(event, Line):
                 state = event
                 print(_said(jobs.store.find(name), state), file=sys.stderr, flush=True)
@@ -234,7 +241,9 @@ def _lines(shown: dict[str, Any]) -> list[str]:
 
 
 def _stream_logs(jobs: Jobs, given: Namespace) -> int:
-    return stream(jobs, given.name)
+    if given.tail is not None and given.tail < 0:
+        raise ConfigError(f"--tail {given.tail}: expected a number of lines, 0 or more.")
+    return stream(jobs, given.name, given.tail)
 
 
 def _cancel(jobs: Jobs, given: Namespace) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,12 +228,13 @@ class Jobs:
             pass
         return self.store.find(name)
 
-    def follow(self, name: str, lines: bool = True) -> Iterator[Line | State]:
+    def follow(self, name: str, lines: bool = True, tail: int | None = None) -> Iterator[Line | State]:
         """What a job's processes write, from the beginning, and its states as it comes into them; until its end.
 
         Args:
             name: the job's.
             lines: whether lines are wanted, or only states.
+            tail: of what has been written so far, only this many lines at the end.
 
         Raises:
             UnknownJob: there is none of this name.
@@ -240,10 +242,14 @@ class Jobs:
         """
         job = self.find(name)
         follower, swept, known = self.output(job) if lines else None, time.monotonic(), None
+        if follower is not None and tail is not None:
+            follower.skip_to_tail(tail)
         while True:
             state = self.store.state(name)
             if follower is not None:
-                yield from follower.lines(last=state in FINAL or state is None)
+                found = follower.lines(last=state in FINAL or state is None)
+                yield from found if tail is None else deque(found, maxlen=tail)
+                tail = None
             if state is not None and state != known:
                 known = state
                 yield state

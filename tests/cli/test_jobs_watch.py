@@ -56,6 +56,8 @@ def test_streamed_logs_end_with_the_job_and_its_code(submit, footplate, bench): 
     found = footplate("jobs", "stream-logs", "my_job")
     assert (found.code, found.out) == (0, "[master-0] hello\n[master-0] hello\n")
     assert "--- attempt 2 ---" in found.err
+    assert footplate("jobs", "stream-logs", "my_job", "--tail", "1").out == "[master-0] hello\n"
+    assert "--tail -1: expected a number of lines" in footplate("jobs", "stream-logs", "my_job", "--tail", "-1").err
 
 
 def test_list_filters_and_limits(submit, footplate, bench):  # noqa: F811

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from footplate.jobs.home import Home
-from footplate.jobs.supervision.follow import Follower
+from footplate.jobs.supervision import logfiles
+from footplate.jobs.supervision.follow import Follower, Line
 from footplate.jobs.supervision.logfiles import PIECE, Reader, Writer, part
 
 pieces = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30)
@@ -81,3 +84,56 @@ def test_lines_come_whole_and_with_who_wrote_them(tmp_path: Path):
     master.write(b"o\nfour")
     assert [one.text for one in follower.lines()] == ["two\n"]
     assert [one.text for one in follower.lines(last=True)] == ["four\n"]
+
+
+texts = st.lists(st.sampled_from(["a", "bc", "é", "\n", "\r", "\r\n"]), max_size=40).map("".join)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(texts, max_size=4), st.integers(1, 20), st.integers(1, 4), st.integers(0, 12), st.booleans())
+def test_the_tail_is_the_last_lines(
+    tmp_path: Path, logs: list[str], full: int, piece: int, count: int, only_one: bool
+) -> None:
+    home = Home(tmp_path)
+    shutil.rmtree(home.job("my_job"), ignore_errors=True)
+    for number, text in enumerate(logs):
+        first = home.job("my_job") / f"attempt-{1 + number // 2}" / f"worker-{number % 2}.log"
+        first.parent.mkdir(parents=True, exist_ok=True)
+        writer = Writer(first, full)
+        for letter in text.encode():
+            writer.write(bytes([letter]))
+        writer.close()
+    attempt, source = (1, "worker-0") if only_one else (None, None)
+
+    def wanted(follower: Follower) -> list[Line]:
+        return [
+            line for line in follower.lines(last=True)
+            if attempt in (None, line.attempt) and source in (None, line.source)
+        ]  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logfiles, "PIECE", piece)  # so that pieces end within line ends
+        follower = Follower(home, "my_job")
+        follower.skip_to_tail(count, attempt, source)
+        tail = wanted(follower)
+        assert not count or tail[-count:] == wanted(Follower(home, "my_job"))[-count:]
+        assert len(tail) <= count + len(logs)  # an unfinished line of each log comes on top
+
+
+def test_the_tail_of_a_large_log_is_read_from_its_end(tmp_path: Path):
+    home = Home(tmp_path)
+    (home.job("my_job") / "attempt-1").mkdir(parents=True)
+    writer = Writer(home.job("my_job") / "attempt-1" / "master-0.log")
+    for _ in range(20):
+        writer.write(b"a line of the beginning\n" * (PIECE // 24))
+    writer.write(b"one\ntwo\nthree\n")
+    writer.close()
+
+    follower, before = Follower(home, "my_job"), _bytes_read()
+    follower.skip_to_tail(2)
+    assert [line.text for line in follower.lines(last=True)] == ["two\n", "three\n"]
+    assert _bytes_read() - before < 2 * PIECE
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])  # rchar

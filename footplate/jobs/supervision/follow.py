@@ -41,6 +41,23 @@ class Follower:
         self._folder = home.job(name)
         self._open: dict[Path, tuple[int, str, Reader, Lines]] = {}
 
+    def skip_to_tail(self, count: int, attempt: int | None = None, source: str | None = None) -> None:
+        """Skip what there is but for the last lines, without reading it.
+
+        The next call of `lines` gives at least the last `count` lines, as many as there are.
+
+        Args:
+            count: how many lines.
+            attempt: only lines of this attempt count; those of others may be skipped.
+            source: only lines of this process count.
+        """
+        self._look()
+        for of_attempt, of_source, reader, _ in reversed(self._open.values()):
+            wanted = attempt in (None, of_attempt) and source in (None, of_source)
+            with suppress(FileNotFoundError):  # the job is being deleted
+                found = reader.go_back(count if wanted else 0)
+                count -= found if wanted else 0
+
     def lines(self, last: bool = False) -> Iterator[Line]:
         """What has come since the last call.
 

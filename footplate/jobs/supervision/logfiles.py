@@ -7,6 +7,8 @@ the next file is there, this one is complete. All of them stay until the job is 
 from __future__ import annotations
 
 import logging
+import os
+import re
 from pathlib import Path
 
 from footplate.jobs.masking import Veil
@@ -15,6 +17,7 @@ log = logging.getLogger(__name__)
 
 FULL = 64 * 2**20  # bytes
 PIECE = 1 << 20  # bytes read at once: a log may be larger than memory
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def part(first: Path, number: int) -> Path:
@@ -97,6 +100,37 @@ class Reader:
         self._first = first
         self._number = 0
         self._at = 0
+
+    def go_back(self, lines: int) -> int:
+        """Stand before the last complete lines of what there is, and read only those from then on.
+
+        Args:
+            lines: how many lines are wanted.
+
+        Returns:
+            How many lines there are, at most `lines`. Text after the last line end doesn't count.
+        """
+        last = 0
+        while part(self._first, last + 1).exists():
+            last += 1
+        missing, following = lines + 1, b""  # the line end before the first wanted line counts, too
+        for number in range(last, -1, -1):
+            with part(self._first, number).open("rb") as file:
+                stop = file.seek(0, os.SEEK_END)
+                while stop:
+                    start = max(0, stop - PIECE)
+                    file.seek(start)
+                    data = file.read(stop - start)
+                    ends = [found.end() for found in _LINE_END.finditer(data)]
+                    if data.endswith(b"\r") and following == b"\n":  # one line end on both sides of the cut
+                        ends.pop()
+                    if len(ends) >= missing:
+                        self._number, self._at = number, start + ends[-missing]
+                        return lines
+                    missing -= len(ends)
+                    stop, following = start, data[:1]
+        self._number, self._at = 0, 0
+        return lines + 1 - missing
 
     def read(self) -> bytes:
         """The next piece; empty when nothing more has been written yet, or the files are deleted."""

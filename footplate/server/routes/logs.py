@@ -58,6 +58,8 @@ def logs(desk: TheDesk, name: Name, attempt: _Attempt = None, source: _Source = 
     """What there is now, as text; with several attempts or processes, each line says whose it is."""
     follower = _follower(desk, name)
     plain = attempt is not None and source is not None
+    if tail is not None:
+        follower.skip_to_tail(tail, attempt, source)
     lines = _tail(_wanted(follower.lines(last=True), attempt, source), tail)
 
     def written() -> Iterator[str]:
@@ -87,6 +89,8 @@ async def _live(
 ) -> AsyncIterator[str]:
     known: dict[str, Any] | None = None
     alive, swept = time.monotonic(), time.monotonic()
+    if tail is not None:
+        await run_in_threadpool(follower.skip_to_tail, tail, attempt, source)
     while True:
         due = time.monotonic() - swept > SWEEP_S
         swept = time.monotonic() if due else swept
