@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 
 import footplate
@@ -37,6 +38,7 @@ Where the server has a token, each request brings it: `Authorization: Bearer TOK
 no GET brings the header `X-Footplate: 1`.
 """
 STATIC = Path(__file__).parent / "static"
+_ROUTERS = (jobs.router, logs.router, packages.router, catalog.router)
 _CODES = {404: "not_found", 405: "bad_request", 400: "bad_request", 413: "too_large", 422: "invalid"}
 
 
@@ -58,8 +60,8 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
         redirect_slashes=False,
     )
     app.state.desk = desk
-    for one in (jobs, logs, packages, catalog):
-        app.include_router(one.router)
+    for router in _ROUTERS:
+        app.include_router(router)
 
     @app.exception_handler(FootplateError)
     def mendable(request: Request, error: Exception) -> Response:
@@ -78,9 +80,11 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
 
     @app.exception_handler(HTTPException)
     def not_there(request: Request, error: HTTPException) -> Response:
-        code = _CODES.get(error.status_code, "bad_request")
-        said = f"{request.method} {request.url.path}: {error.detail}. See {API}/openapi.json"
-        return _answer(desk, error.status_code, code, said, headers=dict(error.headers or {}))
+        status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
+        if status in (404, 405) and request.method not in (allowed := _methods(app, request)):
+            status, detail, headers = 405, "Method Not Allowed", {"Allow": ", ".join(sorted(allowed))}
+        said = f"{request.method} {request.url.path}: {detail}. See {API}/openapi.json"
+        return _answer(desk, status, _CODES.get(status, "bad_request"), said, headers=headers)
 
     @app.exception_handler(ClientDisconnect)
     def hung_up(request: Request, error: Exception) -> Response:
@@ -91,12 +95,19 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
         log.error("%s %s has failed:", request.method, request.url.path)  # uvicorn shows the traceback
         return _answer(desk, 500, "unavailable", "a defect of the server: its log says more.")
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return FileResponse(STATIC / "index.html")
 
     app.mount("/", StaticFiles(directory=STATIC))
     return Guard(app, token)
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """The methods of all routes with this path. Starlette names those of one route, and none where the mount answers."""
+    routes = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]
+    matching = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE]
+    return {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
 
 
 def _status(error: Exception) -> tuple[int, str]:

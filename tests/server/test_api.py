@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,12 +10,15 @@ import socket
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 from jobs.conftest import Bench, until
 
 from footplate.jobs.states import State
+from footplate.server.app import make_app
+from footplate.server.desk import Desk
 from server.conftest import Server, config, packed
 
 pytestmark = pytest.mark.engine
@@ -366,3 +370,47 @@ def test_the_catalog_can_be_read(server: Server):
     assert not verdict["valid"]
     assert "allowed counts are 4 and 8" in verdict["problems"][0]
     assert server("GET", "/api/catalog/check?machine=n1-standrd-8").message.startswith('"n1-standrd-8" is no')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/", "GET, HEAD"),
+        ("POST", "/app.js", "GET, HEAD"),
+        ("PUT", "/api/jobs", "GET, POST"),
+        ("HEAD", "/api/jobs", "GET, POST"),
+        ("PUT", "/api/jobs/some_job", "DELETE, GET"),
+        ("GET", "/api/jobs/some_job/cancel", "POST"),
+    ],
+)
+def test_another_method_is_answered_with_those_that_there_are(server: Server, method: str, path: str, allowed: str):
+    found = server(method, path)
+    assert (found.status, found.headers["allow"]) == (405, allowed)
+
+
+def test_the_head_of_the_page(server: Server):
+    page = server("GET", "/")
+    found = server("HEAD", "/")
+    assert (found.status, found.body) == (200, b"")
+    assert found.headers["content-length"] == str(len(page.body))
+
+
+def test_a_wait_ends_when_its_client_has_gone(server: Server, bench: Bench):
+    bench.program('until_there("go-abandoned_1")')
+    submit(server, bench, "abandoned_1")
+    app = make_app(Desk(bench.jobs.home))
+    scope = {
+        "type": "http", "method": "GET", "path": "/api/jobs/abandoned_1/wait", "query_string": b"timeout=300",
+        "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    asyncio.run(asyncio.wait_for(app(scope, gone, send), 60))
+    assert server("GET", "/api/jobs/abandoned_1").json["state"] != "SUCCEEDED"
+    (bench.directory / "go-abandoned_1").touch()
+    server.is_in("SUCCEEDED", "abandoned_1")

@@ -142,6 +142,78 @@ def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, ben
     expect(page.get_by_role("link", name="flowers_1")).to_have_count(0)
 
 
+EXTREME = """async ([values]) => {
+  const { charts } = await import("/charts.js");
+  const home = document.getElementById("main");
+  home.replaceChildren();
+  const series = [{ name: "loss", x: values.map((_, index) => index), y: values }];
+  charts(home, [{ title: "loss", x: "step", unit: "", series }], "");
+  await new Promise((resolve) => setTimeout(() => requestAnimationFrame(resolve), 100));
+  return [home.querySelector("path.curve, circle.dot").getAttribute("d") ?? "", home.querySelector("svg").outerHTML];
+}"""
+
+
+@pytest.mark.parametrize("values", [[1e308], [1e308, 1.0], [-1.7e308, 1.7e308], [5e-324], [1e-320, 5e-324]])
+def test_a_chart_of_extreme_values_has_a_curve(server: Server, page: Page, values: list[float]):
+    page.goto(f"{server.url}/#/check")
+    curve, drawing = page.evaluate(EXTREME, [values])
+    assert curve.startswith("M")
+    assert "NaN" not in drawing
+    assert "Infinity" not in drawing
+
+
+FLOOD = """async (count) => {
+  const { logs } = await import("/logs.js");
+  const home = document.getElementById("main");
+  home.replaceChildren();
+  const text = (first) => JSON.stringify(Array.from({ length: 500 }, (_, index) => (
+    { attempt: 1, source: "master-0", text: `line ${first + index} of a loss that a program prints\\n` })));
+  const events = new ReadableStream({
+    start(stream) {
+      const encode = new TextEncoder();
+      for (let first = 0; first < count; first += 500) {
+        stream.enqueue(encode.encode(`event: lines\\ndata: ${text(first)}\\n\\n`));
+      }
+      stream.enqueue(encode.encode("event: end\\ndata: {}\\n\\n"));
+      stream.close();
+    },
+  });
+  window.fetch = async () => new Response(events);
+  let added = 0;
+  const count_added = (found) => { for (const one of found) added += one.addedNodes.length; };
+  const watching = new MutationObserver(count_added);
+  watching.observe(home, { childList: true, subtree: true });
+  const output = logs(home, "flood");
+  const said = home.querySelector(".said");
+  while (said.textContent !== "the end") await new Promise((resolve) => setTimeout(resolve, 20));
+  const lines = home.querySelector(".lines");
+  output.end();
+  return [added, lines.childElementCount, lines.firstChild.textContent, lines.lastChild.textContent];
+}"""
+
+
+def test_a_flood_of_output_is_drawn_in_few_batches(server: Server, page: Page):
+    page.goto(f"{server.url}/#/check")
+    added, kept, first, last = page.evaluate(FLOOD, 100_000)
+    assert kept == 5000
+    assert first == "master-0line 95000 of a loss that a program prints"
+    assert last == "master-0line 99999 of a loss that a program prints"
+    assert added < 50_000  # most lines came and went between two drawings
+
+
+@pytest.mark.usefixtures("nightly")
+def test_the_replicas_stay_in_their_card(server: Server, bench: Bench, page: Page):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    with closing(sqlite3.connect(bench.jobs.home.root / "jobs.db")) as store, store:
+        long = "ended with exit code 2 " + "x" * 120
+        store.execute("UPDATE processes SET outcome = ? WHERE job = 'nightly_1'", (long,))
+    page.goto(f"{server.url}/#/jobs/nightly_1")
+    table = page.locator(".replicas table")
+    expect(table).to_contain_text("xxxx")
+    overflows = "() => [...document.querySelectorAll('section')].some((card) => card.scrollWidth > card.clientWidth)"
+    assert not page.evaluate(overflows)
+
+
 def test_more_tabs_than_a_browser_has_connections_show_a_job_that_runs(server: Server, bench: Bench, browser: Browser):
     (bench.directory / "go-on").touch()
     submit(server, bench, "tabs_1")
@@ -254,9 +326,11 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(serve, page: Page):
     token.fill("a tökén that no header can have")
     page.keyboard.press("Enter")
     expect(token).to_have_value("a tökén that no header can have")  # it is not taken
+    expect(page.get_by_text("That isn't this server's token.")).to_be_hidden()
     token.fill("not-the-token-not-the-token")
     page.keyboard.press("Enter")
     expect(token).to_have_value("")  # it is asked for again
+    expect(page.get_by_text("That isn't this server's token. Try again.")).to_be_visible()
     token.fill("s3cret-s3cret-s3cret")
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="nightly_1")).to_be_visible()

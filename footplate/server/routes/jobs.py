@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.backends import OPTIONS
@@ -75,6 +75,7 @@ def describe_job(desk: TheDesk, name: Name) -> JobView:
 
 @router.get("/jobs/{name}/wait", responses=answers(404))
 async def wait_for_job(
+    request: Request,
     desk: TheDesk,
     name: Name,
     timeout: Annotated[
@@ -85,7 +86,7 @@ async def wait_for_job(
     until = time.monotonic() + timeout
     while True:
         job = await run_in_threadpool(describe_job, desk, name)
-        if job.state in FINAL or time.monotonic() >= until:
+        if job.state in FINAL or time.monotonic() >= until or await request.is_disconnected():
             return job
         await asyncio.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
 

@@ -11,9 +11,11 @@ export class Problem extends Error {
 export async function ask(method, path, { as = "json", body, signal } = {}) {
   for (;;) {
     const sent = body === undefined ? {} : { body: JSON.stringify(body) };
-    const answer = await fetch(`/api${path}`, { method, headers: headers(body), ...sent, signal, cache: "no-store" });
+    const token = sessionStorage.getItem("token");
+    const answer = await fetch(`/api${path}`, { method, headers: headers(body, token), ...sent, signal, cache: "no-store" });
     if (answer.status === 401) {
-      await askToken();
+      const isNewer = token !== sessionStorage.getItem("token"); // another request has asked for it meanwhile
+      if (!isNewer) await askToken(token);
       continue;
     }
     if (!answer.ok) throw new Problem(answer.status, await said(answer));
@@ -39,8 +41,7 @@ export async function* events(path, signal) {
   }
 }
 
-function headers(body) {
-  const token = sessionStorage.getItem("token");
+function headers(body, token) {
   const kind = body === undefined ? {} : { "Content-Type": "application/json" };
   return { "X-Footplate": "1", ...kind, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
 }
@@ -55,12 +56,13 @@ async function said(answer) {
 
 let asking = null;
 
-/** Ask for the token once, however many requests wait for it. */
-function askToken() {
+/** Ask for the token once, however many requests wait for it. If there was a token, say that the server has refused it. */
+function askToken(refused) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("ask-token");
     const input = document.getElementById("token");
     input.value = "";
+    document.getElementById("token-wrong").textContent = refused ? "That isn't this server's token. Try again." : "";
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.addEventListener(
       "close",

@@ -64,11 +64,13 @@ function draw(canvas, values, state) {
   canvas.replaceChildren(svg);
   if (!ys.length) return;
   const [left, right] = [Math.min(...xs), Math.max(...xs)];
-  const ticks = round(figure.unit === "" ? Math.min(...ys) : 0, Math.max(...ys, figure.unit === "share" ? 1 : -Infinity), 4, figure.unit);
+  const scale = scaleOf(ys);
+  const highest = Math.max(...ys, figure.unit === "share" ? 1 : -Infinity) / scale;
+  const ticks = round(figure.unit === "" ? Math.min(...ys) / scale : 0, highest, 4, figure.unit);
   const [low, high] = [ticks[0], ticks.at(-1)];
   const x = (value) => EDGE.left + ((value - left) / (right - left || 1)) * (width - EDGE.left - EDGE.right);
-  const y = (value) => HEIGHT - EDGE.bottom - ((value - low) / (high - low || 1)) * (HEIGHT - EDGE.top - EDGE.bottom);
-  for (const tick of ticks) {
+  const y = (value) => HEIGHT - EDGE.bottom - ((value / scale - low) / (high - low || 1)) * (HEIGHT - EDGE.top - EDGE.bottom);
+  for (const tick of ticks.map((one) => one * scale).filter(Number.isFinite)) {
     svg.append(shape("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(tick), y2: y(tick) }));
     svg.append(label(EDGE.left - 7, y(tick) + 4, number(tick, figure.unit), "end"));
   }
@@ -83,6 +85,16 @@ function draw(canvas, values, state) {
     }
   });
   pointing(canvas, svg, values, state, { x, y, left, right, width });
+}
+
+/**
+ * What to divide values by before they are drawn: 1, but for numbers so large or so small that their differences and steps
+ * leave the range of a double.
+ */
+function scaleOf(values) {
+  const largest = Math.max(...values.map(Math.abs));
+  if (largest > 1e290) return 1e200;
+  return largest > 0 && largest < 1e-290 ? 1e-200 : 1;
 }
 
 /** A path, cut where there is no number. */

@@ -7,6 +7,8 @@ import { complain } from "./live.js";
 const TAIL = 2000; // lines that are asked for in the beginning
 const KEPT = 5000; // lines that stay on the page
 const AGAIN_S = 3;
+const DRAW_MS = 100; // lines that come within this time are drawn together
+const IDLE = 4; // after drawing, the page is free for this many times as long
 const COLOURS = /\x1b\[[0-9;?]*[A-Za-z]/g;
 
 export function logs(home, name) {
@@ -27,7 +29,11 @@ export function logs(home, name) {
   });
   let moving = false;
   let stream = new AbortController();
-  let last = new Map(); // of each process the line that its next one overwrites
+  let last = new Map(); // of each process the entry that its next line overwrites
+  let waiting = []; // entries that are to be appended
+  let changed = new Set(); // entries on the page whose text is another now
+  let timer = 0;
+  let pause = DRAW_MS;
 
   function end() {
     moving = true;
@@ -37,8 +43,8 @@ export function logs(home, name) {
   function again() {
     stream.abort();
     stream = new AbortController();
+    forget();
     lines.replaceChildren();
-    last = new Map();
     run(stream.signal);
   }
 
@@ -50,6 +56,7 @@ export function logs(home, name) {
         if (kind === "lines") add(data);
         else if (kind === "state") said.textContent = "live";
         else if (kind === "end") {
+          draw();
           said.textContent = lines.childElementCount ? "the end" : "nothing was written";
           return;
         }
@@ -63,19 +70,47 @@ export function logs(home, name) {
     setTimeout(() => !signal.aborted && again(), AGAIN_S * 1000);
   }
 
+  /** Take lines as they come. At thousands a second, drawing each at once would leave the page no time for anything else. */
   function add(found) {
     for (const one of found) {
       const who = `${one.attempt}/${one.source}`;
-      const text = one.text.replace(COLOURS, "").replace(/[\r\n]+$/, "");
-      const line = el("div", {}, el("span", { class: "who" }, one.attempt > 1 ? `${one.source} (${one.attempt})` : one.source),
-        el("span", {}, text || " "));
-      if (last.has(who)) last.get(who).replaceWith(line);
-      else lines.append(line);
-      if (one.text.endsWith("\r")) last.set(who, line);
+      let entry = last.get(who);
+      if (!entry) waiting.push((entry = { line: null }));
+      else if (entry.line) changed.add(entry);
+      entry.one = one;
+      if (one.text.endsWith("\r")) last.set(who, entry);
       else last.delete(who);
     }
-    while (lines.childElementCount > KEPT) lines.firstElementChild.remove();
+    if (waiting.length > 2 * KEPT) waiting = waiting.slice(-KEPT);
+    timer ||= setTimeout(draw, pause);
+  }
+
+  function draw() {
+    clearTimeout(timer);
+    timer = 0;
+    const began = performance.now();
+    for (const entry of changed) {
+      const before = entry.line;
+      before.replaceWith((entry.line = element(entry.one)));
+    }
+    const added = waiting.slice(-KEPT);
+    for (const entry of added) entry.line = element(entry.one);
+    for (let excess = lines.childElementCount + added.length - KEPT; excess > 0 && lines.firstElementChild; excess--) {
+      lines.firstElementChild.remove();
+    }
+    lines.append(...added.map((entry) => entry.line));
+    waiting = [];
+    changed = new Set();
     if (follow.checked) end();
+    pause = Math.max(DRAW_MS, IDLE * (performance.now() - began));
+  }
+
+  function forget() {
+    clearTimeout(timer);
+    timer = 0;
+    waiting = [];
+    changed = new Set();
+    last = new Map();
   }
 
   function query() {
@@ -108,6 +143,7 @@ export function logs(home, name) {
     again,
     end() {
       document.removeEventListener("visibilitychange", seen);
+      forget();
       stream.abort();
     },
     /** Offer the attempts and processes that there are. */
@@ -118,6 +154,12 @@ export function logs(home, name) {
       offer(source, sources);
     },
   };
+}
+
+function element(one) {
+  const text = one.text.replace(COLOURS, "").replace(/[\r\n]+$/, "");
+  return el("div", {}, el("span", { class: "who" }, one.attempt > 1 ? `${one.source} (${one.attempt})` : one.source),
+    el("span", {}, text || " "));
 }
 
 function offer(select, values) {
