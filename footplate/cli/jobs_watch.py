@@ -57,7 +57,9 @@ def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
             )
             made.add_argument("--limit", type=int, default=SHOWN, help="at most so many; 0 for all")
         if action == "stream-logs":
-            made.add_argument("--tail", type=int, help="of what has been written so far, only this many lines at the end")
+            made.add_argument(
+                "--tail", type=int, help="of what has been written so far, only this many lines at the end"
+            )
         if action in ("list", "cancel", "wait", "resubmit"):
             add_format(made)
         if action == "cancel":
