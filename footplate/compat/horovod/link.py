@@ -9,8 +9,7 @@
 A message is JSON; behind "ready" and "run" of a small reduction come the bytes of its tensors, which rank 0 reduces: so it
 takes one way there and one back, as long as a barrier.
 
-Rank 0 listens on the address at which the ranks meet; its port and a token lie in the store of the rendezvous, and a
-connection counts when it has shown the token. Rank 0's own words go straight into the table (`negotiation.py`), and what
+`meeting.py` makes the connections. Rank 0's own words go straight into the table (`negotiation.py`), and what
 follows is handed to its engine by whichever thread brought it about, under one lock: so all ranks get the same answers in
 the same order.
 
@@ -21,11 +20,8 @@ waiting for `STUCK_S`, each for something that the others don't have, all of it 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import logging
-import os
-import secrets
 import selectors
 import socket
 import struct
@@ -36,6 +32,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from footplate.compat.horovod.errors import HorovodInternalError, PeerLostError
+from footplate.compat.horovod.meeting import gather, reach
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Negotiation, Refuse, Run, Signature, fuse
 from footplate.compat.horovod.operations import reduced
 
@@ -43,9 +40,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 STUCK_S = 5.0
-MEET_S = 60.0  # by then the others, who have met already, must have connected
 SIGNATURES = 4096  # remembered of a connection; then it begins anew
-_KEY = "footplate/horovod"
 _SIZES = struct.Struct("!II")  # before each message: bytes of its JSON, and of what comes behind
 
 
@@ -104,7 +99,9 @@ class Server:
         self._heard, self._heard_at = 0, time.monotonic()
         self._closed = False
         if size > 1:
-            self._gather(size, store)
+            self._connections = gather(size, store)
+            self._streams = {rank: _Stream() for rank in self._connections}
+            self._signatures = {rank: {} for rank in self._connections}
             _start(self._serve, receiver)
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
@@ -130,27 +127,6 @@ class Server:
                 self._tell_all(["failed", "rank 0 has shut Horovod down", False])
             for connection in self._connections.values():
                 _shut(connection)
-
-    def _gather(self, size: int, store: Any) -> None:
-        """Let the other ranks connect."""
-        token = secrets.token_hex(16)
-        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        with socket.create_server((host, 0), backlog=size) as listening:
-            listening.settimeout(MEET_S)
-            store.set(_KEY, f"{host} {listening.getsockname()[1]} {token}")
-            while len(self._connections) < size - 1:
-                connection, _ = listening.accept()
-                connection.settimeout(10)
-                with contextlib.suppress(OSError, ValueError):
-                    shown, rank = _read_line(connection).split()
-                    if hmac.compare_digest(shown, token):
-                        connection.settimeout(None)
-                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        self._connections[int(rank)] = connection
-                        continue
-                connection.close()
-        self._streams = {rank: _Stream() for rank in self._connections}
-        self._signatures = {rank: {} for rank in self._connections}
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -267,15 +243,11 @@ class Client:
     """The link of any other rank: a connection, and a thread that takes the answers."""
 
     def __init__(self, rank: int, store: Any, receiver: Receiver) -> None:
-        host, port, token = store.get(_KEY).decode().split()
         self._receiver = receiver
         self._lock = threading.Lock()
         self._ids: dict[Signature, int] = {}
         self._closed = False
-        self._connection = socket.create_connection((host, int(port)), timeout=MEET_S)
-        self._connection.settimeout(None)
-        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection.sendall(f"{token} {rank}\n".encode())
+        self._connection = reach(rank, store)
         _start(self._listen, receiver)
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
@@ -380,13 +352,6 @@ def _receive(connection: socket.socket) -> bytes:
         return connection.recv(1 << 16)
     except OSError:
         return b""
-
-
-def _read_line(connection: socket.socket) -> str:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < 200 and (byte := connection.recv(1)):
-        line += byte
-    return line.decode()
 
 
 def _shut(connection: socket.socket) -> None:
