@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from footplate.data.loader import Loader
-from footplate.data.spark import forget, is_spark
+from footplate.data.spark import ROW_GROUP_BYTES, computed_uri, forget, is_spark
 from footplate.data.table import Table
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.extras import require
@@ -232,7 +232,7 @@ class BatchLoader:
 
 def make_spark_converter(
     df: Any,
-    parquet_row_group_size_bytes: int = 32 * 2**20,
+    parquet_row_group_size_bytes: int = ROW_GROUP_BYTES,
     compression_codec: str | None = None,
     dtype: str | None = "float32",
 ) -> SparkDatasetConverter:
@@ -240,10 +240,22 @@ def make_spark_converter(
 
     Args:
         df: the DataFrame, or a path, a table, a frame.
-        parquet_row_group_size_bytes: accepted for Petastorm's sake.
-        compression_codec: accepted for Petastorm's sake.
+        parquet_row_group_size_bytes: the size of a row group of the computed table, before compression.
+        compression_codec: of the computed table, such as "zstd" or "uncompressed"; None for Spark's own.
         dtype: "float32" turns float64 columns into float32; None leaves them.
+
+    Raises:
+        ConfigError: a size or a codec for data that isn't computed.
     """
+    given = (parquet_row_group_size_bytes, compression_codec)
+    if given != (ROW_GROUP_BYTES, None):
+        if not is_spark(df):
+            raise ConfigError(
+                "make_spark_converter(parquet_row_group_size_bytes=…, compression_codec=…) are for a Spark DataFrame: "
+                "tables are read as they are."
+            )
+        uri = computed_uri(df, *given)
+        return SparkDatasetConverter(Table(uri), dtype, uri)
     if isinstance(df, Table):
         return SparkDatasetConverter(df, dtype)
     table = Table(df)

@@ -26,7 +26,8 @@ from footplate.data.types import plain_type
 from footplate.errors import DataError
 
 CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")
-_ROW_GROUP_BYTES = 32 * 2**20
+ROW_GROUP_BYTES = 32 * 2**20
+_SHOWN_FIELDS = "spark.sql.debug.maxToStringFields"
 _TYPES = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -58,21 +59,45 @@ def open_spark(frame: Any) -> ParquetSource:
     return _plain_table(frame) or _open(computed_uri(frame))
 
 
-def computed_uri(frame: Any) -> str:
-    """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan."""
+def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression: str | None = None) -> str:
+    """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan.
+
+    Args:
+        frame: the DataFrame.
+        row_group_bytes: the size of a row group before compression.
+        compression: such as "zstd" or "uncompressed"; None for Spark's own.
+    """
     session = frame.sparkSession
-    plan = frame._jdf.queryExecution().analyzed().toString()  # of more than 25 columns or values, only the first
-    meant = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {plan}"
-    key = hashlib.sha1(meant.encode()).hexdigest()[:20]
+    key = _key(frame, row_group_bytes, compression)
     if key not in _computed:
         uri = f"{_cache_dir(session)}/{key}"
+        writer = frame.write.mode("overwrite").option("parquet.block.size", row_group_bytes)
         try:
-            frame.write.mode("overwrite").option("parquet.block.size", _ROW_GROUP_BYTES).parquet(uri)
+            (writer if compression is None else writer.option("compression", compression)).parquet(uri)
         except Exception as error:
             raise DataError(f"The Spark DataFrame can't be written to {uri}: {error}") from error
         _computed[key] = uri
         atexit.register(forget, uri)
     return _computed[key]
+
+
+def _key(frame: Any, *options: Any) -> str:
+    """What a DataFrame is known by: all of its plan, in which each column of this session has a number of its own.
+
+    Spark's `semanticHash` has 32 bits, so two plans may share it. Spark shows 25 columns of a plan by default.
+    """
+    session = frame.sparkSession
+    shown = session.conf.get(_SHOWN_FIELDS, None)
+    session.conf.set(_SHOWN_FIELDS, str(2**31 - 1))
+    try:
+        plan = frame._jdf.queryExecution().analyzed().toString()
+    finally:
+        if shown is None:
+            session.conf.unset(_SHOWN_FIELDS)
+        else:
+            session.conf.set(_SHOWN_FIELDS, shown)
+    meant = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {options} {plan}"
+    return hashlib.sha256(meant.encode()).hexdigest()[:32]
 
 
 def forget(uri: str) -> None:

@@ -232,6 +232,44 @@ def test_a_dataframe_that_is_a_plain_table_is_read_where_it_lies(spark: Any, pho
 
 @pytest.mark.slow
 @pytest.mark.engine
+def test_two_plans_of_one_hash_are_computed_each(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.functions import lit
+
+    monkeypatch.setattr(DataFrame, "semanticHash", lambda frame: 7)  # Spark's has 32 bits
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, (tmp_path / "cache").as_uri())
+    wide = spark.range(3).select(*(lit(number).alias(f"c{number}") for number in range(40)))
+    found = [
+        next(iter(make_spark_converter(wide.withColumn("last", lit(value))).make_torch_dataloader(batch_size=3)))
+        for value in (1, 2)
+    ]
+    assert [batch["last"].tolist() for batch in found] == [[1] * 3, [2] * 3]
+    assert spark.conf.get("spark.sql.debug.maxToStringFields", None) in (None, "25")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_the_size_of_row_groups_and_the_codec_are_those_asked_for(spark: Any, tmp_path: Path) -> None:
+    import pyarrow.dataset
+    import pyarrow.parquet
+
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, (tmp_path / "cache").as_uri())
+    frame = spark.range(200_000).coalesce(1)
+    converter = make_spark_converter(frame, parquet_row_group_size_bytes=2**18, compression_codec="zstd")
+    (file,) = (tmp_path / "cache").rglob("*.parquet")
+    footer = pyarrow.parquet.read_metadata(file)
+    assert footer.num_row_groups > 1
+    assert footer.row_group(0).column(0).compression == "ZSTD"
+    assert len(converter) == 200_000
+
+
+def test_a_codec_for_a_table_that_is_read_as_it_is_is_refused(photos: str) -> None:
+    with pytest.raises(ConfigError, match=r"compression_codec=….*tables are read as they are"):
+        make_spark_converter(photos, compression_codec="zstd")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
 def test_plans_that_differ_where_spark_shortens_them_are_computed_each(spark: Any) -> None:
     from pyspark.sql.functions import col, lit
 
