@@ -39,7 +39,7 @@ _ENDLESS_ROWS_PER_BATCH = 1024
 _WITHOUT_EFFECT = frozenset({
     "reader_pool_type", "workers_count", "results_queue_size", "pyarrow_serialize", "hdfs_driver", "cache_type",
     "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings",
-    "zmq_copy_buffers", "convert_early_to_numpy", "shuffling_queue_capacity",
+    "zmq_copy_buffers", "convert_early_to_numpy",
 })  # fmt: skip
 # Settings that change rows or batches, and what to use instead.
 _REFUSED = {
@@ -365,10 +365,12 @@ class DataLoader(BatchLoader):
         batch_size: rows of a batch.
         collate_fn: refused: batches are dicts of tensors; change them in the training loop.
         transform_fn: refused: use the reader's `transform_spec`.
-        **petastorm_settings: Petastorm's settings of its shuffling queue, which have no effect: shuffling is the reader's.
+        shuffling_queue_capacity: how many rows Petastorm mixes with each other. Any number above 0 is what the reader does
+            already, which mixes all rows.
+        **petastorm_settings: Petastorm's other settings of its shuffling queue, which have no effect.
 
     Raises:
-        ConfigError: a setting that would change the batches.
+        ConfigError: a setting that would change the batches; rows are to be mixed of a reader that keeps their order.
     """
 
     def __init__(
@@ -377,8 +379,15 @@ class DataLoader(BatchLoader):
         batch_size: int = 1,
         collate_fn: Any = None,
         transform_fn: Any = None,
+        shuffling_queue_capacity: int = 0,
         **petastorm_settings: Any,
     ) -> None:
+        if shuffling_queue_capacity and not reader.loader.shuffle:
+            raise ConfigError(
+                f"DataLoader(shuffling_queue_capacity={shuffling_queue_capacity!r}) of a reader with "
+                "shuffle_row_groups=False is not supported: rows are mixed over the whole table, or not at all. Make the "
+                "reader with shuffle_row_groups=True."
+            )
         _check_settings("DataLoader", {"collate_fn": collate_fn, "transform_fn": transform_fn, **petastorm_settings})
         own = reader.loader
         loader = Loader(

@@ -368,6 +368,13 @@ def test_settings_of_pools_and_queues_are_accepted(photos):
         assert DataLoader(reader, batch_size=5, shuffling_queue_capacity=10)
 
 
+def test_a_loader_does_not_mix_the_rows_of_a_reader_that_keeps_their_order(photos):
+    with make_batch_reader(f"file://{photos}", shuffle_row_groups=False) as reader:
+        assert DataLoader(reader, batch_size=5)
+        with pytest.raises(ConfigError, match=r"shuffling_queue_capacity=10.*shuffle_row_groups=True"):
+            DataLoader(reader, batch_size=5, shuffling_queue_capacity=10)
+
+
 @pytest.mark.parametrize("mixing", [{"shuffle_rows": True}, {"shuffle_row_drop_partitions": 4}])
 @pytest.mark.parametrize("make", [make_reader, make_batch_reader])
 def test_rows_are_mixed_over_the_whole_table_or_not_at_all(photos, make, mixing):
