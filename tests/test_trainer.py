@@ -11,7 +11,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -503,13 +503,18 @@ class OwnForward(Classifier):
         return self(batch[0])
 
 
-def test_a_module_that_torch_compile_returned_is_trained_compiled(trainer):
-    graphs = []
+class Graphs:
+    """A backend that keeps what it compiles. Lightning puts it on the module, so that a module's pickle holds it."""
 
-    def backend(graph, inputs):
-        graphs.append(graph)
+    kept: ClassVar[list[torch.fx.GraphModule]] = []
+
+    def __call__(self, graph, inputs):
+        self.kept.append(graph)
         return graph.forward
 
+
+def test_a_module_that_torch_compile_returned_is_trained_compiled(trainer):
+    graphs, backend = Graphs.kept, Graphs()
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)

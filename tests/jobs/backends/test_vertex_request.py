@@ -116,7 +116,7 @@ def test_a_region_a_project_and_a_bucket_are_needed_and_the_options_are_for_vert
             ["--backend", "vertex", "--staging-bucket", "gs://my-bucket", "--project", "my-project"],
             "expected gs://bucket/path",
         ),
-        (["--project", "my-project"], "--project is for --backend vertex"),
+        (["--staging-bucket", "gs://my-bucket"], "--staging-bucket is for --backend vertex"),
     ):
         assert main([*command, *more]) != 0
         assert says in capsys.readouterr().err
