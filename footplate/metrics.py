@@ -56,15 +56,21 @@ class Entry:
     total: float = 0.0
     weight: float = 0.0
     values: list[float] = field(default_factory=list)  # only for a reduction given as a function
+    loaders: set[int] = field(default_factory=set)  # of an evaluation, in whose batches it was logged
     computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
 
     @property
     def step_name(self) -> str:
-        return f"{self.name}_step" if self.on_epoch else self.name
+        return self._ending_in("_step") if self.on_epoch else self.name
 
     @property
     def epoch_name(self) -> str:
-        return f"{self.name}_epoch" if self.on_step else self.name
+        return self._ending_in("_epoch") if self.on_step else self.name
+
+    def _ending_in(self, ending: str) -> str:
+        """The name with an ending, before the loader's index, where it has one."""
+        name, mark, index = self.name.partition("/dataloader_idx_")
+        return f"{name}{ending}{mark}{index}"
 
     @property
     def has_latest(self) -> bool:
@@ -163,6 +169,8 @@ class MetricLog:
         entry = self._entries.get(name)
         if entry is None:
             entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+        if self.dataloader_idx is not None:
+            entry.loaders.add(self.dataloader_idx)
         if entry.metric is not None:
             return
         entry.latest = value = _own(value)
@@ -212,6 +220,7 @@ class MetricLog:
         for name in dict.fromkeys(name for summaries in everyone for name in summaries):
             found = [summaries[name] for summaries in everyone if name in summaries]
             entry = self._entries.get(name) or found[0].entry()
+            entry.loaders = set().union(*(summary.loaders for summary in found))
             if sum(summary.updates for summary in found) == 0:
                 continue
             if found[0].is_metric:
@@ -303,7 +312,7 @@ class MetricLog:
         )
         return Summary(
             entry.name, options, entry.part(), entry.metric is not None, self._metric_path(entry), entry.updates,
-            _items(entry.metric),
+            _items(entry.metric), entry.loaders,
         )  # fmt: skip
 
     def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
@@ -390,6 +399,7 @@ class Summary:
     path: str  # of the torchmetrics object, in the module
     updates: int
     items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
+    loaders: set[int]
 
     def entry(self) -> Entry:
         """An entry for a name that only other ranks have logged."""
@@ -398,14 +408,27 @@ class Summary:
 
 @dataclass
 class Values:
-    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display."""
+    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display.
+
+    Attributes:
+        callback: under the plain name too.
+        logger: without those that were logged with `logger=False`.
+        progress: those that were logged with `prog_bar=True`.
+        results: each under its own name alone, as an evaluation returns them.
+        loaders: by name, in which loaders' batches it was logged; without those that several loaders share.
+    """
 
     callback: dict[str, float] = field(default_factory=dict)
     logger: dict[str, float] = field(default_factory=dict)
     progress: dict[str, float] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
+    loaders: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, entry: Entry, name: str, value: float) -> None:
         """Take in the value of an entry."""
+        self.results[name] = value
+        if entry.loaders:
+            self.loaders[name] = entry.loaders
         self.callback[entry.name] = self.callback[name] = value
         if entry.logger:
             self.logger[name] = value
@@ -417,6 +440,8 @@ class Values:
         self.callback.update(other.callback)
         self.logger.update(other.logger)
         self.progress.update(other.progress)
+        self.results.update(other.results)
+        self.loaders.update(other.loaders)
 
 
 def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:

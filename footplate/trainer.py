@@ -30,7 +30,6 @@ from footplate.checkpoint.shards import cut_out
 from footplate.checkpoint.storage import Place, to_place
 from footplate.checkpoint.storage.joint import abandon, begin
 from footplate.checkpoint.writer import CheckpointWriter, Joint
-from footplate.data.adapt import weigher
 from footplate.errors import CheckpointError, ConfigError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
@@ -56,7 +55,7 @@ from footplate.tracking.silent import Silent
 from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
 from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
-from footplate.training.changes import take_callbacks_of_setup, take_changes, warn_of_late_changes
+from footplate.training.changes import take_callbacks_of_setup, take_changes, take_ckpt_path, warn_of_late_changes
 from footplate.training.environment import with_environment
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
@@ -66,7 +65,9 @@ from footplate.training.loop import TrainingLoop, save_before_end
 from footplate.training.notice import watching
 from footplate.training.prepare import (
     LOADERS,
+    asks_hooks,
     attach,
+    check_evaluated,
     check_nodes,
     choose_callbacks,
     choose_devices,
@@ -78,6 +79,7 @@ from footplate.training.prepare import (
     explain,
     find_checkpoint,
     named_checkpoint,
+    no_data,
     read_checkpoint,
     record_with,
     refuse_arguments,
@@ -114,6 +116,7 @@ log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 
 Stage = Literal["fit", "validate", "test", "predict"]
+LoaderPair = tuple[Any, list[Any]]  # for training and, some, for validation
 
 
 class Trainer(View):
@@ -338,13 +341,17 @@ class Trainer(View):
         self.should_stop = False
         self.progress = Progress()
         self.reports = Reports(self.recorders)
-        self.ckpt_path: str | None = None  # of the last call: what it loaded
+        self.ckpt_path: str | Path | None = None  # of the last call: what it loaded; or what the user has assigned
+        self.shown_ckpt_path: str | None = None
+        self.assigned_ckpt_path: str | Path | None = None
         self.resumed_from: Place | None = None  # named by the user: not to be deleted
         self.dataloaders: dict[str, Any] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.step_optimizers: list[optim.StepOptimizer] = []
         self.lr_scheduler_configs: list[optim.SchedulerConfig] = []
-        self.num_training_batches: float = 0
+        self._make_loaders: Callable[[], LoaderPair] | None = None  # until they are made
+        self._found_loaders: LoaderPair | None = None
+        self.num_training_batches = 0
         self.num_val_batches: list[float] = []
         self.num_test_batches: list[float] = []
         self.num_predict_batches: list[float] = []
@@ -387,6 +394,7 @@ class Trainer(View):
             KeyboardInterrupt: after SIGINT, likewise; or at once after a second one.
         """
         take_changes(self)
+        ckpt_path = take_ckpt_path(self, ckpt_path)
         if self.max_epochs is None:
             self.max_epochs = default_max_epochs(self.max_steps, self.callbacks)
         given, model = model, unwrapped(self, model)
@@ -474,6 +482,7 @@ class Trainer(View):
         from footplate.training.predictions import PredictionWriter
 
         take_changes(self)
+        ckpt_path = take_ckpt_path(self, ckpt_path)
         given, model = model, unwrapped(self, model)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only("predict", model, dataloaders, datamodule):
@@ -545,28 +554,40 @@ class Trainer(View):
             place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
 
         self.parallel.check(self.module)
-        with making_loaders(self, resumed_epoch(loaded)):
-            loader, val_loaders = self._prepare_loaders(train_dataloaders, val_dataloaders, place)
-        check_same_ranks(self, loader)
+        self._prepare_state()
+        make = functools.partial(self._prepare_loaders, train_dataloaders, val_dataloaders)
+        self.num_training_batches = math.inf
+        self._make_loaders = functools.partial(self._first_loaders, make, place, resumed_epoch(loaded))
+        hooked = asks_hooks(self, train_dataloaders, val_dataloaders)
+        if not hooked:  # what is wrong with loaders that are there already is known before anything begins
+            self.ask_for_loaders()
+        if loaded is not None:
+            self._call_load_hooks(loaded)
         self._prepare_module()
+        if loaded is not None:
+            loaded = self.parallel.weight_parts(loaded, self.module)
+            self._resume_module(loaded, str(found))
         self.optimizers, self.lr_scheduler_configs = optim.configure(self.module)
         check_optimizers(self)
-        self._prepare_step(self._weight_now if weigher(loader, self.world) is not None else None)
-        self._prepare_state(loader)
-        if loaded is not None:
-            loaded = self.parallel.parts(loaded, self.module, self.optimizers)
-            self._resume_module(loaded, str(found))
+        self._prepare_step(self._weight_now if self.world.size > 1 else None)
+        self._state.step, self._state.optimizers = self.step, self.optimizers
+        self._state.schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         self._recording = True
         for logger in self.recorders:
             logger.setup(self.run_dir, self._hparams())
 
         self.hooks.call("on_fit_start")
+        loader, val_loaders = self.ask_for_loaders()
+        self._found_loaders = None  # new ones may take their place
+        self._check_loaders(loader, val_loaders)
+        self._state.loader = loader
         if loaded is not None:
+            loaded = self.parallel.optimizer_parts(loaded, self.optimizers)
             self._resume_training(loaded, str(found))
         resumed, loaded = loaded is not None, None  # its tensors need not stay in memory while the run goes on
         loop = self._loop = TrainingLoop(self, loader, val_loaders)
-        if train_dataloaders is None or val_dataloaders is None:
-            loop.make_loaders = functools.partial(self._prepare_loaders, train_dataloaders, val_dataloaders, None)
+        if hooked:
+            loop.make_loaders = functools.partial(self._later_loaders, make)
         self.use_loader(loop.source)
         if not resumed:
             loop.sanity_check()
@@ -598,6 +619,7 @@ class Trainer(View):
         self, stage: Stage, model: Any, dataloaders: Any, ckpt_path: str | Path | None, verbose: bool, datamodule: Any
     ) -> list[dict[str, float]]:
         take_changes(self)
+        ckpt_path = take_ckpt_path(self, ckpt_path)
         given, model = model, unwrapped(self, model)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only(stage, model, dataloaders, datamodule):
@@ -619,7 +641,7 @@ class Trainer(View):
             values = evaluate(self, stage, loaders, limits)
             self.reports.publish(values)
             self.reports.send(self.progress.global_step, self.progress.epoch)
-        results = by_loader(values.callback, len(loaders))
+        results = by_loader(values, len(loaders))
         if verbose:
             for index, result in enumerate(results):
                 where = f" (loader {index})" if len(results) > 1 else ""
@@ -654,6 +676,7 @@ class Trainer(View):
             raise
         finally:
             self.training_in_progress = self.sanity_checking = False
+            self._make_loaders = self._found_loaders = None
             apart = self.parallel.several or self.parallel.copies or self.accelerator.keeps_weights
             if apart and hasattr(self, "step"):
                 self.step.release()
@@ -719,7 +742,8 @@ class Trainer(View):
         for hook in (*self.hooks.late("setup"), *self.hooks.get("setup")):
             hook(stage)
         take_callbacks_of_setup(self, stage)
-        self.module.configure_model()
+        with self.precision.default_type():
+            self.module.configure_model()
 
     def _prepare_loaders(
         self, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None
@@ -735,27 +759,50 @@ class Trainer(View):
             self.val_check_batches = validation_interval(
                 self.val_check_interval, self.check_val_every_n_epoch, self.num_training_batches
             )
+        return loader, val_loaders
+
+    def _first_loaders(self, make: Callable[..., LoaderPair], place: dict[str, Any] | None, epoch: int) -> LoaderPair:
+        with making_loaders(self, epoch):
+            return make(place)
+
+    def _later_loaders(self, make: Callable[..., LoaderPair]) -> LoaderPair:
+        loader, val_loaders = make(None)
+        self._check_loaders(loader, val_loaders)
+        return loader, val_loaders
+
+    def _check_loaders(self, loader: Any, val_loaders: list[Any]) -> None:
+        """What all ranks check together of their loaders."""
         validated = list(zip(val_loaders, self.num_val_batches, strict=True)) if val_loaders else []
         check_data(self, {"training": [(loader, self.num_training_batches)], "validation": validated})
-        return loader, val_loaders
+        check_same_ranks(self, loader)
+
+    def ask_for_loaders(self) -> LoaderPair:
+        """The loaders of a `fit`, made when they are asked for first. While they are made, a hook that asks for their
+        lengths gets those of before.
+        """
+        make, self._make_loaders = self._make_loaders, None
+        if make is not None:
+            self._found_loaders = make()
+        assert self._found_loaders is not None
+        return self._found_loaders
 
     def _prepare_evaluation(
         self, stage: Stage, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool
     ) -> tuple[list[Any], list[float]]:
         self._set_up(stage)
         found = self._find_checkpoint(self._or_best(ckpt_path, is_new))
+        check_evaluated(self, stage, dataloaders)
+        state = None if found is None else read_alike(self, found, checkpoint.load)
+        if state is not None:
+            self._call_load_hooks(state)
         loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
         if not loaders:
-            raise ConfigError(
-                f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, "
-                f"or define {LOADERS[stage]}_dataloader()."
-            )
+            raise no_data(stage)
         setattr(self, f"num_{LOADERS[stage]}_batches", limits)
         check_data(self, {stage: list(zip(loaders, limits, strict=True))})
         self._prepare_module()
-        if found is not None:
-            state = self.parallel.parts(read_alike(self, found, checkpoint.load), self.module)
-            RunState(self.module, self.seed).load_module(state, str(found))
+        if state is not None:
+            RunState(self.module, self.seed).load_module(self.parallel.weight_parts(state, self.module), str(found))
         self.optimizers = []
         self._prepare_step()
         return loaders, limits
@@ -774,7 +821,8 @@ class Trainer(View):
             found = find_checkpoint(self, ckpt_path)
             return (None, None) if found is None else (self.for_all(found), shown_path(ckpt_path, found))
 
-        found, self.ckpt_path = self.group.ask_first(find)
+        found, self.shown_ckpt_path = self.group.ask_first(find)
+        self.ckpt_path = self.shown_ckpt_path
         return found
 
     def _prepare_module(self) -> None:
@@ -880,7 +928,8 @@ class Trainer(View):
 
     # Checkpoints
 
-    def _prepare_state(self, loader: Any) -> None:
+    def _prepare_state(self) -> None:
+        """A fresh state; optimizers, step and loader come into it when there are some."""
         self.progress = Progress()
         self.failed_in_step = False
         self.reports = Reports(self.recorders)
@@ -889,22 +938,21 @@ class Trainer(View):
             module=self.module,
             seed=self.seed,
             progress=self.progress,
-            optimizers=self.optimizers,
-            schedulers=[config.scheduler for config in self.lr_scheduler_configs],
-            step=self.step,
             metrics=self.metrics,
             callbacks=self.callbacks,
             loggers=self.recorders,
-            loader=loader,
             datamodule=self.datamodule,
             callback_metrics=self.reports.callback,
         )
 
-    def _resume_module(self, loaded: dict[str, Any], source: str) -> None:
-        """The first half of resuming, in Lightning's order: weights, then callbacks, which may change them."""
+    def _call_load_hooks(self, loaded: dict[str, Any]) -> None:
+        """The beginning of resuming: hooks that may still build layers, which then are moved and optimised as all are."""
         for owner in (self.datamodule, self.module):
             if owner is not None and overrides(owner, "on_load_checkpoint"):
                 owner.on_load_checkpoint(loaded)
+
+    def _resume_module(self, loaded: dict[str, Any], source: str) -> None:
+        """The middle of resuming, in Lightning's order: weights, then callbacks, which may change them."""
         self._state.load_module(loaded, source)
         for callback in self.callbacks:
             if overrides(callback, "on_load_checkpoint"):
@@ -913,7 +961,7 @@ class Trainer(View):
         self._state.load_loggers(loaded)
 
     def _resume_training(self, loaded: dict[str, Any], source: str) -> None:
-        """The second half, after `on_fit_start`, where callbacks may still add parameter groups."""
+        """The end of resuming, after `on_fit_start`, where callbacks may still add parameter groups."""
         self._state.load_training(loaded, source)
         if "rng" in loaded:
             rng.restore(loaded["rng"], self.device)

@@ -87,6 +87,43 @@ def test_fit(trainer, model, callback, events):
     ]
 
 
+class Splits(Classifier):
+    """Chooses its rows in `on_fit_start`, which Lightning calls before it asks for the loaders."""
+
+    rows = 0
+
+    def on_fit_start(self):
+        self.rows = 40
+
+    def train_dataloader(self):
+        return loader(self.rows)
+
+
+def test_loaders_of_hooks_are_made_after_on_fit_start(trainer):
+    made = trainer(max_epochs=1)
+    made.fit(Splits())
+    assert made.global_step == made.num_training_batches == 4
+
+
+def test_the_length_of_the_run_is_known_in_configure_optimizers(trainer):
+    class Decays(Splits):
+        rows = 30
+        made = 0
+
+        def train_dataloader(self):
+            self.made += 1
+            assert self.trainer.estimated_stepping_batches == float("inf")  # there is no loader yet
+            return super().train_dataloader()
+
+        def configure_optimizers(self):
+            self.steps = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    model = Decays()
+    trainer(max_epochs=2).fit(model)
+    assert (model.steps, model.made) == (6, 1)
+
+
 @pytest.mark.parametrize(("stage", "name"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
 def test_evaluation(stage, name, trainer, model, callback, events):
     model.predict_step = lambda batch, batch_idx: model(batch[0])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.training.evaluation import by_loader
 from footplate.training.loop import chunks
 
 
@@ -99,9 +98,21 @@ def test_between_steps_schedulers_then_callbacks_then_loggers_then_savers_then_v
     assert events[-1] == "log train_loss_epoch"
 
 
-def test_results_are_sorted_to_their_loaders():
-    found = by_loader({"a/dataloader_idx_0": 1.0, "a/dataloader_idx_1": 2.0, "all": 3.0}, 2)
-    assert found == [{"a/dataloader_idx_0": 1.0, "all": 3.0}, {"a/dataloader_idx_1": 2.0, "all": 3.0}]
+def test_a_metric_is_in_the_results_of_the_loaders_it_was_logged_for(trainer):
+    class Tests(Classifier):
+        def test_step(self, batch, batch_idx, dataloader_idx):
+            self.log("a", dataloader_idx + 1.0)
+            self.log("by_step", 5.0, on_step=True, on_epoch=True)
+            self.log(f"alone_{dataloader_idx}", 3.0, add_dataloader_idx=False)
+            self.log("shared", 2.0 * dataloader_idx, add_dataloader_idx=False)
+
+        def on_test_epoch_end(self):
+            self.log("all", 4.0)
+
+    assert trainer().test(Tests(), [loader(20), loader(20)], verbose=False) == [
+        {"a/dataloader_idx_0": 1.0, "by_step_epoch/dataloader_idx_0": 5.0, "alone_0": 3.0, "shared": 1.0, "all": 4.0},
+        {"a/dataloader_idx_1": 2.0, "by_step_epoch/dataloader_idx_1": 5.0, "alone_1": 3.0, "shared": 1.0, "all": 4.0},
+    ]
 
 
 def test_an_epochs_order_of_batches_is_that_of_the_loader(trainer):

@@ -42,6 +42,17 @@ class Looks(Classifier):
         super().validation_step(batch, batch_idx)
 
 
+def test_what_configure_model_makes_has_the_type_of_the_parameters(trainer):
+    class Late(Classifier):
+        def configure_model(self):
+            self.angles = torch.complex(torch.rand(2), torch.rand(2))
+
+    model = Late()
+    trainer(precision="64-true", fast_dev_run=True).fit(model, loader())
+    assert model.angles.dtype == torch.complex128
+    assert torch.get_default_dtype() == torch.float32
+
+
 F32, F64, B16, INT = torch.float32, torch.float64, torch.bfloat16, (torch.int64, torch.int64)
 EXPECTED = {
     "32-true": {"parameters": F32, "buffer": F32, "integers": INT, "input": F32, "output": F32, "new": F32},

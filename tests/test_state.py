@@ -72,6 +72,47 @@ def test_callbacks_data_modules_and_modules_get_back_what_they_gave(trainer):
     assert model.note == "from the module"
 
 
+class Grown(Classifier):
+    """Has a second head once its checkpoint says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.grow(())
+
+    def grow(self, classes):
+        self.classes = classes
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(3, 1) for _ in classes)
+
+    def forward(self, x):
+        return super().forward(x) * (1 + sum(head(torch.ones(3)) for head in self.heads))
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["classes"] = list(self.classes)
+
+    def on_load_checkpoint(self, checkpoint):
+        self.grow(tuple(checkpoint["classes"]))
+
+    def test_step(self, batch, batch_idx):
+        self.log("heads", float(len(self.heads)))
+
+
+def test_layers_that_a_module_builds_in_on_load_checkpoint_are_loaded_and_trained(trainer):
+    first = Grown()
+    first.grow(("cat", "dog"))
+    trainer(max_epochs=1).fit(first, loader())
+
+    resumed, made = Grown(), trainer(max_epochs=2)
+    made.fit(resumed, loader(), ckpt_path="last")
+    learned = {id(parameter) for group in made.optimizers[0].param_groups for parameter in group["params"]}
+    assert resumed.classes == ("cat", "dog")
+    assert {id(parameter) for parameter in resumed.parameters()} == learned
+    assert not torch.equal(resumed.heads[1].weight, first.heads[1].weight)
+
+    tested = Grown()
+    assert trainer().test(tested, loader(), ckpt_path="last")[0]["heads"] == 2
+    assert torch.equal(tested.heads[1].weight, resumed.heads[1].weight)
+
+
 def test_two_callbacks_of_one_class_are_told_apart(trainer):
     first, second = Remembers(), Remembers()
     second.count = 100

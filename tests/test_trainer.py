@@ -681,6 +681,25 @@ def test_ckpt_path_may_be_a_path_from_anywhere(fit, tmp_path):
     assert (again.global_step, len(watch.losses)) == (24, 12)
 
 
+def test_an_assigned_ckpt_path_holds_until_another_is_given(trainer, tmp_path, caplog):
+    first = trainer(max_epochs=1)
+    first.fit(Classifier(), loader())
+    first.save_checkpoint(tmp_path / "mine.ckpt")
+
+    watch = Watch()
+    made = trainer(max_epochs=2, callbacks=[watch])
+    made.ckpt_path = tmp_path / "mine.ckpt"
+    for calls in (1, 2):
+        made.fit(Classifier(), loader())
+        assert (len(watch.losses), made.ckpt_path) == (12 * calls, str(tmp_path / "mine.ckpt"))
+    assert not caplog.records
+
+    made.fit(Classifier(), loader(), ckpt_path="last")
+    assert f"trainer.ckpt_path was set to {tmp_path / 'mine.ckpt'}" in caplog.text
+    made.test(Classifier(), loader(), verbose=False)
+    assert made.ckpt_path is None
+
+
 def test_ckpt_path_best_is_the_best_of_the_monitor(trainer):
     class Scripted(Classifier):
         def on_validation_epoch_end(self):

@@ -47,6 +47,14 @@ def _translate(logger: Any) -> Logger:
             f"{type(logger).__name__}(log_model=…) uploads Lightning's checkpoint files, which aren't written here. "
             "Set log_model=False, or use footplate.MLflow, which keeps checkpoints and the model."
         )
+    kind = type(logger)
+    hook = getattr(kind, "after_save_checkpoint", None)
+    if getattr(hook, "__module__", "lightning").split(".")[0] not in ("lightning", "pytorch_lightning"):
+        log.warning(
+            "%s.after_save_checkpoint() is not called: checkpoints are written in the background. A footplate.Logger has "
+            "log_checkpoint(path, aliases), which is called once a checkpoint is complete.",
+            kind.__name__,
+        )
     return LightningLogger(logger)
 
 

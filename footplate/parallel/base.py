@@ -90,8 +90,12 @@ class Strategy:
         """A state with every sharded tensor made whole; all ranks call it."""
         return state
 
-    def parts(self, state: dict[str, Any], module: nn.Module, optimizers: Iterable[Any] = ()) -> dict[str, Any]:
-        """The counterpart of `whole`: a run state with weights and optimizer states cut as they are on this rank."""
+    def weight_parts(self, state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
+        """The counterpart of `whole`: a run state with the weights cut as they are on this rank."""
+        return state
+
+    def optimizer_parts(self, state: dict[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
+        """Likewise, a run state with the optimizers' states cut."""
         return state
 
     def part_of(self, tensor: Tensor, parameter: Tensor) -> Tensor:

@@ -84,16 +84,21 @@ class FSDP(Strategy):
             return type(state)(self.whole(value) for value in state)
         return state
 
-    def parts(self, state: dict[str, Any], module: nn.Module, optimizers: Iterable[Any] = ()) -> dict[str, Any]:
+    def weight_parts(self, state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
         here = module.state_dict()
         weights = {
             name: self.part_of(value, here[name]) if name in here else value
             for name, value in state["state_dict"].items()
         }
-        states = state.get("optimizer_states", [])
-        return {**state, "state_dict": weights, "optimizer_states": [*map(self._optimizer_parts, states, optimizers)]}
+        return {**state, "state_dict": weights}
 
-    def _optimizer_parts(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
+    def optimizer_parts(self, state: dict[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
+        states, optimizers = state.get("optimizer_states", []), list(optimizers)
+        if len(states) != len(optimizers):
+            return state  # which is refused when it is loaded
+        return {**state, "optimizer_states": [*map(self._parts_of_optimizer, states, optimizers)]}
+
+    def _parts_of_optimizer(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
         """An optimizer's state, whose keys are the places of parameters in its groups."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         cut = {

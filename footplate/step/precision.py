@@ -81,17 +81,20 @@ class Precision:
         )
 
     @contextlib.contextmanager
-    def forward_context(self, device: torch.device) -> Iterator[None]:
+    def default_type(self) -> Iterator[None]:
+        """While it is open, tensors that are made without a type have that of the parameters."""
+        if self.parameters is torch.float32:
+            yield
+            return
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(self.parameters)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
+
+    def forward_context(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """The context of a forward pass: autocast, or the default type for tensors that the step makes."""
         if self.autocast is not None:
-            with torch.autocast(device.type, dtype=self.autocast):
-                yield
-        elif self.parameters is not torch.float32:
-            default = torch.get_default_dtype()
-            torch.set_default_dtype(self.parameters)
-            try:
-                yield
-            finally:
-                torch.set_default_dtype(default)
-        else:
-            yield
+            return torch.autocast(device.type, dtype=self.autocast)
+        return self.default_type()

@@ -1,10 +1,11 @@
-"""Changes that users make to a trainer's callbacks and loggers after it was made.
+"""Changes that users make to a trainer's callbacks, loggers and checkpoint path after it was made.
 
 `trainer.callbacks` and `trainer.loggers` are lists of the user's objects. A user appends to them or assigns others, as to
 Lightning's. Each call (`fit`, `validate`, …) begins by reading them:
 
     trainer.callbacks  →  own_callbacks   without those that only the last run had: the module's, the accelerator's
     trainer.loggers    →  recorders       the same loggers behind our contract; silent ones on every rank but the first
+    trainer.ckpt_path  →  ckpt_path       of this call and of later ones, until None or another one is assigned
 
 What is appended to `trainer.callbacks` in a `setup` hook takes part in the same call.
 """
@@ -37,6 +38,21 @@ def take_changes(trainer: Trainer) -> None:
         loggers = [logger if isinstance(logger, Silent) else Silent() for logger in loggers]
     trainer.loggers = loggers
     trainer.recorders[:] = record_with(loggers)
+
+
+def take_ckpt_path(trainer: Trainer, given: Any) -> Any:
+    """The checkpoint that a call begins with: the one that was given, or the one that `trainer.ckpt_path` was set to."""
+    if trainer.ckpt_path != trainer.shown_ckpt_path:
+        trainer.assigned_ckpt_path = trainer.ckpt_path
+    if given is not None and trainer.assigned_ckpt_path is not None:
+        log.warning(
+            "trainer.ckpt_path was set to %s, but this call was given ckpt_path=%s: the latter is used, and the former is "
+            "forgotten.",
+            trainer.assigned_ckpt_path,
+            given,
+        )
+        trainer.assigned_ckpt_path = None
+    return trainer.assigned_ckpt_path if given is None else given
 
 
 def take_callbacks(trainer: Trainer) -> list[Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -117,15 +116,12 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     return values
 
 
-def by_loader(metrics: dict[str, float], loaders: int) -> list[dict[str, float]]:
+def by_loader(values: Values, loaders: int) -> list[dict[str, float]]:
     """One dict of metrics for each loader; what was logged for no loader in particular is in all of them."""
-    results: list[dict[str, float]] = [{} for _ in range(loaders)]
-    for name, value in metrics.items():
-        found = re.search(r"/dataloader_idx_(\d+)$", name)
-        for index, result in enumerate(results):
-            if found is None or int(found.group(1)) == index:
-                result[name] = value
-    return results
+    return [
+        {name: value for name, value in values.results.items() if index in values.loaders.get(name, (index,))}
+        for index in range(loaders)
+    ]
 
 
 @contextlib.contextmanager

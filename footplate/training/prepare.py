@@ -210,10 +210,33 @@ def ask_loader(trainer: Trainer, name: str, given: Any) -> Any:
     """A loader: what was given, or the data module's, or the module's own; None when nobody has one."""
     if given is not None:
         return given
-    for owner in (trainer.datamodule, trainer.module):
-        if owner is not None and overrides(owner, name):
-            return getattr(owner, name)()
-    return None
+    owner = _owner(trainer, name)
+    return None if owner is None else getattr(owner, name)()
+
+
+def _owner(trainer: Trainer, name: str) -> Any:
+    """Who has a hook that makes a loader: the data module, or the module; None when nobody has."""
+    owners = [trainer.datamodule, trainer.module]
+    return next((owner for owner in owners if owner is not None and overrides(owner, name)), None)
+
+
+def asks_hooks(trainer: Trainer, train_dataloaders: Any, val_dataloaders: Any) -> bool:
+    """Whether a hook makes one of the loaders of a `fit`.
+
+    Raises:
+        ConfigError: nobody has training data.
+    """
+    training, validation = _owner(trainer, "train_dataloader"), _owner(trainer, "val_dataloader")
+    if train_dataloaders is None and training is None:
+        raise _no_training_data()
+    return train_dataloaders is None or (val_dataloaders is None and validation is not None)
+
+
+def _no_training_data() -> ConfigError:
+    return ConfigError(
+        "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=… (on the command line: --data), "
+        "or define train_dataloader()."
+    )
 
 
 def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
@@ -230,10 +253,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
     """
     found = trainer.dataloaders["train"] = ask_loader(trainer, "train_dataloader", given)
     if found is None:
-        raise ConfigError(
-            "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=… (on the command line: --data), "
-            "or define train_dataloader()."
-        )
+        raise _no_training_data()
     overfit = trainer.overfit_batches
     for leaf in leaves_of(found):
         pin_for(leaf, trainer.device)
@@ -260,6 +280,23 @@ def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | 
         return {**state, "parts": parts}
     size = state.get("global_batch_size")
     return None if size is None else {**state, "global_batch_size": size // ranks * meant, "ranks": meant}
+
+
+def check_evaluated(trainer: Trainer, stage: str, dataloaders: Any) -> None:
+    """Refuse an evaluation that nobody has data for.
+
+    Raises:
+        ConfigError: no loader was given, and no hook makes one.
+    """
+    if dataloaders is None and _owner(trainer, f"{LOADERS[stage]}_dataloader") is None:
+        raise no_data(stage)
+
+
+def no_data(stage: str) -> ConfigError:
+    """The error of an evaluation without a loader."""
+    return ConfigError(
+        f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, or define {LOADERS[stage]}_dataloader()."
+    )
 
 
 def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:

@@ -12,6 +12,8 @@ from footplate.callbacks.base import is_kind
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from footplate.callbacks.timer import Duration
     from footplate.metrics import MetricLog
     from footplate.parallel.agreement import Agreement
@@ -33,7 +35,6 @@ class View:
     optimizers: list[Any]
     loggers: list[Any]
     training_in_progress: bool
-    num_training_batches: float
     max_epochs: int | None
     max_steps: int
     accumulate_grad_batches: int
@@ -41,7 +42,13 @@ class View:
     val_check_interval: int | float | Duration | None
     check_val_every_n_epoch: int | None
     _loop: TrainingLoop | None
+    _num_training_batches: float
+    _make_loaders: Callable[[], Any] | None
     _training_metrics: MetricLog
+
+    def ask_for_loaders(self) -> Any:
+        """See `Trainer`."""
+        raise NotImplementedError
 
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
@@ -113,6 +120,17 @@ class View:
     def validation_ends_epoch(self, batch_idx: int) -> bool:
         """Whether a training batch is the epoch's last, and validation follows it at once."""
         return self._loop is not None and self._loop.validation_ends_epoch(batch_idx)
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches of a training epoch; infinite where the loader doesn't know. In `fit`, this makes the loaders."""
+        if self._make_loaders is not None:
+            self.ask_for_loaders()
+        return self._num_training_batches
+
+    @num_training_batches.setter
+    def num_training_batches(self, batches: float) -> None:
+        self._num_training_batches = batches
 
     @property
     def has_step_limit(self) -> bool:

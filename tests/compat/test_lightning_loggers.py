@@ -271,3 +271,13 @@ def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(trainer:
     assert made.global_step == 1
     assert not (tmp_path / "logs").exists()
     assert trainer(fast_dev_run=True, logger=False).logger is None
+
+
+def test_a_hook_of_a_logger_that_is_not_called_is_named(caplog: Any, tmp_path: Path) -> None:
+    class Uploads(CSVLogger):
+        def after_save_checkpoint(self, checkpoint_callback: Any) -> None: ...
+
+    translate_loggers([CSVLogger(tmp_path)])
+    assert not caplog.records
+    translate_loggers([Uploads(tmp_path)])
+    assert "Uploads.after_save_checkpoint() is not called" in caplog.text
