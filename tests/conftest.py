@@ -37,6 +37,7 @@ class Loggers(dict[str, Any]):
 
 
 logging.Logger.manager.loggerDict = Loggers(logging.Logger.manager.loggerDict)
+logging.getLogger("torch.__trace").addFilter(lambda record: False)  # thousands of lines in the report of a failed test
 signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it ignored from a suite in the background
 
 

@@ -28,8 +28,16 @@ def augment(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 
 def our_children() -> list[psutil.Process]:
-    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if any("footplate.data.workers" in part for part in child.cmdline())]
+    return [child for child in psutil.Process().children() if is_worker(child)]
+
+
+def is_worker(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE and any(
+            "footplate.data.workers" in one for one in child.cmdline()
+        )
+    except psutil.NoSuchProcess:  # ended meanwhile
+        return False
 
 
 def batches(delta: str, **options: Any) -> list[dict[str, Any]]:

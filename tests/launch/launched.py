@@ -47,13 +47,13 @@ def gone(processes: list[psutil.Process], within_s: float = 30) -> bool:
     """Whether all these processes end before long; a zombie has ended. What they do by themselves takes 60 s."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if not any(_runs(one) for one in processes):
+        if not any(runs(one) for one in processes):
             return True
         time.sleep(0.01)
     return False
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

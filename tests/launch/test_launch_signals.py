@@ -43,9 +43,10 @@ def test_when_supervisor_and_nursery_are_killed_at_once_the_workers_go_too(progr
     script = program(SLEEPING.replace("GRACE", "30"))
     script.read_until("there 0", "there 1")
     nursery, *rest = script.family()
+    workers = [one for one in rest if one.name() != "sleep"]
     script.process.kill()
     nursery.kill()
-    assert gone([nursery, *(one for one in rest if one.name() != "sleep")])
+    assert gone([nursery, *workers])
 
 
 def test_workers_that_the_kernel_does_not_tell_notice_the_end_by_themselves(program):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from cut_off import STEPS, assert_no_trace, steps, train
-from launched import gone
+from launched import gone, runs
 from sessions import two_executors
 from torch import distributed as dist
 
@@ -56,8 +56,14 @@ def no_jobs(session: Any) -> Iterator[None]:
 
 def executors() -> list[psutil.Process]:
     """The session's, as processes."""
-    found = psutil.Process().children(recursive=True)
-    return [one for one in found if one.name() == "java" and "--executor-id" in one.cmdline()]
+    return [one for one in psutil.Process().children(recursive=True) if is_executor(one)]
+
+
+def is_executor(process: psutil.Process) -> bool:
+    try:
+        return process.name() == "java" and "--executor-id" in process.cmdline()
+    except psutil.NoSuchProcess:  # ended meanwhile
+        return False
 
 
 class Home:
@@ -339,7 +345,7 @@ with two_executors():
     launch(work, world_size=2, backend=named("spark"))
 """)
     running.read_until("rank 0 works", "rank 1 works")
-    family = [one for one in running.family() if one.status() != psutil.STATUS_ZOMBIE]  # one, of Java's start, is
+    family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
     assert sum("footplate.launch.nursery" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
     running.process.kill()
     assert gone(family)
