@@ -580,7 +580,6 @@ class Trainer(View):
         loader, val_loaders = self.ask_for_loaders()
         self._found_loaders = None  # new ones may take their place
         self._check_loaders(loader, val_loaders)
-        self._state.loader = loader
         if loaded is not None:
             loaded = self.parallel.optimizer_parts(loaded, self.optimizers)
             self._resume_training(loaded, str(found))
@@ -783,6 +782,7 @@ class Trainer(View):
         make, self._make_loaders = self._make_loaders, None
         if make is not None:
             self._found_loaders = make()
+            self._state.loader = self._found_loaders[0]
         assert self._found_loaders is not None
         return self._found_loaders
 
@@ -985,6 +985,8 @@ class Trainer(View):
         """
         if self.group.several:
             self.wait_for_save()
+        if self._make_loaders is not None and not weights_only:
+            self.ask_for_loaders()  # since where the loader is belongs to the state
         state = self._state.state_dict(weights_only)
         shared = path if self.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
         if shared is None:

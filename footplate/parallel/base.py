@@ -4,6 +4,7 @@
     prepare(module)          before optimizers are made: parameters made equal, or shared out
     training_step(module)    what the step calls in the place of `module.training_step`
     begin_batch(syncs)       before each batch: do its gradients end an accumulation window?
+    marked(loss, …)          before each backward pass, and anyone_counts() after it: have all ranks skipped their batches?
     backward()               after the backward pass of a loss that the strategy has put together itself
     average(parameters)      gradients that the backward pass has left alone
     whole / parts            a checkpoint's tensors: of the whole model on disk, in parts on the ranks
@@ -59,6 +60,14 @@ class Strategy:
 
     def begin_batch(self, syncs: bool) -> None:
         """Before the forward pass of a training batch; `syncs`: its backward pass averages the gradients."""
+
+    def marked(self, loss: Tensor, counts: bool, begins_window: bool) -> Tensor:
+        """The same loss, whose backward pass also tells the other ranks whether this one's window counts a batch so far."""
+        return loss
+
+    def anyone_counts(self) -> bool:
+        """Whether any rank's window has counted a batch, as the backward pass that ended it has told."""
+        return True
 
     def backward(self) -> None:
         """With `copies`: after the backward pass of the loss that `training_step` has returned."""

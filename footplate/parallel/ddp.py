@@ -9,6 +9,11 @@ Which gradients travel together decides in which order a sum over three or more 
 the buckets are a function of the parameters alone, from the first step on (`_FixedBuckets`): a run that was killed adds up
 as it did before. They are made again when a parameter is frozen or unfrozen.
 
+A rank may skip a batch, by returning no loss. The others wait for its gradients, so it sends zeros. When all ranks have skipped
+all batches of a window, there must be no step, as in one process. How do they know, without another message? `_Step` has a
+parameter of its own, a zero that is added to the loss of a rank that has not skipped. Its gradient travels with the others;
+where it is zero after the window, every rank has skipped. Only ranks that have skipped read it.
+
 With manual optimisation there may be several backward passes and optimizers in any order, which DDP's bookkeeping can't
 follow: there, the gradients of an optimizer are averaged in flat buckets just before it steps.
 
@@ -23,6 +28,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,7 +65,7 @@ class DDP(Strategy):
         self.release()
         if not module.automatic_optimization or not any(map(_learns, module.parameters())):
             return module.training_step
-        self._wrap(_Step(module))
+        self._wrap(_Step(module, marks=self.skips))
         return self._forward
 
     def begin_batch(self, syncs: bool) -> None:
@@ -74,6 +80,18 @@ class DDP(Strategy):
                 self._wrapped.require_forward_param_sync = True  # they are sent inside a window too
         elif self._buffers:
             send_from_first(self._buffers)
+
+    def marked(self, loss: Tensor, counts: bool, begins_window: bool) -> Tensor:
+        mark = self._mark
+        if mark is None or not loss.requires_grad:
+            return loss
+        if begins_window:
+            mark.grad = None
+        return loss + (mark if counts else mark * 0.0)
+
+    def anyone_counts(self) -> bool:
+        mark = self._mark
+        return mark is None or mark.grad is None or bool(mark.grad != 0)
 
     def sync_buffers(self, module: nn.Module) -> None:
         send_from_first(module.buffers())
@@ -94,6 +112,10 @@ class DDP(Strategy):
         self._learning = [parameter for parameter in step.parameters() if parameter.requires_grad]
         self._frozen = [parameter for parameter in step.parameters() if not parameter.requires_grad]
         self._wrapped = _FixedBuckets(step, init_sync=False, find_unused_parameters=self._find_unused_parameters)
+
+    @property
+    def _mark(self) -> nn.Parameter | None:
+        return None if self._wrapped is None else self._wrapped.module.mark
 
     def _forward(self, *args: Any) -> Any:
         assert self._wrapped is not None
@@ -117,14 +139,22 @@ class _FixedBuckets(DistributedDataParallel):
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()
-        return (parameters, sparse) if self.find_unused_parameters else (parameters[::-1], sparse[::-1])
+        if self.find_unused_parameters:
+            return parameters, sparse
+        return [parameters[0], *parameters[:0:-1]], [sparse[0], *sparse[:0:-1]]  # the mark, which is ready first
 
 
 class _Step(nn.Module):
-    """Its forward is the module's `training_step`."""
+    """Its forward is the module's `training_step`.
 
-    def __init__(self, module: Any) -> None:
+    Attributes:
+        mark: a zero, of the type and on the device of the module's parameters; None without `marks`.
+    """
+
+    def __init__(self, module: Any, marks: bool) -> None:
         super().__init__()
+        learning = next(filter(_learns, module.parameters()))
+        self.mark = nn.Parameter(torch.zeros((), dtype=learning.dtype, device=learning.device)) if marks else None
         self.module = module
 
     def forward(self, *args: Any) -> Any:

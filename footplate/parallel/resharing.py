@@ -70,6 +70,7 @@ def _share_out_gradients(steps: Sequence[dict[str, Any]], ranks: int) -> dict[st
         for name, gradient in step.get("gradients", {}).items():
             totals[name] = totals[name] + gradient if name in totals else gradient
     shared = {**steps[0], "gradients": {name: gradient / divisor for name, gradient in totals.items()}}
+    shared["counts"] = any(step.get("counts", True) for step in steps if "gradients" in step)
     if sums:
         shared["weight"] = sum(step["weight"] for step in steps if "weight" in step) / divisor
     return shared

@@ -56,6 +56,7 @@ class EagerStep(Step):
         self._strategy = spec.strategy
         self._several, self._copies = spec.strategy.several, spec.strategy.copies
         self._batch_weight = 1.0
+        self._counts = False  # whether this rank has not skipped every batch of the window so far
         self._unscaled: dict[
             int, int
         ] = {}  # after how many backward passes the gradients of an optimizer were unscaled
@@ -199,8 +200,10 @@ class EagerStep(Step):
         """Clear the gradients at the beginning of a window, then add this batch's."""
         declared = self._declared(output)
         loss = self._loss_of(output) if declared is None else declared[0]
-        if self._accumulated == 0:
+        begins_window = self._accumulated == 0
+        if begins_window:
             self._weight = None
+            self._counts = False
             for hook in self._before_zero_grad:
                 hook(optimizer)
             if self._own_zero_grad:
@@ -209,6 +212,7 @@ class EagerStep(Step):
                 self._clear()
         if loss is None and not self._several:
             return
+        self._counts = self._counts or (loss is not None and self._batch_weight != 0.0)
         if loss is None:
             loss = self._no_loss()
         if declared is not None:
@@ -220,6 +224,8 @@ class EagerStep(Step):
                 loss = loss * self._batch_weight
         for hook in self._before_backward:
             hook(loss)
+        if self._several:
+            loss = self._strategy.marked(loss, self._counts, begins_window)
         self.changing = True
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
@@ -234,8 +240,11 @@ class EagerStep(Step):
         self._accumulated += 1
 
     def _step(self, optimizer: Optimizer) -> None:
-        """The end of a window; nothing is done when every batch of it was skipped."""
+        """The end of a window; nothing is done when every batch of it was skipped, on all ranks."""
         if not self._accumulated:
+            return
+        if self._all_skipped():
+            self._accumulated = 0
             return
         self._prepare_gradients(optimizer)
         if self._scaler is None:
@@ -245,6 +254,10 @@ class EagerStep(Step):
             self._scaler.update()
         self._accumulated = 0
         self.spec.on_optimizer_step()
+
+    def _all_skipped(self) -> bool:
+        """Whether the ranks, which have run backward passes for each other's sake, have all skipped the window's batches."""
+        return self._several and not self._counts and not self._strategy.anyone_counts()
 
     def _prepare_gradients(self, optimizer: Optimizer) -> None:
         if self._scaler is not None:
@@ -274,6 +287,8 @@ class EagerStep(Step):
             output = self._forward(batch, batch_idx)
             returned.append(output)
             self._backpropagate(output, optimizer, batch_idx, epoch)
+            if self._all_skipped():
+                optimizer.zero_grad(set_to_none=True)  # as in one process: the optimizer finds no gradients
             return self._closure_loss(optimizer, output)
 
         def step(optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
@@ -302,6 +317,8 @@ class EagerStep(Step):
         if self._optimizer is not None and self._accumulated:
             self.changing = True
             self._strategy.average(_parameters(self._optimizer))
+            if self._several:
+                self._counts = bool(self.spec.group.maximum([int(self._counts)])[0])
             self._step(self._optimizer)
             self.changing = False
 
@@ -435,6 +452,7 @@ class EagerStep(Step):
         if self._accumulated:  # inside a window: what it has summed so far
             named = self.spec.module.named_parameters()
             state["accumulated"] = self._accumulated
+            state["counts"] = self._counts
             state["gradients"] = {name: p.grad for name, p in named if p.grad is not None}
             if self._weight is not None:
                 state["weight"] = self._weight
@@ -444,6 +462,7 @@ class EagerStep(Step):
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
         self._accumulated = state.get("accumulated", 0)
+        self._counts = state.get("counts", self._accumulated > 0)
         self._weight = state.get("weight")
         if self._weight is not None:
             self._weight = self._weight.to(self.spec.device, self._weight_dtype)

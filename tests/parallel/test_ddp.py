@@ -82,6 +82,33 @@ class Skips(Plain):
         return None if self.global_rank == 1 and batch_idx == 2 else loss
 
 
+class SkipTogether(Plain):
+    """All ranks skip the third and fourth batch of each epoch; momentum and decay would act on gradients of zero."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx in (2, 3) else loss
+
+
+class SkipTogetherInAClosure(SkipTogether):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+        optimizer.step(closure=optimizer_closure)
+
+
+class SkipInTurn(Plain):
+    """Each rank skips a batch of the first window, another one each: it is a step for both."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == self.global_rank else loss
+
+
+class SavesInAWindow(fp.Callback):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            trainer.save_checkpoint(trainer.checkpoint_dir / "in-a-window.ckpt")
+
+
 class Unused(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -121,6 +148,11 @@ CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
     "clipping": (Plain, 51, {"gradient_clip_val": 0.1}),
     "two optimizers by hand": (Manual, 51, {}),
     "a closure": (Closure, 48, {"max_epochs": 1}),
+    "batches that all ranks skip": (SkipTogether, 95, {}),
+    "a window that all ranks skip": (SkipTogether, 95, {"accumulate_grad_batches": 2}),
+    "half a window that all ranks skip": (SkipTogether, 95, {"accumulate_grad_batches": 3}),
+    "batches that all ranks skip, clipped": (SkipTogether, 95, {"gradient_clip_val": 0.1}),
+    "batches that all ranks skip in a closure": (SkipTogetherInAClosure, 95, {}),
     "unfreezing": (Unfreezes, 48, {}),
     "unfreezing in mid-epoch": (UnfreezesInMidEpoch, 48, {"max_epochs": 1}),
 }
@@ -226,14 +258,14 @@ def bucket_sizes() -> list[list[int]]:
     for _ in range(3):
         found.append([])
         strategy.begin_batch(True)
-        step(torch.ones(2, 512)).backward()
+        strategy.marked(step(torch.ones(2, 512)), counts=True, begins_window=True).backward()
     return found
 
 
 def test_the_first_step_has_the_buckets_of_all_steps_and_the_first_of_them_is_small_and_leaves_early():
     layer = 512 * 512
     for sizes in ranks.run(bucket_sizes, 2):
-        assert sizes == [[layer, 3 * layer]] * 3
+        assert sizes == [[1 + layer, 3 * layer]] * 3  # and the mark of `_Step`
 
 
 def different_parameters(root) -> dict[str, torch.Tensor]:
@@ -254,6 +286,35 @@ def test_a_batch_that_one_rank_skips_stops_nobody(tmp_path):
     first, second = ranks.run(lambda: train(tmp_path, 8, Skips, 48), 2)
     equal(first["weights"], second["weights"])
     assert first["step"] == second["step"] == 6
+
+
+def test_a_window_counts_that_any_rank_has_not_skipped_whole(tmp_path):
+    first, second = ranks.run(lambda: train(tmp_path, 8, SkipInTurn, 48, accumulate_grad_batches=2, max_epochs=1), 2)
+    equal(first["weights"], second["weights"])
+    assert first["step"] == second["step"] == 2
+
+
+class SkipsTheEnd(Plain):
+    """Only the first batch of rank 0 counts."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx == 0 and self.global_rank == 0 else None
+
+
+def test_a_run_that_resumes_in_a_window_knows_what_was_counted(tmp_path):
+    def run() -> list[dict[str, torch.Tensor]]:
+        found = []
+        for path in (None, tmp_path / "checkpoints" / "in-a-window.ckpt"):
+            model = seeded(SkipsTheEnd)
+            trainer = make(tmp_path, accumulate_grad_batches=3, max_epochs=1, callbacks=[SavesInAWindow()])
+            trainer.fit(model, loader(48), ckpt_path=path)
+            assert trainer.global_step == 1
+            found.append(weights(model))
+        return found
+
+    for whole, resumed in ranks.run(run, 2):
+        equal(whole, resumed)
 
 
 def failure(root, **settings: Any) -> str:
