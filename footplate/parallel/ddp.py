@@ -9,10 +9,10 @@ Which gradients travel together decides in which order a sum over three or more 
 the buckets are a function of the parameters alone, from the first step on (`_FixedBuckets`): a run that was killed adds up
 as it did before. They are made again when a parameter is frozen or unfrozen.
 
-A rank may skip a batch, by returning no loss. The others wait for its gradients, so it sends zeros. When all ranks have skipped
-all batches of a window, there must be no step, as in one process. How do they know, without another message? `_Step` has a
-parameter of its own, a zero that is added to the loss of a rank that has not skipped. Its gradient travels with the others;
-where it is zero after the window, every rank has skipped. Only ranks that have skipped read it.
+A rank may skip a batch, by returning no loss. The others wait for its gradients, so it sends zeros. When all ranks have
+skipped all batches of a window, there must be no step, as in one process. How do they know, without another message?
+`_Step` has a parameter of its own, a zero that is added to the loss of a rank that has not skipped. Its gradient travels
+with the others; where it is zero after the window, every rank has skipped. Only ranks that have skipped read it.
 
 With manual optimisation there may be several backward passes and optimizers in any order, which DDP's bookkeeping can't
 follow: there, the gradients of an optimizer are averaged in flat buckets just before it steps.

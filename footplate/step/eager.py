@@ -256,7 +256,7 @@ class EagerStep(Step):
         self.spec.on_optimizer_step()
 
     def _all_skipped(self) -> bool:
-        """Whether the ranks, which have run backward passes for each other's sake, have all skipped the window's batches."""
+        """Whether all ranks have skipped all batches of the window, after backward passes for each other's sake."""
         return self._several and not self._counts and not self._strategy.anyone_counts()
 
     def _prepare_gradients(self, optimizer: Optimizer) -> None:
