@@ -140,6 +140,7 @@ def run(given: Namespace, args: list[str]) -> int:
     from footplate.jobs.spec.problems import SpecError
     from footplate.jobs.spec.resolving import problems, resolve
 
+    _refuse_contradictions(given)
     named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
     asked = draft(_load(given.config) if given.config else None, named, args, given.name)
     found = [*problems(asked), *_package_problems(given.package_path, asked)]
@@ -202,12 +203,6 @@ def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str]) -> int:
     from footplate.cli.jobs_watch import stream, tell
     from footplate.jobs.verbs import Jobs
 
-    if vars(given)["async"] and given.stream_logs:
-        raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
-    if given.format and given.stream_logs:
-        raise ConfigError(
-            "--format is for what is said of the job, and --stream-logs shows what it writes: give one of them."
-        )
     jobs = Jobs.here()
     package = Path(given.package_path) if given.package_path else None
     for notice in jobs.submit(job, package, given.backend, place):
@@ -217,6 +212,15 @@ def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str]) -> int:
     see = f"footplate jobs describe {given.name}\n  footplate jobs stream-logs {given.name}"
     tell(jobs, given, f"{given.name} is submitted. See it:\n  {see}")
     return 0
+
+
+def _refuse_contradictions(given: Namespace) -> None:
+    if vars(given)["async"] and given.stream_logs:
+        raise ConfigError("--async returns at once, and --stream-logs waits for the job's end: give one of them.")
+    if given.format and given.stream_logs:
+        raise ConfigError(
+            "--format is for what is said of the job, and --stream-logs shows what it writes: give one of them."
+        )
 
 
 def misplaced(args: Sequence[str], given: set[str]) -> list[str]:

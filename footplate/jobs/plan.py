@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import footplate
+from footplate.errors import ConfigError
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
@@ -79,7 +80,7 @@ class Plan:
         assert resolved.name is not None
         job_dir, arguments = resolved.job_dir, list(resolved.command[1:])
         if job_dir is not None and not job_dir.startswith(BUCKETS):
-            job_dir = str(directory / Path(job_dir.removeprefix("file://")).expanduser())
+            job_dir = str(absolute_job_dir(job_dir, directory))
             arguments[-1] = job_dir
         roles = tuple(Role(one.role, one.count, one.machine.count or 0, one.image_uri) for one in resolved.replicas)
         longest_s = float(resolved.max_running_time.removesuffix("s"))
@@ -97,3 +98,19 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
+
+
+def absolute_job_dir(job_dir: str, directory: Path) -> Path:
+    """The absolute path of a job directory on this machine.
+
+    Args:
+        job_dir: as it was given: a path, or file://PATH.
+        directory: from which the job is submitted.
+
+    Raises:
+        ConfigError: it begins with `~NAME`, and there is no such user.
+    """
+    try:
+        return directory / Path(job_dir.removeprefix("file://")).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"--job-dir {job_dir}: there is no such user here. Give a directory's path.") from None

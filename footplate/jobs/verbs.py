@@ -84,8 +84,7 @@ class Jobs:
             ConfigError: it can't run there.
             PackageError: its package can't be taken.
         """
-        from footplate.jobs.package import Snapshot, snapshot, stored
-        from footplate.jobs.package.modules import check_module
+        from footplate.jobs.package.modules import take_program
 
         name, there = resolved.name, named(backend)
         if name is None:
@@ -93,11 +92,8 @@ class Jobs:
         notices = there.check(resolved, place)
         with self.home.alone():
             self._refuse_known(name)
-            if isinstance(package, Snapshot):
-                taken = stored(package.digest, self.home.root)  # unless it was cleaned away meanwhile
-            else:
-                taken = snapshot(package, resolved.spec.get("packageUris", ()), self.home.root)
-            check_module(taken, resolved.spec.get("pythonModule"))
+            spec = resolved.spec
+            taken = take_program(package, spec.get("packageUris", ()), spec.get("pythonModule"), self.home.root)
             now = time.time()
             job = Job(
                 name,

@@ -14,6 +14,7 @@ it asks one to begin an attempt, hears it, and stops it.
 from __future__ import annotations
 
 import importlib
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,9 +80,14 @@ def rehearse(
         ConfigError: the job can't run there as it is.
         PackageError: its package can't be taken.
     """
+    from footplate.jobs.package.modules import take_program
+
     backend = named(name)
-    request = backend.request(resolved, place, package)
     try:
-        return request, backend.check(resolved, place)
+        notices = backend.check(resolved, place)
     except Unavailable as error:
-        return request, [str(error)]
+        notices = [str(error)]
+    with tempfile.TemporaryDirectory() as scratch:
+        spec = resolved.spec
+        program = take_program(package, spec.get("packageUris", ()), spec.get("pythonModule"), Path(scratch))
+        return backend.request(resolved, place, program), notices

@@ -132,19 +132,17 @@ class Backend(Protocol):
         """What the job takes of the machine that submits it."""
         ...
 
-    def request(
-        self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None
-    ) -> dict[str, Any] | None:
+    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> dict[str, Any] | None:
         """What would be sent to the service; None where there is no service.
 
         Args:
             resolved: the job.
             place: where.
-            package: the directory of its package, or one that was taken; None if `packageUris`, or images, bring it.
+            package: its program, as a submission would take it.
 
         Raises:
             ConfigError: the job can't run there as it is.
-            PackageError: its package can't be taken.
+            PackageError: its package can't be sent there.
         """
         ...
 

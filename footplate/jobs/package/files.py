@@ -9,7 +9,8 @@
   and, where there is a `setup.py` or a `pyproject.toml`, the other packages there, as `find_packages()` finds them.
 
 A link within all this goes in as the file that it leads to. One that leads out is refused: what lies there would be
-another thing on another machine.
+another thing on another machine. The package itself may be a link. It then has the link's name, and the files of the
+directory that the link leads to.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def collect(package: Path) -> Collected:
     """
     if not (package / "__init__.py").is_file():
         raise PackageError(f"{str(package)!r} is no package: expected a directory with an __init__.py.")
-    package = package.resolve()
-    walk = _Walk(package.parent, [])
+    package = by_own_name(package)
+    walk = _Walk(package.parent, package.resolve(), [])
     found = [*walk.into(package, gitignore.above(package), ())]
     for beside in sorted(package.parent.iterdir()):
         if beside.is_file() and any(fnmatchcase(beside.name, pattern) for pattern in BESIDE):
@@ -86,11 +87,24 @@ def collect(package: Path) -> Collected:
     return Collected(tuple(sorted(found, key=lambda one: one.name)), tuple(walk.ignored))
 
 
+def by_own_name(package: Path) -> Path:
+    """The absolute path of a package, in which only its last part may be a link: Python imports it by that name."""
+    package = package.absolute()
+    return package.resolve() if package.name == ".." else package.parent.resolve() / package.name
+
+
 @dataclass(frozen=True)
 class _Walk:
-    """Goes through directories below `root`, and notes what `.gitignore` keeps out."""
+    """Goes through directories below `root`, and notes what `.gitignore` keeps out.
+
+    Attributes:
+        root: the directory in which the package is.
+        package: the package's real path, which is elsewhere if the package is a link.
+        ignored: what `.gitignore` keeps out.
+    """
 
     root: Path
+    package: Path
     ignored: list[str]
 
     def into(self, directory: Path, rules: Sequence[gitignore.Rules], parents: tuple[Path, ...]) -> Iterator[Found]:
@@ -122,7 +136,10 @@ class _Walk:
         return Found(self._name(path), path, bool(mode & stat.S_IXUSR))
 
     def _stays_inside(self, path: Path) -> None:
-        if path.is_symlink() and not path.resolve().is_relative_to(self.root):
+        if not path.is_symlink():
+            return
+        target = path.resolve()
+        if not target.is_relative_to(self.root) and not target.is_relative_to(self.package):
             raise PackageError(
                 f"{self._name(path)} is a link to {str(path.readlink())!r}, outside of the package. Copy what it leads to "
                 "into the package, or remove the link."

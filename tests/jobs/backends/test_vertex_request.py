@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from footplate.jobs.backends.vertex.note import Notebook
 from footplate.jobs.backends.vertex.package import Distribution, distributions, requirements, upload
 from footplate.jobs.home import Home
 from footplate.jobs.package import snapshot
+from footplate.jobs.package.modules import take_program
 from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job
 from footplate.jobs.spec.draft import draft
@@ -67,8 +69,14 @@ def job(text: str = "", args: tuple[str, ...] = ("--lr", "0.1"), **flags: str) -
     return resolve(draft(parse(text), given, args, "My_Job"))
 
 
+def request(resolved: ResolvedJob, package: Path | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        program = take_program(package, resolved.spec.get("packageUris", ()), None, Path(scratch))
+        return BACKEND.request(resolved, PLACE, program)
+
+
 def pools(resolved: ResolvedJob, package: Path | None) -> list[dict[str, Any]]:
-    asked = BACKEND.request(resolved, PLACE, package)
+    asked = request(resolved, package)
     strictly(CustomJob, asked["body"])
     return asked["body"]["jobSpec"]["workerPoolSpecs"]
 
@@ -165,7 +173,7 @@ def test_a_job_of_the_store_makes_the_same_request_as_when_it_was_submitted(pack
     resolved = job(ATTACHED, labels="team=vision")
     again = ResolvedJob.from_dict(json.loads(json.dumps(resolved.to_dict())))
     assert again == resolved
-    assert BACKEND.request(again, PLACE, package) == BACKEND.request(resolved, PLACE, package)
+    assert request(again, package) == request(resolved, package)
 
 
 def test_google_is_asked_as_the_account_that_submitted_the_job_whoever_starts_its_supervisor(

@@ -9,7 +9,6 @@ usage.py     how busy they keep the machine
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from footplate.errors import ConfigError
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
-from footplate.jobs.plan import BUCKETS
+from footplate.jobs.plan import BUCKETS, absolute_job_dir
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Local:
                 "packages: give --package-path and --module-name."
             )
         if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
-            _check_job_dir(Path.cwd() / Path(resolved.job_dir.removeprefix("file://")).expanduser())
+            _check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
         images = any(one.image_uri for one in resolved.replicas)
         word = "On this machine the package runs as it is, without the container image that the spec names."
         return [*machine.shortages(self.needs(resolved), machine.resources()), *([word] if images else [])]
@@ -60,19 +59,8 @@ class Local:
         """What its machines have, together."""
         return machine.needs(resolved)
 
-    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None) -> None:
-        """Nobody is asked; the package is taken as a submission takes it, and thrown away.
-
-        Raises:
-            PackageError: it can't be taken.
-        """
-        from footplate.jobs.package import Snapshot, snapshot
-        from footplate.jobs.package.modules import check_module
-
-        with tempfile.TemporaryDirectory() as scratch:
-            if not isinstance(package, Snapshot):
-                package = snapshot(package, resolved.spec.get("packageUris", ()), Path(scratch))
-            check_module(package, resolved.spec.get("pythonModule"))
+    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> None:
+        """Nobody is asked."""
 
     def find(self, task: Task) -> None:
         """None is left when the supervisor has died."""
@@ -95,9 +83,15 @@ class Local:
 
 
 def _check_job_dir(path: Path) -> None:
-    there = next(one for one in (path, *path.parents) if one.exists())
+    there = next(one for one in (path, *path.parents) if os.path.lexists(one))
     if not there.is_dir():
-        raise ConfigError(f"--job-dir: {there} is a file. Give a directory; it is made when the job begins.")
+        kind = "a link to a place where nothing is" if not there.exists() else "a file"
+        raise ConfigError(f"--job-dir: {there} is {kind}. Give a directory; it is made when the job begins.")
+    longest = os.pathconf(there, "PC_NAME_MAX")
+    if any(len(os.fsencode(part)) > longest for part in path.parts):
+        raise ConfigError(
+            f"--job-dir: a part of {str(path)[:80]}… is longer than {longest} bytes. Give a shorter path."
+        )
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"--job-dir: {there} can't be written to. Give a directory of yours.")
 

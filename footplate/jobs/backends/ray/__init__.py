@@ -101,9 +101,7 @@ class Ray:
         """Nothing of this machine."""
         return Resources()
 
-    def request(
-        self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None
-    ) -> dict[str, Any]:
+    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot | None) -> dict[str, Any]:
         """The arguments of `JobSubmissionClient.submit_job`.
 
         Raises:

@@ -24,10 +24,8 @@ So between an end at Google and the next attempt there must be a supervisor: som
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.errors import ConfigError
@@ -82,24 +80,18 @@ class Vertex:
         """Nothing of this machine."""
         return Resources()
 
-    def request(
-        self, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None
-    ) -> dict[str, Any]:
+    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
         """The request that creates the first attempt. Its label and FOOTPLATE_JOB_ID are made of the time of submission.
 
         Raises:
             ConfigError: Vertex AI can't run the job as it is.
-            PackageError: the package can't be taken.
+            PackageError: the package can't be sent.
         """
         from footplate.jobs.backends.vertex.client import endpoint
         from footplate.jobs.backends.vertex.package import distributions
         from footplate.jobs.backends.vertex.request import path
-        from footplate.jobs.package import Snapshot, snapshot
 
-        with tempfile.TemporaryDirectory() as scratch:
-            if not isinstance(package, Snapshot):
-                package = snapshot(package, resolved.spec.get("packageUris", ()), Path(scratch))
-            found = distributions(package)
+        found = distributions(package)
         region = _region(resolved)
         body = _body(resolved, place, found, f"{resolved.name}-TIME", 1)
         return {"method": "POST", "url": endpoint("aiplatform", region) + path(place, region), "body": body}
