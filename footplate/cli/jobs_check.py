@@ -33,18 +33,18 @@ def run(given: Namespace) -> int:
         ConfigError: it can't be read, or not be rewritten.
     """
     from footplate.cli.formats import show_as
+    from footplate.jobs.spec import checking
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.modernizing import rewrite
     from footplate.jobs.spec.problems import dotted
-    from footplate.jobs.spec.resolving import problems, resolve
+    from footplate.jobs.spec.resolving import checked, problems
     from footplate.jobs.spec.yamlfile import load
 
     file, modernize = given.file, given.modernize
     document = load(file)
     asked = draft(document, partial=True)
     found = problems(asked)
-    job = None if found else resolve(asked)
-    notices = list(job.notices) if job else []
+    notices = [] if found else checking.notices(checked(asked))
     changed: list[str] = []
     if modernize and not found:
         text, made = rewrite(document)

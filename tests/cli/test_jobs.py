@@ -196,6 +196,31 @@ def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
     assert answer["problems"][0]["key"] == "trainingInput.masterTyp"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trainingInput: {scaleTier: CUSTOM, workerCount: 2, workerType: n1-standard-8}",
+        "trainingInput: {scaleTier: CUSTOM, workerCount: 2}",
+        "trainingInput: {workerCount: 2}",
+        "trainingInput: {scaleTier: CUSTOM, masterConfig: {acceleratorConfig: {count: 4, type: NVIDIA_TESLA_T4}}}",
+        "trainingInput: {masterConfig: {containerCommand: [run]}}",
+    ],
+)
+def test_check_misses_nothing_that_flags_may_still_bring(submit, footplate, text):
+    Path("part.yaml").write_text(text)
+    found = footplate("jobs", "check", "part.yaml")
+    assert (found.code, found.out) == (0, "part.yaml: nothing is wrong with it.\n")
+    assert footplate("jobs", "check", "part.yaml", "--modernize").code == 0
+    assert Path("part.yaml").read_text() == text
+    flags = ["--config", "part.yaml", "--scale-tier", "CUSTOM", "--worker-machine-type", "n1-standard-8"]
+    whole = submit(*COMMON, *flags, "--master-machine-type", "n1-standard-8", "--master-image-uri", "img", "--dry-run")
+    assert whole.code == 0, whole.err
+    lacking = submit(*COMMON, *flags, "--dry-run")
+    assert (lacking.code, "masterType: missing" in lacking.err) == (2, True)
+    translated = footplate("jobs", "translate", "part.yaml", "--to", "slurm")
+    assert translated.code == 2, translated.out
+
+
 def test_check_modernize_rewrites_the_file(submit, footplate):
     Path("config.yaml").chmod(0o640)
     found = footplate("jobs", "check", "config.yaml", "--modernize")

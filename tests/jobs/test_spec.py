@@ -311,7 +311,6 @@ MISTAKES = {
         "trainingInput: {scaleTier: BASIC_GPU, masterType: n1-standard-8}",
         "masterType: scale tier BASIC_GPU says which machines there are: leave this out, or use CUSTOM.",
     ),
-    "no master": ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: which machine is the master's?"),
     "legacy and not": (
         "trainingInput: {masterType: standard_gpu, workerType: n1-standard-8, workerCount: 1}",
         "machine types must be all legacy or all of Compute Engine: standard_gpu is legacy, n1-standard-8 is of",
@@ -338,10 +337,6 @@ MISTAKES = {
     "a runtime beside an image": (
         "trainingInput: {runtimeVersion: 2.11, masterConfig: {imageUri: gcr.io/a/b}}",
         "the image has its own: leave out runtimeVersion, or masterConfig.imageUri.",
-    ),
-    "a command without an image": (
-        "trainingInput: {masterConfig: {containerCommand: [python]}}",
-        "containerCommand: needs an image of your own: give imageUri.",
     ),
     "a short wait": ("trainingInput: {scheduling: {maxWaitTime: 60s}}", "60s: expected at least 1800s"),
     "a parameter twice": (
@@ -387,3 +382,18 @@ def test_submitting_needs_a_name_and_a_module():
 def test_an_accelerator_flag_in_another_form_is_refused(text):
     with pytest.raises(ValueError, match="--master-accelerator"):
         flags.accelerator("master-accelerator", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "missed"),
+    [
+        ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: which machine is the master's?"),
+        (
+            "trainingInput: {masterConfig: {containerCommand: [python]}}",
+            "containerCommand: needs an image of your own: give imageUri.",
+        ),
+    ],
+)
+def test_what_is_missing_when_no_flag_can_follow(text: str, missed: str):
+    assert any(missed in one for one in wrong(text, partial=False))
+    assert not wrong(text)

@@ -24,20 +24,22 @@ _INPUT = "trainingInput"
 Found = Iterator[tuple[Path, str]]
 
 
-def problems(job: Job, partial: bool) -> Found:
+def problems(job: Job, partial: bool, machines_may_follow: bool = False) -> Found:
     """Everything that is wrong with a job: the key, and a sentence.
 
     Args:
         job: its keys are all of the right type.
         partial: keys that submitting needs may be missing.
+        machines_may_follow: so may scale tier, machine types and images, which flags can still bring.
     """
     spec = job.training_input
     if not partial:
         yield from _needed(job)
-    yield from _tier(spec)
+    if not (machines_may_follow and spec.scale_tier is None and tier_of(spec) == "BASIC"):
+        yield from _tier(spec, machines_may_follow)
     yield from _machines(spec)
     yield from _region(spec)
-    yield from _containers(spec)
+    yield from _containers(spec, machines_may_follow)
     yield from _scheduling(spec)
     if spec.hyperparameters:
         yield from _hyperparameters(spec.hyperparameters)
@@ -62,12 +64,14 @@ def _needed(job: Job) -> Found:
         yield (_INPUT, "pythonModule"), "missing. Give it with --module-name, or an image with --master-image-uri."
 
 
-def _tier(spec: TrainingInput) -> Found:
+def _tier(spec: TrainingInput, machines_may_follow: bool) -> Found:
     tier = tier_of(spec)
     for role in ROLES:
         wanted = config(spec, role).accelerator_config
         if tier == "CUSTOM":
             name = machine_type(spec, role)
+            if name is None and machines_may_follow:
+                continue
             if name is None and (role == "master" or count(spec, role)):
                 yield (_INPUT, key_of(role, "Type")), f"missing: which machine is the {role.replace('_', ' ')}'s?"
             elif name is None and wanted:
@@ -115,7 +119,7 @@ def _region(spec: TrainingInput) -> Found:
         yield (_INPUT, "region"), text
 
 
-def _containers(spec: TrainingInput) -> Found:
+def _containers(spec: TrainingInput, image_may_follow: bool) -> Found:
     image = config(spec, "master").image_uri
     if image and spec.runtime_version:
         yield (_INPUT, "runtimeVersion"), "the image has its own: leave out runtimeVersion, or masterConfig.imageUri."
@@ -123,7 +127,7 @@ def _containers(spec: TrainingInput) -> Found:
         own = config(spec, role)
         for key, value in (("containerCommand", own.container_command), ("containerArgs", own.container_args)):
             path = (_INPUT, key_of(role, "Config"), key)
-            if value and not (own.image_uri or image):
+            if value and not (own.image_uri or image or image_may_follow):
                 yield path, "needs an image of your own: give imageUri."
             elif value and spec.args:
                 yield path, "can't be given together with args: keep one of them."

@@ -83,12 +83,14 @@ class ResolvedJob:
 
 
 def resolve(draft: Draft) -> ResolvedJob:
-    """Check a draft, and resolve it.
+    """Check a draft, and resolve it. It must name all of its machines, also a partial draft.
 
     Raises:
         SpecError: with every problem.
     """
-    job = checked(draft)
+    job, found = _checked(draft, machines_may_follow=False)
+    if found:
+        raise SpecError(found)
     spec = job.training_input
     return ResolvedJob(
         name=job.job_id,
@@ -105,28 +107,28 @@ def resolve(draft: Draft) -> ResolvedJob:
 
 
 def checked(draft: Draft) -> Job:
-    """The job that a draft is, with nothing wrong with it.
+    """The job that a draft is, with nothing wrong with it. Of a partial draft, keys that flags can bring may be missing.
 
     Raises:
         SpecError: with every problem.
     """
-    job, found = _checked(draft)
+    job, found = _checked(draft, draft.partial)
     if found:
         raise SpecError(found)
     return job
 
 
 def problems(draft: Draft) -> list[Problem]:
-    """Everything that is wrong with a draft; empty when it can be resolved."""
-    return _checked(draft)[1]
+    """Everything that is wrong with a draft; empty when it can be resolved, or, if it is partial, completed by flags."""
+    return _checked(draft, draft.partial)[1]
 
 
-def _checked(draft: Draft) -> tuple[Job, list[Problem]]:
+def _checked(draft: Draft, machines_may_follow: bool) -> tuple[Job, list[Problem]]:
     found = list(draft.document.problems) if draft.document else []
     reading = Reading(unknown)
     job = reading.read(Job, draft.values)
     found += [draft.problem(path, text) for path, text in reading.mistakes]
-    for path, text in checking.problems(job, draft.partial):
+    for path, text in checking.problems(job, draft.partial, machines_may_follow):
         if not any(_leads_to(path, gone) or _leads_to(gone, path) for gone in reading.left_out):
             found.append(draft.problem(path, text))
     return job, sorted(found, key=lambda one: _order(draft, one))

@@ -67,7 +67,7 @@ def count(spec: TrainingInput, role: str) -> int:
 
 
 def replicas(spec: TrainingInput) -> list[Replica]:
-    """The roles of a spec that has been checked, with their machines."""
+    """The roles of a spec that has been checked, with their machines; without those whose machines flags may still name."""
     tier = tier_of(spec)
     if tier != "CUSTOM":
         return [
@@ -75,7 +75,9 @@ def replicas(spec: TrainingInput) -> list[Replica]:
             for row in catalog().tiers[tier]
         ]
     return [
-        _replica(spec, role, count(spec, role), choice(spec, role) or Choice("")) for role in ROLES if count(spec, role)
+        _replica(spec, role, count(spec, role), machine)
+        for role in ROLES
+        if count(spec, role) and (machine := choice(spec, role)) is not None
     ]
 
 
