@@ -7,8 +7,11 @@ import ctypes
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PATIENCE_S = 5.0  # for a killed process that the kernel can't end at once
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -27,3 +30,49 @@ def kill_group(leader: int) -> None:
     """Kill a process that leads a group, and what it has started, as far as any of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def kill_marked(name: str, value: str) -> None:
+    """Kill all processes but this one that were started with a variable of this value, and wait until they are gone.
+
+    The variable is inherited, so this also finds a process that has left its group and session. It doesn't find a process
+    whose environment was cleared, or that belongs to another user.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while [pid for pid in _pids() if _kill_if_marked(pid, name, value)] and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _pids() -> list[int]:
+    if sys.platform == "linux":
+        found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    else:
+        import psutil
+
+        found = psutil.pids()
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _kill_if_marked(pid: int, name: str, value: str) -> bool:
+    """Kill a process that has the variable; whether it had."""
+    if sys.platform != "linux":
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.environ().get(name) == value:
+                process.kill()
+                return True
+        return False
+    marker = os.fsencode(f"{name}={value}")
+    with contextlib.suppress(OSError):
+        if marker not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        process = os.pidfd_open(pid)  # from here on the number can't come to mean another process
+        try:
+            if marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return True
+        finally:
+            os.close(process)
+    return False

@@ -581,3 +581,50 @@ def test_what_a_submission_refuses_of_a_package_a_dry_run_refuses_too(bench: Ben
     with pytest.raises(PackageError) as rehearsed:
         rehearse("local", job, {}, package)
     assert str(rehearsed.value) == str(submitted.value)
+
+
+LEAVER = """
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (place / "draft").write_text(str(child.pid))
+    (place / "draft").rename(place / "child")
+    """
+
+
+def test_a_child_in_a_session_of_its_own_ends_with_the_job(bench: Bench):
+    bench.program(LEAVER)
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    assert Identity.of(int((bench.directory / "child").read_text())) is None
+
+
+def test_a_child_in_a_session_of_its_own_ends_with_a_lost_supervisor(bench: Bench):
+    bench.program(LEAVER + "\n    time.sleep(600 if attempt == 1 else 0)")
+    bench.submit()
+    child = int(bench.there("child").read_text())
+    bench.is_in(State.RUNNING)
+    owner = bench.supervisor()
+    os.kill(owner, signal.SIGKILL)
+    until(lambda: Identity.of(owner) is None)
+    assert bench.jobs.wait("my_job").losses == 1
+    assert Identity.of(child) is None
+
+
+def test_a_job_that_a_job_has_submitted_goes_on_after_it(bench: Bench):
+    bench.program(
+        """
+        import subprocess
+        if sys.argv[1:2] == ["inner"]:
+            until_there("outer is over")
+        else:
+            command = [sys.executable, "-m", "footplate", "jobs", "submit", "training", "inner_job"]
+            command += ["--package-path", "trainer", "--module-name", "trainer.task", "--", "inner"]
+            home = os.environ | {"FOOTPLATE_HOME": str(place.parent / "home"), "FOOTPLATE_CPUS": "64"}
+            subprocess.run(command, env=home, check=True)
+        """
+    )
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    (bench.directory / "outer is over").touch()
+    assert bench.jobs.wait("inner_job").state == State.SUCCEEDED
+    assert bench.jobs.store.find("inner_job").attempt == 1

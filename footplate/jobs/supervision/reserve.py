@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 LIBRARY = str(Path(footplate.__file__).resolve().parent.parent)
 
+_NOT_FOR_SUPERVISORS = (
+    "FOOTPLATE_TOKEN", "FOOTPLATE_JOB_ID", "FOOTPLATE_JOB_NAME", "FOOTPLATE_JOB_DIR", "FOOTPLATE_JOB_ATTEMPT",
+    "FOOTPLATE_ATTEMPT",
+)  # fmt: skip
+
 _reserve: subprocess.Popen[bytes] | None = None
 
 
@@ -92,12 +97,15 @@ def settle(home: Home, log: Path) -> None:
 
 
 def surroundings(library: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A supervisor's environment: this process's, but for a server's token, which is none of a job's business.
+    """A supervisor's environment: this process's, without a server's token, and without the variables of a job.
+
+    A job's program may submit another job. If that one's supervisor had the program's `FOOTPLATE_JOB_ID`, it would be
+    killed with the job.
 
     Args:
         library: the directory from which it imports Footplate.
         variables: more of them.
     """
-    kept = {name: value for name, value in os.environ.items() if name != "FOOTPLATE_TOKEN"}
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SUPERVISORS}
     path = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH", "")]))
     return {**kept, **(variables or {}), "PYTHONPATH": path}

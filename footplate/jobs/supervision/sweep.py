@@ -39,6 +39,7 @@ from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import reserve
 from footplate.jobs.supervision.identity import Identity, boot, end_groups
 from footplate.jobs.supervision.locks import Held, held
+from footplate.launch.family import kill_marked
 from footplate.launch.policy import Restarts
 
 PATIENCE_S = 30.0  # for another's sweep, each of which takes milliseconds
@@ -182,3 +183,4 @@ def _end_processes(store: Store, job: Job) -> None:
     if owner is not None:
         left = [one for one in store.processes(job.name) if one.attempt == job.attempt and one.ended is None]
         end_groups([Identity(one.pid, one.mark, owner.boot) for one in left])
+        kill_marked("FOOTPLATE_JOB_ID", job.id)  # what has left those groups

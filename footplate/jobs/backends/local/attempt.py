@@ -1,6 +1,7 @@
 """The processes of one attempt on this machine: started together, heard, judged (`supervision/verdict.py`), ended together.
 
-Each process leads a group of its own. It dies with this one, and what it has left of its group dies with it.
+Each process leads a group of its own. It dies with this one, and what it has left of its group dies with it. What has left
+the group, by setsid, dies when the attempt is over: it is found by `FOOTPLATE_JOB_ID` among its variables.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.jobs.supervision.verdict import GRACE_S, End, Orders, Verdict, outcome
 from footplate.launch.failure import Failure
-from footplate.launch.family import die_with, kill_group
+from footplate.launch.family import die_with, kill_group, kill_marked
 
 PIECE = 1 << 16  # bytes read at once
+JOB_ID = "FOOTPLATE_JOB_ID"
 _LEFT = 1024  # pieces that are read of a process that has ended: what it has left running may write for ever
 
 
@@ -159,6 +161,8 @@ class Gang:
                 one.process.wait()
                 self._end(one)
             one.writer.close()
+        for job in {one.member.environment.get(JOB_ID, "") for one in self.replicas} - {""}:
+            kill_marked(JOB_ID, job)
         self._selector.close()
 
     def _process(self, replica: Replica) -> Process:
