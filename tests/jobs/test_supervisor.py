@@ -25,7 +25,7 @@ from footplate.jobs.supervision.locks import held
 from footplate.jobs.supervision.supervisor import Supervisor
 from footplate.jobs.supervision.sweep import PATIENCE_S
 from footplate.launch.failure import Failure
-from jobs.conftest import Bench
+from jobs.conftest import Bench, until
 
 
 class Watched(Store):
@@ -35,6 +35,7 @@ class Watched(Store):
         super().__init__(open_store(bench.jobs.home)._database)
         self.asked = 0
         self.written: list[str] = []
+        self.refused: list[str] = []
         self.away_until: Path | None = None
 
     def state(self, name: str) -> State | None:
@@ -45,12 +46,17 @@ class Watched(Store):
         self._write("processes")
         super().begin_processes(name, processes)
 
+    def end_processes(self, name: str, ends: Sequence[Process]) -> None:
+        self._write("ends")
+        super().end_processes(name, ends)
+
     def move(self, *args: Any, **changes: Any) -> bool:
         self._write(args[2])
         return super().move(*args, **changes)
 
     def _write(self, what: str) -> None:
         if self.away_until is not None and not self.away_until.exists():
+            self.refused.append(what)
             raise Unavailable("the disk is full")
         self.written.append(what)
 
@@ -90,13 +96,37 @@ def test_an_end_that_comes_while_the_store_is_away_is_written_when_that_is_back(
     back.start()
     assert made.run()
     back.join()
-    assert store.written == ["processes", "RUNNING", "SUCCEEDED"]
+    assert store.written == ["processes", "RUNNING", "ends", "SUCCEEDED"]
     assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+
+
+def test_a_process_that_ends_while_the_store_is_away_is_known_to_have_ended(bench: Bench, store: Watched):
+    made, back = supervised(bench, store, "until_there('go')"), bench.directory / "back"
+
+    def fill_the_disk() -> None:
+        until(lambda: "RUNNING" in store.written)
+        store.away_until = back
+        (bench.directory / "go").touch()
+        until(lambda: store.refused)
+        back.touch()
+
+    disk = threading.Thread(target=fill_the_disk)
+    disk.start()
+    assert made.run()
+    disk.join()
+    assert store.refused[0] == "ends"
+    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+
+
+def test_the_pause_before_an_attempt_is_shown(bench: Bench, store: Watched):
+    assert supervised(bench, store, "os._exit(3 if attempt < 3 else 0)").run()
+    causes = [one.cause for one in store.transitions("my_job") if one.target == State.PREPARING]
+    assert [cause.partition("of 3")[2] for cause in causes] == ["", "", "; attempt 3 begins in 1 s"]
 
 
 def test_processes_are_known_before_the_job_is_running(bench: Bench, store: Watched):
     assert supervised(bench, store).run()  # else nobody would end what they leave if the supervisor died in between
-    assert store.written == ["processes", "RUNNING", "SUCCEEDED"]
+    assert store.written == ["processes", "RUNNING", "ends", "SUCCEEDED"]
 
 
 def test_the_store_is_asked_a_few_times_a_second_however_much_a_program_writes(bench: Bench, store: Watched):

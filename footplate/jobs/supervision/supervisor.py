@@ -34,7 +34,7 @@ from footplate.jobs.backends import named
 from footplate.jobs.backends.contract import Attempt, Task
 from footplate.jobs.home import Home
 from footplate.jobs.plan import Plan
-from footplate.jobs.record import Job
+from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import why_too_long
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store import open_store
@@ -87,6 +87,7 @@ class Supervisor:
         self._ask_again = 0.0
         self._away_until = 0.0  # the store, as far as we know; on the monotonic clock
         self._told = False
+        self._unnoted: list[Process] = []  # processes that have ended, and whose ends aren't in the store yet
         self._ran_since = float("inf")  # of the attempt that is under way, on the monotonic clock
         self._ran_at = 0.0  # the same as a time of day
         self._waits_for = job.cause if job.state == State.PREPARING else ""
@@ -110,7 +111,10 @@ class Supervisor:
                     self._finish(State.FAILED, f"{outcome}{why}")
                     return True
                 state = decision.state
-                outcome = self._begin_anew(f"{outcome}; {decision.budget}", state) or self._pause(decision.delay_s)
+                cause = f"{outcome}; {decision.budget}"
+                if decision.delay_s:
+                    cause += f"; attempt {self._attempt + 1} begins in {decision.delay_s:.0f} s"
+                outcome = self._begin_anew(cause, state) or self._pause(decision.delay_s)
             if isinstance(outcome, Stopped):
                 self._stopped(outcome)
                 return outcome.why != "told"
@@ -154,8 +158,9 @@ class Supervisor:
             if attempt.over:
                 break
             ended = attempt.wait(TICK_S)
+            self._unnoted += ended
             if ended:
-                self._note(lambda ended=ended: self._store.end_processes(self._plan.name, ended))
+                self._note(self._note_ends)
             self._sweep_now_and_then()
         if attempt.succeeded and (stopped is None or stopped.why not in ("cancelled", "waited")):
             return None
@@ -257,6 +262,8 @@ class Supervisor:
         if self._state == State.CANCELLING and target != State.CANCELLED:
             return False
         try:
+            if target != State.RUNNING:
+                self._note_ends()
             moved = self._store.move(self._plan.name, self._state, target, now, cause, **changes)
         except ConfigError as error:
             self._is_away(error)
@@ -267,6 +274,12 @@ class Supervisor:
     def _is_away(self, error: ConfigError) -> None:
         log.warning("%s: %s", self._plan.name, error)
         self._away_until = self._ask_again = time.monotonic() + STORE_S
+
+    def _note_ends(self) -> None:
+        """Write down how processes have ended. While the store is away, their ends are kept until it is back."""
+        if self._unnoted:
+            self._store.end_processes(self._plan.name, self._unnoted)
+            self._unnoted = []
 
     def _note(self, write: Callable[[], None]) -> None:
         """Write what is good to know, if it can be written."""
