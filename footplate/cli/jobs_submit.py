@@ -8,6 +8,7 @@ belongs. It returns when the job is in the queue; with `--stream-logs` it shows 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.cli import plain
 from footplate.cli.formats import add_format
 from footplate.errors import ConfigError
+from footplate.jobs import environment
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -71,6 +73,12 @@ def parser(kind: Any = plain.Parser) -> Any:
             if (role, what) != ("master", "count"):
                 names = [f"--{role}-{what}", *_older(f"{role}-{what}")]
                 made.add_argument(*names, help=f"of the {role}: {about}")
+    made.add_argument(
+        "--env",
+        action="append",
+        metavar="NAME[=VALUE]",
+        help="a variable for the program, on this machine; without a value, that of this shell; may be repeated",
+    )
     made.add_argument("--modernize", action="store_true", help="take today's machines for those that are gone")
     made.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
     made.add_argument(
@@ -141,6 +149,7 @@ def run(given: Namespace, args: list[str]) -> int:
     from footplate.jobs.spec.resolving import problems, resolve
 
     _refuse_contradictions(given)
+    variables = _variables(given)
     named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
     asked = draft(_load(given.config) if given.config else None, named, args, given.name)
     found = [*problems(asked), *_package_problems(given.package_path, asked)]
@@ -155,12 +164,12 @@ def run(given: Namespace, args: list[str]) -> int:
         print(f"{notice} --modernize takes it." if "equivalent" in notice else notice, file=sys.stderr)
     place = backends.located(given.backend, _place_options(given), job.job_dir)
     if not given.dry_run:
-        return _enter(job, given, place)
+        return _enter(job, given, place, variables)
     package = Path(given.package_path) if given.package_path else None
     request, notices = backends.rehearse(given.backend, job, place, package)
     for notice in notices:
         print(notice, file=sys.stderr)
-    shown = request or {**job.to_dict(), "packagePath": given.package_path}
+    shown = request or {**job.to_dict(), "packagePath": given.package_path, "env": sorted(variables)}
     show_as(given.format or "yaml", shown, lambda: render(job))
     return 0
 
@@ -199,13 +208,27 @@ def _place_options(given: Namespace) -> dict[str, str]:
     return named
 
 
-def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str]) -> int:
+def _variables(given: Namespace) -> dict[str, str]:
+    """The variables of `--env`.
+
+    Raises:
+        ConfigError: one of them can't be given.
+    """
+    if given.env and given.backend != "local":
+        raise ConfigError(
+            f"--env is for jobs on this machine. On --backend {given.backend} a variable would be readable for others: let "
+            "the program read it from a file or a secret manager."
+        )
+    return environment.given(given.env or (), os.environ)
+
+
+def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str], variables: Mapping[str, str]) -> int:
     from footplate.cli.jobs_watch import stream, tell
     from footplate.jobs.verbs import Jobs
 
     jobs = Jobs.here()
     package = Path(given.package_path) if given.package_path else None
-    for notice in jobs.submit(job, package, given.backend, place):
+    for notice in jobs.submit(job, package, given.backend, place, variables):
         print(notice, file=sys.stderr)
     if given.stream_logs:
         return stream(jobs, given.name)

@@ -5,6 +5,9 @@ user alone), so that an attempt after a reboot has the same. What looks like a s
 user, who may be a token, is not written down: the cloud's credentials, and such URLs, come from whoever starts the
 supervisor; the others not at all. What must last beyond a reboot belongs into a file: `GOOGLE_APPLICATION_CREDENTIALS`
 names one, and `~/.aws` is one.
+
+What a user gives a job with `--env` is kept in a file of its own (`given.json`, readable by this user alone), whatever its
+name, and wins over the others. It is nowhere else: not in the store, which others may read.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from footplate.errors import ConfigError
@@ -36,6 +39,40 @@ CREDENTIALS = (
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|_KEY|APIKEY|PRIVATE", re.IGNORECASE)
 _USER = re.compile(r"://\S*@")
 _FILE = "environment.json"
+_GIVEN = "given.json"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = (
+    "TF_CONFIG", "CLUSTER_SPEC", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED",
+)  # fmt: skip
+
+
+def given(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that `--env` gives a job. The messages of errors hold no values.
+
+    >>> given(["LEVEL=debug", "HF_TOKEN"], {"HF_TOKEN": "hf_1"})
+    {'LEVEL': 'debug', 'HF_TOKEN': 'hf_1'}
+
+    Args:
+        words: NAME=VALUE, or NAME for the value that it has in `environ`.
+        environ: of the submitting shell.
+
+    Raises:
+        ConfigError: a name can't be used, is given twice, or has no value.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not _NAME.fullmatch(name):
+            raise ConfigError("--env: expected NAME=VALUE or NAME, a name of letters, digits and underscores.")
+        if name in _OURS or name.startswith("FOOTPLATE_JOB_") or name in ("FOOTPLATE_ATTEMPT", "FOOTPLATE_TOKEN"):
+            raise ConfigError(f"--env {name}: Footplate sets this variable for each process. Leave it out.")
+        if name in found:
+            raise ConfigError(f"--env {name}: given twice. Keep one.")
+        if not sign and name not in environ:
+            raise ConfigError(f"--env {name}: the variable isn't set here. Set it, or give {name}=VALUE.")
+        found[name] = value if sign else environ[name]
+    return found
 
 
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
@@ -60,25 +97,36 @@ def credentials(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def write(folder: Path, environ: Mapping[str, str]) -> None:
-    """Keep what lasts of an environment with a job; on the disk when this returns."""
-    with os.fdopen(os.open(folder / _FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(lasting(environ), file, indent=1, sort_keys=True)
+def write(folder: Path, environ: Mapping[str, str], given: Mapping[str, str] | None = None) -> None:
+    """Keep what lasts of an environment with a job, and what `--env` gave; on the disk when this returns."""
+    _write(folder / _FILE, lasting(environ))
+    if given:
+        _write(folder / _GIVEN, given)
+
+
+def _write(path: Path, variables: Mapping[str, str]) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(dict(variables), file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes get: what was kept, and the credentials in the supervisor's environment.
+    """What a job's processes get: what was kept, the credentials in the supervisor's environment, what `--env` gave.
 
     Raises:
         ConfigError: what was kept isn't there any more, or is damaged.
     """
+    kept = _read(folder / _FILE)
+    given = _read(folder / _GIVEN) if (folder / _GIVEN).exists() else {}
+    return {**kept, **credentials(environ), **given}
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
-        kept = json.loads((folder / _FILE).read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / _FILE} can't be read: {error}. Delete the job, and submit it again.") from None
-    return {**kept, **credentials(environ)}
+        raise ConfigError(f"{path} can't be read: {error}. Delete the job, and submit it again.") from None
 
 
 def _is_known(name: str) -> bool:

@@ -13,6 +13,7 @@
     supervisor.lock         held by its supervisor
     supervisor.log          what that has to say
     environment.json        the variables that its processes get
+    given.json              the variables that --env gave
     attempt-1/master-0.log  what a process wrote; a second file, master-0.log.1, follows a full one
     attempt-1/usage.csv     how busy its processes kept the machine
 """

@@ -67,6 +67,7 @@ class Jobs:
         package: Path | Snapshot | None,
         backend: str = "local",
         place: Mapping[str, str] = NOWHERE,
+        variables: Mapping[str, str] = NOWHERE,
     ) -> tuple[str, ...]:
         """Take a job's package as it is now, and put the job into the queue. It begins at once if there is room.
 
@@ -75,6 +76,7 @@ class Jobs:
             package: the directory of its package, or one that was taken; None if `packageUris`, or images, bring it.
             backend: where it runs, one of `backends.NAMES`.
             place: where exactly, as the backend's `place` has it.
+            variables: what `--env` gives its processes. The store does not get them.
 
         Returns:
             What was taken, and what the user may not have expected, each in a sentence.
@@ -112,7 +114,7 @@ class Jobs:
             folder.mkdir(parents=True, mode=0o700)
             (folder / job.id).touch()
             (folder / PACKAGE).write_text(taken.digest)
-            environment.write(folder, os.environ)
+            environment.write(folder, os.environ, variables)
             self.store.add(job)
         if left is not None:
             shutil.rmtree(left, ignore_errors=True)

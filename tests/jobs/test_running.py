@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from footplate.cli import jobs_submit
 from footplate.errors import ConfigError, PackageError
 from footplate.jobs.backends import rehearse
 from footplate.jobs.spec.draft import draft
@@ -581,6 +582,47 @@ def test_what_a_submission_refuses_of_a_package_a_dry_run_refuses_too(bench: Ben
     with pytest.raises(PackageError) as rehearsed:
         rehearse("local", job, {}, package)
     assert str(rehearsed.value) == str(submitted.value)
+
+
+def test_the_variables_that_a_user_gives_reach_the_program_and_no_store_or_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    bench.program(
+        'print(os.environ["LEVEL"], os.environ["MY_TOKEN"], len(os.environ["HF_TOKEN"])); sys.exit(attempt % 2)'
+    )
+    monkeypatch.setenv("HF_TOKEN", "the shell's")
+    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
+    argv = ["my_job", "--package-path", "trainer", "--module-name", "trainer.task"]
+    argv += ["--env", "MY_TOKEN", "--env", "LEVEL=a=b", "--env", "HF_TOKEN=given"]
+    assert jobs_submit.run(jobs_submit.parser().parse_args(argv), []) == 0
+    assert bench.jobs.wait("my_job").attempt == 2
+    assert bench.output() == "a=b [hidden] 5\n"
+    files = {
+        path.name for path in bench.jobs.home.root.rglob("*") if path.is_file() and b"a-secret" in path.read_bytes()
+    }
+    assert files == {"given.json"}
+    assert (bench.jobs.home.job("my_job") / "given.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--env", "a-b=hush"], "expected NAME=VALUE or NAME"),
+        (["--env", "=hush"], "expected NAME=VALUE or NAME"),
+        (["--env", "RANK=hush"], "RANK: Footplate sets this variable"),
+        (["--env", "FOOTPLATE_JOB_ID=hush"], "FOOTPLATE_JOB_ID: Footplate sets"),
+        (["--env", "A=hush", "--env", "A=hush"], "A: given twice"),
+        (["--env", "NOBODY_HAS_SET_THIS"], "NOBODY_HAS_SET_THIS: the variable isn't set here"),
+        (["--env", "A=hush", "--backend", "ray"], "on this machine"),
+    ],
+)
+def test_variables_that_cannot_be_given(bench: Bench, words: list[str], said: str):
+    bench.program("")
+    argv = ["my_job", "--package-path", "trainer", "--module-name", "trainer.task", *words, "--dry-run"]
+    with pytest.raises(ConfigError) as refused:
+        jobs_submit.run(jobs_submit.parser().parse_args(argv), [])
+    assert said in str(refused.value)
+    assert "hush" not in str(refused.value)
 
 
 LEAVER = """
