@@ -15,6 +15,7 @@
     environment.json        the variables that its processes get
     given.json              the variables that --env gave
     attempt-1/master-0.log  what a process wrote; a second file, master-0.log.1, follows a full one
+    attempt-1/master-0.log.cut  how much of it was deleted, if it was longer than FOOTPLATE_LOG_MB
     attempt-1/usage.csv     how busy its processes kept the machine
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from footplate.errors import ConfigError
 from footplate.jobs.home import Home
 from footplate.jobs.supervision import logfiles
 from footplate.jobs.supervision.follow import Follower, Line
-from footplate.jobs.supervision.logfiles import PIECE, Reader, Writer, part
+from footplate.jobs.supervision.logfiles import PIECE, Reader, Writer, cut_note, numbers, part
 
 pieces = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30)
 
@@ -137,3 +139,57 @@ def test_the_tail_of_a_large_log_is_read_from_its_end(tmp_path: Path):
 
 def _bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=200), st.integers(40, 400))
+def test_a_long_log_keeps_its_beginning_and_its_end_and_says_what_was_cut(
+    tmp_path: Path, written: list[tuple[int, bool]], most: int
+):
+    first = tmp_path / "master-0.log"
+    for left in tmp_path.iterdir():
+        left.unlink()
+    writer, follower, followed, lines = Writer(first, most=most), Reader(first), b"", []
+    for number, (length, look) in enumerate(written):
+        line = f"{number}-{'x' * length}\n".encode()
+        lines.append(line)
+        writer.write(line)
+        if look:
+            followed += rest(follower)
+    writer.close()
+    everything = b"".join(lines)
+    assert writer.size == len(everything) == Writer(first, most=most).size
+    assert sum(part(first, number).stat().st_size for number in numbers(first)) <= most + 4 * 40
+    read = rest(Reader(first))
+    if len(everything) <= most // 2:
+        assert read == everything
+    if cut_note(first).exists():
+        beginning, note, end = read.partition(b"\n" + cut_note(first).read_bytes())
+        assert note
+        assert everything.startswith(beginning)
+        assert everything.endswith(end)
+        assert beginning
+        assert end
+        assert f"{len(everything) - len(beginning) - len(end)} bytes".encode() in note
+    else:
+        assert read == everything
+    pieces = re.split(rb"\n\[Footplate\] \d+ bytes[^\n]*\n", followed + rest(follower))
+    at = 0
+    for (
+        piece
+    ) in pieces:  # a reader that follows has everything once, in order, but for what was cut before it came there
+        at = everything.index(piece, at) + len(piece)
+    if all(look for _, look in written):
+        assert pieces == [everything]
+
+
+def test_how_much_is_kept_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOOTPLATE_LOG_MB", "1")
+    writer = Writer(tmp_path / "master-0.log")
+    for _ in range(50):
+        writer.write(b"x" * 2**17)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1.6 * 2**20
+    for wrong in ("0", "-1", "nan", "1.5", "much"):
+        monkeypatch.setenv("FOOTPLATE_LOG_MB", wrong)
+        with pytest.raises(ConfigError, match="FOOTPLATE_LOG_MB"):
+            logfiles.limit()

@@ -1,7 +1,11 @@
 """What a process writes, kept in files: `master-0.log`, and when that is full, `master-0.log.1`, `.2`, …
 
-A full file is never renamed or cut, so whoever reads it while it grows misses nothing and reads nothing twice: when
-the next file is there, this one is complete. All of them stay until the job is deleted.
+A full file is never renamed or cut, so a reader that follows it reads everything once: when the next file is there, this
+one is complete. The files stay until the job is deleted.
+
+What is kept of one process is bounded, by `FOOTPLATE_LOG_MB`. Beyond that, the beginning and the end are kept: half of the
+files stay, and of the others the oldest is deleted when a new one begins. `master-0.log.cut` then says how much was
+deleted, and a reader returns that line in its place.
 """
 
 from __future__ import annotations
@@ -11,12 +15,17 @@ import os
 import re
 from pathlib import Path
 
+from footplate.errors import ConfigError
 from footplate.jobs.masking import Veil
 
 log = logging.getLogger(__name__)
 
+VARIABLE = "FOOTPLATE_LOG_MB"
+DEFAULT_MB = 2048
 FULL = 64 * 2**20  # bytes
 PIECE = 1 << 20  # bytes read at once: a log may be larger than memory
+_FEWEST = 4  # files: two of the beginning, two of the end
+_CUT = re.compile(rb"\d+")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
@@ -25,27 +34,56 @@ def part(first: Path, number: int) -> Path:
     return first.with_name(f"{first.name}.{number}") if number else first
 
 
+def cut_note(first: Path) -> Path:
+    """The file that says how much was deleted of the row that begins with `first`."""
+    return first.with_name(f"{first.name}.cut")
+
+
+def numbers(first: Path) -> list[int]:
+    """The numbers of the files of a row that are there, in order."""
+    found = [one.name.removeprefix(first.name) for one in first.parent.glob(f"{first.name}*")]
+    return sorted(int(one[1:] or 0) for one in found if one == "" or one[1:].isdigit())
+
+
+def size(first: Path) -> int:
+    """The bytes that were written to a row of files, also those that were deleted since."""
+    return _deleted(first) + sum(part(first, number).stat().st_size for number in numbers(first))
+
+
+def limit() -> int:
+    """How many bytes are kept of what a process writes.
+
+    Raises:
+        ConfigError: `FOOTPLATE_LOG_MB` is no number of MB.
+    """
+    text = os.environ.get(VARIABLE) or str(DEFAULT_MB)
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ConfigError(f"{VARIABLE}={text}: expected how many MB of output are kept of each process, such as 2048.")
+    return int(text) * 2**20
+
+
 class Writer:
     """Writes one process's output, after what is there already.
 
     Attributes:
-        size: bytes of all files.
+        size: bytes that were written, also those that were deleted since.
 
     Args:
         first: the first file.
-        full: the bytes after which the next one begins.
+        full: the bytes after which the next one begins; fewer if that is needed to stay below `most`.
         veil: what takes secrets out of it.
+        most: the bytes that are kept, about; by default those of `limit`.
     """
 
-    def __init__(self, first: Path, full: int = FULL, veil: Veil | None = None) -> None:
+    def __init__(self, first: Path, full: int = FULL, veil: Veil | None = None, most: int | None = None) -> None:
+        most = limit() if most is None else most
         self._first = first
-        self._full = full
+        self._full = max(1, min(full, most // _FEWEST))
+        self._files = max(_FEWEST, most // self._full)
         self._veil = veil or Veil()
-        self._number = 0
-        while part(first, self._number + 1).exists():
-            self._number += 1
+        self.size, self._deleted = size(first), _deleted(first)
+        self._number = max(numbers(first), default=0)
         self._file = part(first, self._number).open("ab", buffering=0)
-        self.size = sum(part(first, number).stat().st_size for number in range(self._number + 1))
         self._broken = False
         self.last = _end(part(first, self._number))  # the end of what was written: what the process said last
 
@@ -77,6 +115,7 @@ class Writer:
                 following = part(self._first, self._number + 1).open("ab", buffering=0)
                 self._file.close()
                 self._file, self._number = following, self._number + 1
+                self._cut()
             rest = memoryview(data)
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -85,6 +124,28 @@ class Writer:
             if not self._broken:
                 log.warning("%s: %s; what is written now is lost", self._first, error.strerror)
             self._broken = True
+
+    def _cut(self) -> None:
+        """Delete the oldest files between the beginning and the end, if there are too many. The note comes first."""
+        head = self._files // 2
+        for number in [one for one in numbers(self._first) if head <= one <= self._number - (self._files - head)]:
+            path = part(self._first, number)
+            self._deleted += path.stat().st_size
+            draft = self._first.with_name(f".{self._first.name}.cut")
+            draft.write_text(
+                f"[Footplate] {self._deleted} bytes of output are cut here: {VARIABLE} says how much of it is kept.\n"
+            )
+            draft.replace(cut_note(self._first))
+            path.unlink()
+
+
+def _deleted(first: Path) -> int:
+    """The bytes that were deleted of a row."""
+    try:
+        found = _CUT.search(cut_note(first).read_bytes())
+    except FileNotFoundError:
+        return 0
+    return int(found[0]) if found else 0
 
 
 def _end(path: Path) -> bytes:
@@ -110,11 +171,8 @@ class Reader:
         Returns:
             How many lines there are, at most `lines`. Text after the last line end doesn't count.
         """
-        last = 0
-        while part(self._first, last + 1).exists():
-            last += 1
         missing, following = lines + 1, b""  # the line end before the first wanted line counts, too
-        for number in range(last, -1, -1):
+        for number in reversed(numbers(self._first) or [0]):
             with part(self._first, number).open("rb") as file:
                 stop = file.seek(0, os.SEEK_END)
                 while stop:
@@ -135,14 +193,32 @@ class Reader:
     def read(self) -> bytes:
         """The next piece; empty when nothing more has been written yet, or the files are deleted."""
         while True:
-            next_is_there = part(self._first, self._number + 1).exists()  # looked for first: then this one is complete
+            following, lost = self._following(), False  # looked for first: if there is one, this file is complete
             try:
                 with part(self._first, self._number).open("rb") as file:
                     file.seek(self._at)
                     data = file.read(PIECE)
                     self._at = file.tell()
-            except FileNotFoundError:
-                return b""
-            if data or not next_is_there:
+            except FileNotFoundError:  # the job is deleted, or this file was cut
+                data, lost = b"", True
+            if data or following is None:
                 return data
-            self._number, self._at = self._number + 1, 0
+            lost = lost or following != self._number + 1
+            self._number, self._at = following, 0
+            if lost:
+                return self._note()
+
+    def _following(self) -> int | None:
+        """The number of the file after this one; None while there is none."""
+        if part(self._first, self._number + 1).exists():
+            return self._number + 1
+        if not cut_note(self._first).exists():
+            return None
+        return next((number for number in numbers(self._first) if number > self._number), None)
+
+    def _note(self) -> bytes:
+        """The line that stands in place of what was cut, after the end of the line that was cut off."""
+        try:
+            return b"\n" + cut_note(self._first).read_bytes()
+        except FileNotFoundError:
+            return b""

@@ -18,6 +18,7 @@ from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
 from footplate.jobs.plan import BUCKETS, absolute_job_dir
 from footplate.jobs.scheduling import Resources
+from footplate.jobs.supervision.logfiles import limit
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.local.attempt import Gang
@@ -38,7 +39,8 @@ class Local:
         """That it is one training of a Python package; what it asks for beyond this machine.
 
         Raises:
-            ConfigError: its program is in a container image; it is a tuning; its job directory can't be made.
+            ConfigError: its program is in a container image; it is a tuning; its job directory can't be made;
+                `FOOTPLATE_LOG_MB` is no number.
         """
         if "hyperparameters" in resolved.spec:
             raise ConfigError(
@@ -51,6 +53,7 @@ class Local:
             )
         if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
             _check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
+        limit()  # a wrong FOOTPLATE_LOG_MB is an error now, not when the job begins
         images = any(one.image_uri for one in resolved.replicas)
         word = "On this machine the package runs as it is, without the container image that the spec names."
         return [*machine.shortages(self.needs(resolved), machine.resources()), *([word] if images else [])]

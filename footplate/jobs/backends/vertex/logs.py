@@ -14,15 +14,14 @@ files have then; then it is written. Whoever takes the attempt up finds in the s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from footplate.jobs.backends.vertex.client import Client
 from footplate.jobs.backends.vertex.note import Notebook
 from footplate.jobs.backends.vertex.outcome import seat
 from footplate.jobs.backends.vertex.times import SECOND, to_text, to_time
-from footplate.jobs.supervision.logfiles import Writer, part
+from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
 PAGE = 1000  # entries; as many as it gives at once
@@ -106,7 +105,7 @@ class Output:
             return 0
         young = newest - WINDOW_S * SECOND
         kept = tuple(one for one in known if to_time(one.partition("/")[0]) >= young)
-        pending = {name: (self._size(name), text) for name, text in pieces.items()}
+        pending = {name: (size(self._book.folder / name), text) for name, text in pieces.items()}
         self._book.change(newest=newest, known=kept, pending=pending)
         self._append()
         return count
@@ -125,7 +124,7 @@ class Output:
     def _append(self) -> None:
         """Write what is pending, less what is written already."""
         for name, (before, text) in self._book.note.pending.items():
-            rest = text.encode()[self._size(name) - before :]
+            rest = text.encode()[size(self._book.folder / name) - before :]
             if rest:
                 self._writer(name).write(rest)
 
@@ -133,17 +132,6 @@ class Output:
         if name not in self._writers:
             self._writers[name] = Writer(self._book.folder / name)
         return self._writers[name]
-
-    def _size(self, name: str) -> int:
-        """The bytes in a row of files."""
-        return sum(one.stat().st_size for one in _row(self._book.folder / name))
-
-
-def _row(first: Path) -> Iterator[Path]:
-    number = 0
-    while (path := part(first, number)).exists():
-        yield path
-        number += 1
 
 
 def file_of(entry: dict[str, Any]) -> str:
