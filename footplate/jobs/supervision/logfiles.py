@@ -41,7 +41,7 @@ def cut_note(first: Path) -> Path:
 
 def numbers(first: Path) -> list[int]:
     """The numbers of the files of a row that are there, in order."""
-    found = [one.name.removeprefix(first.name) for one in first.parent.glob(f"{first.name}*")]
+    found = [one.name.removeprefix(first.name) for one in first.parent.glob(f"{first.name}*") if one.exists()]
     return sorted(int(one[1:] or 0) for one in found if one == "" or one[1:].isdigit())
 
 
