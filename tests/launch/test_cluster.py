@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import selectors
 import signal
@@ -388,6 +389,44 @@ def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(m
                 assert until_closed(one)
                 assert two.recv(1)
                 opened.close()
+
+
+def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again():
+    with selectors.DefaultSelector() as selector:
+        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        waiting = socket.socket()
+        with Path("/dev/null").open() as file:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
+            try:
+                waiting.connect(opened.address)
+                heed(selector, 60)
+                assert not selector.select(0)  # a connection that can't be accepted doesn't keep the selector awake
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        until = time.monotonic() + 60
+        while not selector.select(0.1) and time.monotonic() < until:
+            opened.look()
+        heed(selector, 0)
+        waiting.settimeout(60)
+        assert waiting.recv(1)
+        waiting.close()
+        opened.close()
+
+
+def test_a_door_closes_while_it_pauses():
+    with selectors.DefaultSelector() as selector:
+        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as waiting, Path("/dev/null").open() as file:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
+            try:
+                waiting.connect(opened.address)
+                heed(selector, 60)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            opened.close()
+        assert not selector.get_map()
 
 
 def test_an_agent_does_not_obey_one_who_does_not_know_the_token():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import socket
 import threading
@@ -98,6 +99,25 @@ def test_a_greeting_that_is_none_disturbs_nobody(says, lobby, monkeypatch):
         pass
     come_in(hall, 0)
     assert raised == []
+
+
+def test_refused_strangers_are_counted_and_do_not_fill_the_log(lobby, monkeypatch, caplog):
+    hall = lobby(1)
+    for _ in range(20):
+        with stranger(hall, b"nonsense\n") as odd:
+            while odd.recv(1000):
+                pass
+    assert len(refusals(caplog)) == 1
+
+    monkeypatch.setattr(hall._refusals, "_quiet_until", 0.0)
+    until = time.monotonic() + 60
+    while len(refusals(caplog)) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert re.match(r"1\d connections were refused, the last one from 127.0.0.1: it doesn't know", refusals(caplog)[1])
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
 
 
 def test_a_lobby_without_a_file_descriptor_to_spare_opens_again(lobby):

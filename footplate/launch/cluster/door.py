@@ -1,6 +1,9 @@
 """The port that a launch opens for its agents, and who comes in: those who know the gang's token (`greeting.py`).
 
 Whoever connects is asked, and has `GREET_S` to answer. Who doesn't, or answers wrongly, is sent away.
+
+When this process has no file descriptor left, connections wait in the socket's queue, and the door tries again after
+`PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from footplate.launch import rendezvous
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.channel import Channel, Gone
 from footplate.launch.cluster.greeting import Hello
+from footplate.launch.cluster.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
 GREET_S = 10.0
 STRANGERS = 256  # who may be about to say who they are; beyond that, the first of them is sent away
+PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
 
 
 @dataclass
@@ -52,14 +57,20 @@ class Door:
         self._selector = selector
         self._admit = admit
         self._strangers: list[_Stranger] = []
+        self._refusals = Refusals(log, "it doesn't know the token of this launch")
+        self._paused_until: float | None = None  # None while connections are accepted
         self._server = rendezvous.listen(host, STRANGERS)
         self._server.setblocking(False)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         selector.register(self._server, selectors.EVENT_READ, self._accept)
 
     def look(self) -> None:
-        """Send those away who have said nothing for too long."""
+        """Send those away who have said nothing for too long, and accept connections again after a pause."""
         now = time.monotonic()
+        if self._paused_until is not None and now > self._paused_until:
+            self._paused_until = None
+            self._selector.register(self._server, selectors.EVENT_READ, self._accept)
+        self._refusals.look()
         for stranger in [one for one in self._strangers if now > one.asked_at + GREET_S]:
             self._send_away(stranger)
 
@@ -67,12 +78,21 @@ class Door:
         """Nobody may come any more."""
         for stranger in list(self._strangers):
             self._send_away(stranger)
-        self._selector.unregister(self._server)
+        if self._paused_until is None:
+            self._selector.unregister(self._server)
         self._server.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, peer = self._server.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone already
+            return
+        except OSError as error:  # mostly too many open files; the selector would report the same connection forever
+            log.warning("a launch can't take connections at %s, port %d: %s", *self.address, error)
+            self._selector.unregister(self._server)
+            self._paused_until = time.monotonic() + PAUSE_S
+            return
+        with contextlib.suppress(OSError):
             if len(self._strangers) >= STRANGERS:
                 self._send_away(self._strangers[0])
             stranger = _Stranger(Channel(connection), peer[0], greeting.nonce(), time.monotonic())
@@ -91,7 +111,7 @@ class Door:
             return
         hello = Hello.of(message.head)
         if hello is None or not self._knows_token(hello, stranger.nonce):
-            log.warning("a connection from %s was refused: it doesn't know the token of this launch", stranger.peer)
+            self._refusals.add(stranger.peer)
             self._send_away(stranger)
             return
         self._strangers.remove(stranger)

@@ -49,6 +49,7 @@ from footplate.launch.cluster import greeting
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import notice_silence
 from footplate.launch.cluster.placement import Lost
+from footplate.launch.cluster.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class Lobby:
         self._calls_until = 0.0
         self._lost: list[Lost] = []
         self._strangers: dict[Line, float] = {}  # since when they are connected; the oldest first
+        self._refusals = Refusals(log, "it doesn't know FOOTPLATE_TOKEN, or isn't of this launch")
         self._closed = False
         self._server = _listen(host, port)
         self._server.settimeout(LOOK_S)
@@ -209,6 +211,7 @@ class Lobby:
     def _accept(self) -> None:
         """In a thread: let connections in, and close those that say nothing."""
         while not self._closed:
+            self._refusals.look()
             try:
                 connection, peer = self._server.accept()
             except TimeoutError:
@@ -259,9 +262,7 @@ class Lobby:
         finally:
             self._forget_stranger(line)
         if node is None:
-            log.warning(
-                "a connection from %s was refused: it doesn't know FOOTPLATE_TOKEN, or isn't of this launch", peer
-            )
+            self._refusals.add(peer)
             line.close()
             return
         member = _Member(line)
