@@ -12,11 +12,14 @@ What is the same: names, arguments, the context managers, transforms of pandas f
 epochs by default. What is better: every shard has the same number of batches and no row is lost or repeated; the order
 depends on nothing but the seed; a Delta table is read by its log. What is not there: Unischema (`make_reader` gives the
 rows of a plain table), n-grams and worker processes (threads are used, whatever the pool's type).
-`filters=` is there; any other argument that would change rows or batches is refused by name.
+`filters=` is there; any other argument that would change rows or batches is refused by name. docs/petastorm.md lists the
+differences.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +27,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
 import torch
 
 from footplate.data.loader import Loader
@@ -34,6 +39,7 @@ from footplate.extras import require
 from footplate.parallel.world import World
 
 _ENDLESS_ROWS_PER_BATCH = 1024
+_DTYPES = {None: None, "float32": torch.float32, "float64": torch.float64}
 
 # Settings of Petastorm's worker pools, queues and caches: they change how rows are read, not which, nor their order's kind.
 _WITHOUT_EFFECT = frozenset({
@@ -49,6 +55,7 @@ _REFUSED = {
     "transform_fn": "give a transform_spec to the reader",
     "ngram": "n-grams are not there",
     "inmemory_cache_all": "remove it: rows are read again in each epoch",
+    "data_loader_fn": "remove it: there is one loader, which gives batches of tensors",
 }
 
 
@@ -74,14 +81,21 @@ class SparkDatasetConverter:
 
     Args:
         table: its rows.
-        dtype: "float32" turns float64 columns into float32; None leaves them.
+        dtype: "float32" or "float64" gives columns of floating-point numbers this type; None leaves them.
         uri: what `delete` removes; None when the table is not ours.
+
+    Raises:
+        ConfigError: another `dtype`.
     """
 
     PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
 
     def __init__(self, table: Table, dtype: str | None = "float32", uri: str | None = None) -> None:
-        self.table = table
+        if dtype not in _DTYPES:
+            raise ConfigError(
+                f"dtype {dtype} is not supported. Use 'float32' or 'float64', or None to keep the columns' types."
+            )
+        self.table = table = _without_nested(table)
         self.dataset_size = table.num_rows
         self.file_urls = table.files
         self._dtype = dtype
@@ -89,6 +103,11 @@ class SparkDatasetConverter:
 
     def __len__(self) -> int:
         return self.dataset_size
+
+    @property
+    def cache_dir_url(self) -> str:
+        """Where the rows lie: the directory that a DataFrame was computed into, or the table."""
+        return self._uri or self.table.uri
 
     def make_torch_dataloader(
         self,
@@ -242,10 +261,10 @@ def make_spark_converter(
         df: the DataFrame, or a path, a table, a frame.
         parquet_row_group_size_bytes: the size of a row group of the computed table, before compression.
         compression_codec: of the computed table, such as "zstd" or "uncompressed"; None for Spark's own.
-        dtype: "float32" turns float64 columns into float32; None leaves them.
+        dtype: "float32" or "float64" gives columns of floating-point numbers this type; None leaves them.
 
     Raises:
-        ConfigError: a size or a codec for data that isn't computed.
+        ConfigError: a size or a codec for data that isn't computed, or another `dtype`.
     """
     given = (parquet_row_group_size_bytes, compression_codec)
     if given != (ROW_GROUP_BYTES, None):
@@ -265,6 +284,8 @@ def make_spark_converter(
 class Reader:
     """Gives a named tuple of numpy arrays for each batch of rows (or of values, for each row); a context manager.
 
+    It is an iterator: `next` and another loop go on after the last batch. After the end, a loop begins again.
+
     Args:
         table: the rows.
         rows: whether to give single rows.
@@ -276,6 +297,7 @@ class Reader:
     def __init__(self, table: Table, rows: bool, num_epochs: int | None, loader: Loader, spec: TransformSpec | None):
         self.table, self.num_epochs, self.transform_spec, self.loader = table, num_epochs, spec, loader
         self._rows = rows
+        self._begun, self._ended = self._read(), False
 
     def __enter__(self) -> Self:
         return self
@@ -283,7 +305,19 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         """Nothing is held between iterations."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Self:
+        if self._ended:
+            self._begun, self._ended = self._read(), False
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._begun)
+        except StopIteration:
+            self._ended = True
+            raise
+
+    def _read(self) -> Iterator[Any]:
         for batch in BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None):
             kind = namedtuple("Row" if self._rows else "Batch", batch)
             arrays = {name: _as_array(values) for name, values in batch.items()}
@@ -311,7 +345,7 @@ def make_batch_reader(
 
     Args:
         dataset_url_or_urls: path or URI.
-        schema_fields: the columns to read.
+        schema_fields: the columns to read: names, or regular expressions that match whole names.
         num_epochs: how many times over the rows; None has no end.
         shuffle_row_groups: False keeps the order of the table.
         cur_shard: which shard, from 0.
@@ -415,11 +449,42 @@ def _reader(
         if len(url) != 1:
             raise DataError(f"{len(url)} places were given; a reader takes one: a directory or a glob of files.")
         url = url[0]
-    table = Table(url, columns=fields, filter=filters)
+    table = _table(url, fields, filters)
     world = _world(cur_shard, shard_count)
     size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
     loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
     return Reader(table, rows, num_epochs, loader, spec)
+
+
+def _table(url: Any, fields: Sequence[str] | None, filters: Any) -> Table:
+    """A table with the columns whose names match one of the regular expressions.
+
+    Raises:
+        DataError: none matches.
+    """
+    table = _without_nested(Table(url, filter=filters))
+    if fields is None:
+        return table
+    columns = [name for name in table.columns if any(re.fullmatch(field, name) for field in fields)]
+    if not columns:
+        raise DataError(
+            f"No fields matching the criteria schema_fields={list(fields)!r}: the columns are {', '.join(table.columns)}."
+        )
+    return table.select(columns)
+
+
+def _without_nested(table: Table) -> Table:
+    """The table without its columns of structs, maps and lists of lists, which Petastorm leaves out too; warns of them."""
+    nested = [field.name for field in table.schema if _is_nested(field.type)]
+    if not nested:
+        return table
+    warnings.warn(f"Columns of nested types are left out: {', '.join(nested)}.", stacklevel=4)
+    return table.select([name for name in table.columns if name not in nested])
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+    return pt.is_nested(kind.value_type) if is_list else pt.is_nested(kind)
 
 
 def _check_order(function: str, shuffle_row_groups: bool, settings: dict[str, Any]) -> dict[str, Any]:
@@ -458,10 +523,12 @@ def _apply(
 ) -> dict[str, Any]:
     if spec is not None:
         batch = _transform(spec, batch, ragged)
-    if dtype != "float32":
+    wanted = _DTYPES[dtype]
+    if wanted is None:
         return batch
+    converted = (torch.float32, torch.float64)
     return {
-        name: values.float() if isinstance(values, torch.Tensor) and values.dtype == torch.float64 else values
+        name: values.to(wanted) if isinstance(values, torch.Tensor) and values.dtype in converted else values
         for name, values in batch.items()
     }
 

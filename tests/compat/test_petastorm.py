@@ -382,3 +382,48 @@ def test_rows_are_mixed_over_the_whole_table_or_not_at_all(photos, make, mixing)
         assert next(iter(reader))
     with pytest.raises(ConfigError, match=f"{next(iter(mixing))}=.*shuffle_row_groups=False"):
         make(f"file://{photos}", shuffle_row_groups=False, **mixing)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_converters_floating_point_columns_have_the_type_that_was_asked_for(dtype):
+    table = pa.table({"single": pa.array([0.5, 1.5], pa.float32()), "double": [0.25, 0.75], "number": [1, 2]})
+    loader = make_spark_converter(Table(table), dtype=dtype).make_torch_dataloader(2, num_epochs=1)
+    (batch,) = loader
+    assert batch["single"].dtype == batch["double"].dtype == getattr(torch, dtype)
+    assert batch["number"].dtype == torch.int64
+
+
+def test_a_converter_refuses_an_unknown_type():
+    with pytest.raises(ValueError, match="dtype float16 is not supported"):
+        make_spark_converter(Table({"x": [1.0]}), dtype="float16")
+
+
+def test_fields_are_chosen_by_regular_expressions(photos):
+    (batch,) = make_batch_reader(photos, schema_fields=["sco.*", "label_index", "unknown", "label"])
+    assert batch._fields == ("label_index", "score")
+    with pytest.raises(DataError, match=r"No fields matching the criteria.*unknown"):
+        make_batch_reader(photos, schema_fields=["unknown"])
+
+
+def test_a_reader_is_an_iterator_that_goes_on_and_begins_again_after_its_end(photos):
+    with make_reader(photos, schema_fields=["score"], shuffle_row_groups=False) as reader:
+        assert [next(reader).score, next(reader).score] == [0, 0.25]
+        assert len(list(reader)) == 58
+        with pytest.raises(StopIteration):
+            next(reader)
+        assert len(list(reader)) == 60
+
+
+def test_columns_of_nested_types_are_left_out_with_a_warning(tmp_path):
+    kinds = {"struct": [{"a": 1}], "lists": [[[1]]], "map": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))}
+    pq.write_table(pa.table({"number": [1], **kinds}), tmp_path / "nested.parquet")
+    path = str(tmp_path / "nested.parquet")
+    for make in (make_batch_reader, make_spark_converter):
+        with pytest.warns(UserWarning, match="left out: struct, lists, map"):
+            table = make(path).table
+        assert table.columns == ["number"]
+    assert [batch._fields for batch in make_batch_reader(path, schema_fields=["number"])] == [("number",)]
+
+
+def test_a_converter_says_where_its_rows_lie(photos):
+    assert make_spark_converter(photos).cache_dir_url == Table(photos).uri
