@@ -1,0 +1,125 @@
+"""Petastorm's package for the inner run: its names are those of `footplate.compat.petastorm`.
+
+It is a package and no plugin, so that the processes that a case starts find it too. A name that the compat module doesn't
+offer is `Absent`: its use raises `NotOffered`, but for the import of a test file, which defines schemas.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.abc
+import importlib.machinery
+import pkgutil
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+import numpy as np
+import pandas  # noqa: F401
+
+import footplate.compat.petastorm as ours
+from footplate.compat.petastorm import TransformSpec, make_batch_reader, make_reader
+
+__all__ = ["NotOffered", "TransformSpec", "make_batch_reader", "make_reader", "refuse_absent_names"]
+__path__ = pkgutil.extend_path(__path__, __name__)  # with the folders of the tests
+_refusing = False
+
+
+class NotOffered(Exception):
+    """A case uses a name that `footplate.compat.petastorm` doesn't have."""
+
+
+def refuse_absent_names(refuse: bool) -> None:
+    """Whether the use of an absent name raises; it doesn't while test files are imported."""
+    global _refusing
+    _refusing = refuse
+
+
+class Absent:
+    """Stands for a name of another package that isn't there."""
+
+    def __init__(self, name: str) -> None:
+        self._name: str = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._used(f"{self._name}.{name}")
+
+    def __call__(self, *_: object, **__: object) -> Absent:
+        return self._used(self._name)
+
+    def __iter__(self):
+        self._used(self._name)
+        return iter(())
+
+    def __mro_entries__(self, _: object) -> tuple[type, ...]:
+        return ()
+
+    def _used(self, name: str) -> Absent:
+        if _refusing:
+            raise NotOffered(f"{self._name} isn't in footplate.compat.petastorm")
+        return Absent(name)
+
+
+class _AbsentModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Absent(f"{self.__name__}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules of Petastorm and TensorFlow that nothing else finds."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.split(".")[0] in ("petastorm", "tensorflow") or fullname == "pyarrow.hdfs":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module).update(_OFFERED.get(module.__name__, {}))
+
+
+class FilesystemResolver:
+    """Petastorm's helper, with which a case looks whether files are gone."""
+
+    def __init__(self, url: str) -> None:
+        self._scheme = urlsplit(url).scheme
+
+    def filesystem(self) -> fsspec.AbstractFileSystem:
+        """The file system of the URL."""
+        return fsspec.filesystem(self._scheme)
+
+
+_CONVERTER = {"SparkDatasetConverter": ours.SparkDatasetConverter, "make_spark_converter": ours.make_spark_converter}
+_OFFERED = {
+    "petastorm.spark": _CONVERTER,
+    "petastorm.spark.spark_dataset_converter": {**_CONVERTER, "make_batch_reader": ours.make_batch_reader},
+    "petastorm.pytorch": {"DataLoader": ours.DataLoader, "BatchedDataLoader": ours.BatchedDataLoader},
+    "petastorm.transform": {"TransformSpec": ours.TransformSpec},
+    "petastorm.reader": {"Reader": ours.Reader},
+    "petastorm.fs_utils": {"FilesystemResolver": FilesystemResolver},
+    "petastorm.tests.test_tf_utils": {"create_tf_graph": lambda function: function},
+}
+
+sys.meta_path.append(_Finder())
+# The tests of TensorFlow define this decorator, and can't be imported without TensorFlow.
+_tf_utils = _AbsentModule("petastorm.tests.test_tf_utils")
+vars(_tf_utils).update(_OFFERED["petastorm.tests.test_tf_utils"])
+sys.modules[_tf_utils.__name__] = _tf_utils
+# What Petastorm's tests expect of their time's NumPy and environment.
+for _name, _type in {"unicode_": np.str_, "string_": np.bytes_}.items():
+    setattr(np, _name, _type)
+# pandas, imported above, would expect more of this stand-in for pytz.
+if "pytz" not in sys.modules:
+    sys.modules["pytz"] = types.ModuleType("pytz")
+    vars(sys.modules["pytz"])["UTC"] = datetime.UTC
