@@ -1,6 +1,7 @@
 """`footplate jobs ACTION …`: which actions there are. Each has a file of its own, but for those that watch jobs.
 
 jobs_submit.py   submit training
+jobs_local_train.py    local-train
 jobs_check.py    check
 translate.py     translate
 jobs_watch.py    list, describe, stream-logs, cancel, wait, delete, resubmit, clean, daemon
@@ -12,7 +13,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from footplate.cli import jobs_check, jobs_submit, jobs_watch, plain, translate
+from footplate.cli import jobs_check, jobs_local_train, jobs_submit, jobs_watch, plain, translate
 from footplate.errors import ConfigError
 from footplate.jobs.supervision import reserve
 
@@ -31,6 +32,9 @@ def add_actions(made: Any, only: str | None = None) -> None:
     commands = made.add_subcommands(dest="action")
     submit = commands.add_subcommand("submit", plain.make(kind, "jobs submit", "Submit a job."), help="submit a job")
     commands.add_subcommand("check", jobs_check.parser(kind), help="is a job's config.yaml right")
+    commands.add_subcommand(
+        "local-train", jobs_local_train.parser(kind), help="run a job's program here, in the foreground"
+    )
     if only in (None, "translate"):
         commands.add_subcommand("translate", translate.parser(kind=kind), help="say a job in another system's words")
     jobs_watch.add_to(commands, kind, only)
@@ -50,8 +54,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     add_actions(made, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
         jobs_submit.refuse_strangers(ours[2:])
-    elif args and ours[:1] != ["translate"]:
-        raise ConfigError(f'-- {" ".join(args)}: only "jobs submit training" passes arguments on to a program.')
+    elif args and ours[:1] not in (["translate"], ["local-train"]):
+        raise ConfigError(
+            f'-- {" ".join(args)}: only "jobs submit training" and "jobs local-train" pass arguments on to a program.'
+        )
     submits = ours[:2] == ["submit", "training"] and not {"--dry-run", "--help", "-h"}.intersection(ours)
     with reserve.begun() if submits else contextlib.nullcontext():
         return _do(made.parse_args(ours), args)
@@ -60,6 +66,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 def _do(given: Namespace, args: list[str]) -> int:
     if given.action == "translate":
         return translate.run(given, args)
+    if given.action == "local-train":
+        return jobs_local_train.run(given, args)
     if given.action == "check":
         return jobs_check.run(given)
     if given.action == "submit":

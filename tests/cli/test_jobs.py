@@ -242,7 +242,7 @@ def test_a_file_with_problems_is_not_rewritten(submit, footplate):
     ("argv", "message"),
     [
         (["check", "nowhere.yaml"], "'nowhere.yaml' can't be read as a configuration file: No such file"),
-        (["check", "config.yaml", "--", "x"], 'only "jobs submit training" passes arguments on'),
+        (["check", "config.yaml", "--", "x"], "pass arguments on to a program"),
         ([], "action"),
         (["submit"], "kind"),
         (["submit", "training"], "name"),
@@ -272,3 +272,45 @@ def test_what_people_wait_for_imports_no_more_than_it_needs(submit, argv):
     )
     ran = subprocess.run([sys.executable, "-c", script, "jobs", *argv], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_local_train_runs_the_program_as_a_job_would(submit, tmp_path):
+    Path("trainer/task.py").write_text(
+        "import json, os, sys\n"
+        "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
+        "print(sys.argv[1:], os.environ['LEVEL'], task, os.path.isdir(sys.argv[-1]))\n"
+        "sys.exit(7)\n"
+    )
+    Path("linked").symlink_to("trainer")
+    for package in ("trainer", "linked"):
+        command = [sys.executable, "-m", "footplate", "jobs", "local-train", "--package-path", package]
+        command += [
+            "--module-name",
+            f"{package}.task",
+            "--job-dir",
+            "out/deep",
+            "--env",
+            "LEVEL=2",
+            "--",
+            "--lr",
+            "0.1",
+        ]
+        found = subprocess.run(command, capture_output=True, text=True)
+        expected = ["--lr", "0.1", "--job-dir", str(tmp_path / "out/deep")]
+        assert (found.returncode, found.stdout) == (7, f"{expected} 2 {{'type': 'chief', 'index': 0}} True\n"), (
+            found.stderr
+        )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--package-path", "missing", "--module-name", "trainer.task"], "is no package"),
+        (["--package-path", "trainer", "--module-name", "trainer.missing"], "has no module trainer.missing"),
+        (["--package-path", "trainer", "--module-name", "trainer.task", "--job-dir", "config.yaml"], "is a file"),
+        (["--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir", "x"], "before --"),
+    ],
+)
+def test_local_train_refuses_what_a_job_refuses(submit, footplate, argv, said):
+    found = footplate("jobs", "local-train", *argv)
+    assert (found.code, said in found.err) == (2, True), found.err
