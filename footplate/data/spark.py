@@ -68,9 +68,10 @@ def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression
         compression: such as "zstd" or "uncompressed"; None for Spark's own.
     """
     session = frame.sparkSession
-    key = _key(frame, row_group_bytes, compression)
+    directory = _chosen_cache_dir(session)
+    key = _key(frame, directory, row_group_bytes, compression)
     if key not in _computed:
-        uri = f"{_cache_dir(session)}/{key}"
+        uri = f"{directory or _temporary_cache_dir()}/{key}"
         writer = frame.write.mode("overwrite").option("parquet.block.size", row_group_bytes)
         try:
             (writer if compression is None else writer.option("compression", compression)).parquet(uri)
@@ -176,11 +177,16 @@ def _open(uri: str) -> ParquetSource:
     return source
 
 
-def _cache_dir(session: Any) -> str:
+def _chosen_cache_dir(session: Any) -> str | None:
+    """The directory that a setting names, or None."""
     for name in CACHE_SETTINGS:
-        found = session.conf.get(name, None)
-        if found:
-            return _tidy(found.rstrip("/"))
+        directory = session.conf.get(name, None)
+        if directory:
+            return _tidy(directory.rstrip("/"))
+    return None
+
+
+def _temporary_cache_dir() -> str:
     made = tempfile.mkdtemp(prefix="footplate-spark-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made

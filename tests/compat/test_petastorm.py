@@ -249,6 +249,20 @@ def test_two_plans_of_one_hash_are_computed_each(spark: Any, tmp_path: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.engine
+def test_a_dataframe_is_computed_into_each_directory_that_the_setting_names(spark: Any, tmp_path: Path) -> None:
+    frame = spark.range(3).filter("id > 0")
+    converters = []
+    for directory in ("first", "second", "second/"):
+        spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"{tmp_path.as_uri()}/{directory}")
+        converters.append(make_spark_converter(frame))
+    first, second, same = (converter.cache_dir_url for converter in converters)
+    assert first.startswith(f"{tmp_path.as_uri()}/first/")
+    assert second.startswith(f"{tmp_path.as_uri()}/second/")
+    assert same == second
+
+
+@pytest.mark.slow
+@pytest.mark.engine
 def test_the_size_of_row_groups_and_the_codec_are_those_asked_for(spark: Any, tmp_path: Path) -> None:
     import pyarrow.dataset
     import pyarrow.parquet
