@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import warnings
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -34,7 +36,7 @@ from footplate.data.adapt import (
 )
 from footplate.data.loader import Loader
 from footplate.data.table import Table
-from footplate.parallel.world import World
+from footplate.parallel.world import SINGLE, World
 
 
 class Noisy(Dataset):
@@ -454,3 +456,91 @@ def test_the_samplers_of_every_loader_are_told_the_epoch(tmp_path):
     )
     trainer.fit(Model(), inner, DataLoader(Noisy(4), 2, sampler=Told("validation")))
     assert told == [("training", 0), ("validation", 0), ("training", 1), ("validation", 1)]
+
+
+class EndlessSampler(Sampler):
+    """Random rows for ever."""
+
+    def __init__(self, rows):
+        self.rows, self.drawn = rows, 0
+
+    def __iter__(self):
+        while True:
+            self.drawn += 1
+            yield random.randrange(self.rows) + 0 * int(torch.randint(2, ()))
+
+
+class EndlessBatches(EndlessSampler):
+    """Batches of 1 to 3 rows for ever."""
+
+    def __iter__(self):
+        for row in super().__iter__():
+            yield [row] * (1 + row % 3)
+
+
+def endless(kind, world=SINGLE):
+    given = DataLoader(Noisy(10), **kind)
+    return adapt(given, seed=3, world=world), given
+
+
+ENDLESS = [
+    lambda: {"sampler": EndlessSampler(10), "batch_size": 3},
+    lambda: {"batch_sampler": EndlessBatches(10)},
+    lambda: {"sampler": EndlessSampler(10), "batch_size": None},
+    lambda: {"sampler": EndlessSampler(10), "batch_size": 3, "num_workers": 1},
+]
+
+
+@pytest.mark.parametrize("kind", ENDLESS, ids=["rows", "batches", "items", "workers"])
+def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly(kind):
+    whole, given = endless(kind())
+    with pytest.raises(TypeError):
+        len(whole)
+    random.seed(5)
+    torch.manual_seed(5)
+    expected, states = [], []
+    for batch in itertools.islice(whole, 200):
+        expected.append(batch)
+        states.append(whole.state_dict())
+        torch.rand(3)  # as a step does; it changes nothing of the order
+    sampler = getattr(given.batch_sampler, "sampler", None) or given.batch_sampler or given.sampler
+    assert sampler.drawn < 2000
+    for position in (1, 100, 150):
+        resumed, _ = endless(kind())
+        resumed.load_state_dict(states[position - 1])
+        rest = list(itertools.islice(resumed, 200 - position))
+        assert all(map(torch.equal, rest, expected[position:]))
+
+
+def test_ranks_share_an_endless_sampler_out_and_weights_are_kept_of_the_newest_batches_only():
+    kind = {"batch_sampler": EndlessBatches(10)}
+    ranks = [endless({"batch_sampler": EndlessBatches(10)}, World(rank=rank, size=2))[0] for rank in range(2)]
+    alone, _ = endless(kind)
+    assert ranks[0].draw() == ranks[1].draw()
+    sizes = [len(batch) for batch in itertools.islice(alone, 40)]
+    for rank, loader in enumerate(ranks):
+        assert not even(loader)
+        for index, batch in enumerate(itertools.islice(loader, 20)):
+            own, both = sizes[2 * index + rank], sizes[2 * index] + sizes[2 * index + 1]
+            assert (len(batch), loader.weight(index)) == (own, 2 * own / both)
+    for _ in itertools.islice(ranks[0], 6000):
+        pass
+    assert len(ranks[0]._weights) <= 4096
+
+
+def test_max_steps_and_limits_end_a_run_over_an_endless_sampler(tmp_path):
+    class Model(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch.float().reshape(-1, 1)).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    for limits, steps in (({"max_steps": 5}, 5), ({"max_epochs": 2, "limit_train_batches": 3}, 6)):
+        trainer = fp.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, logger=False, **limits)
+        trainer.fit(Model(), DataLoader(Noisy(10), sampler=EndlessSampler(10), batch_size=2))
+        assert trainer.global_step == steps

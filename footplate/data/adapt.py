@@ -3,7 +3,8 @@
     footplate.data.Loader               as it is: it keeps its own position
     torch DataLoader over a map set     a copy with another sampler: the epoch's order is drawn from (seed, epoch), and the
                                         generators that a set's augmentation uses are seeded for every batch, in whichever
-                                        process it is made
+                                        process it is made; a sampler without a length, which may never end, is drawn
+                                        while it is used
     a subclass that iterates itself     such a copy too, which runs the subclass's own code; to resume, it is read again
                                         from the beginning of the epoch, since its batches may not be those of its sampler
     anything with state_dict            (torchdata's StatefulDataLoader, say) asked for its own position
@@ -29,6 +30,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -58,6 +60,9 @@ from footplate.errors import CheckpointError, ConfigError
 from footplate.hashing import hashed
 from footplate.parallel.alike import digest
 from footplate.parallel.world import SINGLE, World
+
+_PIECE = 256  # items that are drawn at a time from a sampler without a length
+_WEIGHTS = 4096  # batches, the newest, whose weights are kept in an epoch without an end
 
 
 def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE, shared: bool = True) -> Any:
@@ -155,7 +160,7 @@ def made_elsewhere(loader: Any) -> bool:
     """
     drawn = False
     while isinstance(loader, (SameEpoch, ReplayedLoader, SeededDataLoader)):
-        drawn = isinstance(loader, SeededDataLoader)
+        drawn = isinstance(loader, SeededDataLoader) and not loader.endless
         loader = loader.loader
     if isinstance(loader, Combination):
         return all(map(made_elsewhere, loader.parts))
@@ -194,7 +199,7 @@ def even(loader: Any) -> bool:
     if isinstance(loader, Combination):
         return all(map(even, loader.parts))
     if isinstance(loader, SeededDataLoader):
-        return loader.shared and not loader.has_own_length
+        return loader.shared and not loader.has_own_length and not loader.endless
     return hasattr(loader, "rank_rows")
 
 
@@ -409,8 +414,8 @@ class SeededDataLoader(Positioned):
         self._ranks = world.size
         self._global: int | None = None
         self._misfit: str | None = None
-        self._weights: list[float] = []
-        self._drawn: list[Any] | None = None
+        self._weights: dict[int, float] = {}  # by batch, where they aren't 1
+        self._drawn: list[Any] | Iterator[Any] | None = None
         self._saved: Digest | None = None
         self._saved_epoch = self._order_epoch = -1  # the epochs whose orders are in `_saved` and `_order`
         self._order = ""
@@ -465,6 +470,15 @@ class SeededDataLoader(Positioned):
         return hashed(len(dataset) if hasattr(dataset, "__len__") else None, chosen)
 
     @property
+    def endless(self) -> bool:
+        """Whether the sampler has no length. Its order is then drawn while it is used, a piece at a time."""
+        try:
+            len(self._source)
+        except TypeError:
+            return True
+        return False
+
+    @property
     def has_own_length(self) -> bool:
         """Whether code of the user's decides how many batches there are."""
         return self._iterates_itself or self._counts_itself
@@ -479,18 +493,28 @@ class SeededDataLoader(Positioned):
         if start and self._misfit:
             raise CheckpointError(self._misfit)
         shares = self._shares(start)
-        self._weights = [one.weight for one in shares]
-        rank = (self._rank,) if self._rank else ()
-        first = 0 if self._iterates_itself else start
-        self._tickets.total, self._tickets.taken = len(shares), False
-        self._tickets.items = [
-            (rng.mix(self._seed, self._epoch, index, *rank), one.rows if self._batched else one.rows[0])
-            for index, one in enumerate(shares[first:], first)
-        ]
+        self._tickets.total = len(shares) if isinstance(shares, list) else None
+        self._weights, self._tickets.taken = {}, False
+        items = self._items(shares, 0 if self._iterates_itself else start)
+        self._tickets.items = (
+            list(items) if isinstance(shares, list) else items
+        )  # a subclass may iterate over them twice
         self._generator.manual_seed(rng.mix(self._seed, self._epoch))
         for batch in self._made_by_subclass(start) if self._iterates_itself else self.loader:
             self._batch += 1
             yield batch
+
+    def _items(self, shares: Iterable[Share], first: int) -> Iterator[tuple[int, Any]]:
+        """The seed and the rows of each batch from `first` on; notes the weights of all."""
+        rank = (self._rank,) if self._rank else ()
+        for index, share in enumerate(shares):
+            if share.weight != 1.0:
+                self._weights[index] = share.weight
+                if len(self._weights) > _WEIGHTS and self._tickets.total is None:
+                    del self._weights[next(iter(self._weights))]
+            if index >= first:
+                seed = rng.mix(self._seed, self._epoch, index, *rank)
+                yield seed, share.rows if self._batched else share.rows[0]
 
     def _made_by_subclass(self, start: int) -> Iterator[Any]:
         """The batches from `start` on that a class with an iteration of its own makes; those before are dropped."""
@@ -514,7 +538,7 @@ class SeededDataLoader(Positioned):
 
     def weight(self, batch: int) -> float:
         """How much this rank's share of a batch of the epoch in progress counts; 0 where it is another rank's."""
-        return self._weights[batch] if batch < len(self._weights) else 1.0  # a class of the user's may make more
+        return self._weights.get(batch, 1.0)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -560,10 +584,11 @@ class SeededDataLoader(Positioned):
         else:
             self._global = size
 
-    def _shares(self, start: int) -> list[Share]:
+    def _shares(self, start: int) -> list[Share] | Iterator[Share]:
         """The shares of this rank in the epoch, of which `start` were handed out before a checkpoint."""
         order = self._draw_order() if self._drawn is None else self._drawn
-        self._order, self._order_epoch = hashed(order), self._epoch
+        head, order = _head_of(order)
+        self._order, self._order_epoch = hashed(head), self._epoch
         saved = self._saved if self._saved_epoch == self._epoch else None
         if start and saved is not None and saved.rows != self._order:
             warnings.warn(
@@ -571,7 +596,16 @@ class SeededDataLoader(Positioned):
                 "made, so the rest of this epoch isn't what it would have been. Use the same sampler to resume exactly.",
                 stacklevel=2,
             )
-        rank, ranks, self._drawn = self._world.rank, self._world.size, None
+        self._drawn = None
+        if isinstance(order, list):
+            return self._shares_of(order)
+        size = self.global_batch_size
+        pieces = iter(lambda: list(itertools.islice(order, size)), [])
+        return (share for piece in pieces for share in self._shares_of(piece))
+
+    def _shares_of(self, order: list[Any]) -> list[Share]:
+        """The shares of this rank in an epoch, or in one global batch, by its order."""
+        rank, ranks = self._world.rank, self._world.size
         if self._by_rows:
             return share_rows(order, self.global_batch_size, self._drop_last, rank, ranks)
         batches = order if self._batched else [[item] for item in order]
@@ -579,26 +613,52 @@ class SeededDataLoader(Positioned):
 
     def draw(self) -> str | None:
         """Draw the order of the pass that comes next, where a sampler of the user's might give each rank another one; gives
-        a word that is the same only for the same order. None where it can only be the same.
+        a word that is the same only for the same order (for the same beginning, if the sampler has no length). None where
+        it can only be the same.
         """
         if self._world.size == 1 or type(self._source) in (range, SequentialSampler, RandomSampler):
             return None
-        self._drawn = self._draw_order()
-        return f"{len(self._drawn)} {'rows' if self._by_rows else 'items'} [{digest(self._drawn)}]"
+        head, self._drawn = _head_of(self._draw_order())
+        return f"{len(head)} {'rows' if self._by_rows else 'items'} [{digest(head)}]"
 
-    def _draw_order(self) -> list[Any]:
+    def _draw_order(self) -> list[Any] | Iterator[Any]:
         """What the user's sampler gives for this epoch, leaving the global generators as they were."""
-        before = rng.capture()
+        pieces = self._draw_pieces(_PIECE if self.endless else None)
+        return itertools.chain.from_iterable(pieces) if self.endless else next(pieces)
+
+    def _draw_pieces(self, size: int | None) -> Iterator[list[Any]]:
+        """The order in pieces. Between two of them, the sampler's random states are kept apart from the training's."""
+        generators = [sampler.generator for sampler in _samplers(self.given) if getattr(sampler, "generator", None)]
         seed = rng.mix(self._seed, self._epoch)
-        rng.seed_globals(seed)
-        for sampler in _samplers(self.given):
-            generator = getattr(sampler, "generator", None)
-            if generator is not None:
-                generator.manual_seed(seed)
-        try:
-            return list(self._source)
-        finally:
-            rng.restore(before)
+        indices: Iterator[Any] | None = None
+        states: tuple[dict[str, Any], list[Tensor]] | None = None
+        while True:
+            before = rng.capture()
+            try:
+                if states is None:
+                    rng.seed_globals(seed)
+                    for generator in generators:
+                        generator.manual_seed(seed)
+                else:
+                    rng.restore(states[0])
+                    for generator, state in zip(generators, states[1], strict=True):
+                        generator.set_state(state)
+                indices = iter(self._source) if indices is None else indices
+                piece = list(itertools.islice(indices, size))
+                states = rng.capture(), [generator.get_state() for generator in generators]
+            finally:
+                rng.restore(before)
+            if not piece and size is not None:
+                return
+            yield piece
+
+
+def _head_of(order: list[Any] | Iterator[Any]) -> tuple[list[Any], list[Any] | Iterator[Any]]:
+    """What an order is known by, and the same order: all of it, or its beginning where it is drawn while it is used."""
+    if isinstance(order, list):
+        return order, order
+    head = list(itertools.islice(order, _PIECE))
+    return head, itertools.chain(head, order)
 
 
 def _copy(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:

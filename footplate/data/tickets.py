@@ -12,7 +12,7 @@ Nothing else of a `DataLoader` needs to change: data set, collate function and w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from footplate import rng
@@ -26,17 +26,19 @@ class Tickets:
 
     Attributes:
         items: the seed and the indices (or the single index) of each batch.
-        total: batches of the whole epoch, which is what `len` gives.
+        total: batches of the whole epoch, which is what `len` gives; None where nobody knows.
         taken: whether a batch was asked for.
     """
 
     def __init__(self, elsewhere: bool) -> None:
-        self.items: list[tuple[int, Any]] = []
-        self.total = 0
+        self.items: Iterable[tuple[int, Any]] = []
+        self.total: int | None = 0
         self.taken = False
         self._elsewhere = elsewhere
 
     def __len__(self) -> int:
+        if self.total is None:
+            raise TypeError("The sampler has no length, so the number of batches isn't known.")
         return self.total
 
     def __iter__(self) -> Iterator[Any]:
