@@ -100,14 +100,19 @@ def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
 def device_seeder(device: torch.device) -> Callable[[int], Any] | None:
     """The function that seeds a device's own generator; None for the CPU, whose generator is the host's."""
     if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0].manual_seed
+        return _cuda_generator(device).manual_seed
     return torch.mps.manual_seed if device.type == "mps" else None
+
+
+def _cuda_generator(device: torch.device) -> torch.Generator:
+    """The default generator of a CUDA device; `cuda` without an index is the current one."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _device_generator(device: torch.device | None) -> torch.Generator | None:
     """A device's own default generator; None where it is the CPU's, or the device has none that torch knows."""
     if device is not None and device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
+        return _cuda_generator(device)
     if device is not None and device.type == "mps":
         return torch.mps._get_default_mps_generator()
     return None

@@ -109,7 +109,7 @@ class _Cutter:
     def _keep(self, tensor: Any, path: str) -> str:
         """Keep this rank's part, and give the name; several names of one tensor are one."""
         part = tensor.to_local()
-        identity = (part.data_ptr(), part.shape)
+        identity = (part.device, part.data_ptr(), part.dtype, part.shape, part.stride())
         if part.numel() and identity in self._seen:
             return self._seen[identity]
         name, number = path, 1

@@ -395,7 +395,8 @@ class _Encoder:
             )
         if tensor.device.type == "meta":
             raise CheckpointError(f"{path}: the tensor is on the meta device, so it has no values to keep.")
-        identity = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+        memory = (tensor.device, tensor.data_ptr())  # an address is one of its device
+        identity = (memory, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         name = self._seen.get(identity) if tensor.numel() else None
         if name is None:
             name = path
