@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,22 @@ def test_a_killed_process_continues_where_it_was(number, code, tmp_path):
     if number == signal.SIGTERM:
         assert first == max(losses(seen)) + 1, "a step that was finished was thrown away"
     assert {**losses(seen), **losses(rest)} == losses(whole)
+
+
+def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_was_resumed_from(trainer):
+    class Remembering(Classifier):
+        loaded: tuple[weakref.ref, ...] = ()
+        alive: int = -1
+
+        def on_load_checkpoint(self, checkpoint):
+            self.loaded = tuple(map(weakref.ref, checkpoint["state_dict"].values()))
+
+        def training_step(self, batch, batch_idx):
+            self.alive = sum(tensor() is not None for tensor in self.loaded)
+            return super().training_step(batch, batch_idx)
+
+    trainer(max_epochs=1).fit(Remembering(), loader())
+    resumed = Remembering()
+    trainer(max_epochs=2).fit(resumed, loader(), ckpt_path="last")
+    assert len(resumed.loaded) == len(resumed.state_dict())
+    assert resumed.alive == 0
