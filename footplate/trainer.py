@@ -470,6 +470,8 @@ class Trainer(View):
             dataloaders: a loader, several, or a `DataModule`.
             datamodule: a `DataModule`.
             return_predictions: keep and return what `predict_step` returns. Default: unless `output` is given.
+                The objects themselves are kept, as under Lightning: if `predict_step` fills a tensor that it uses again,
+                return a copy (`.clone()`).
             ckpt_path: see `validate`.
             output: a directory: write the predictions as a Parquet table, batch by batch. `predict_step` then returns a
                 tensor or a dict of tensors or lists, whose first dimension is the batch.
