@@ -54,7 +54,14 @@ from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 from footplate.training import job
 from footplate.training.ahead import between_any_two, rates_ahead
-from footplate.training.alike import check_data, check_model, check_optimizers, check_settings, read_alike
+from footplate.training.alike import (
+    check_data,
+    check_model,
+    check_optimizers,
+    check_settings,
+    read_alike,
+    warn_of_own_disks,
+)
 from footplate.training.changes import take_callbacks_of_setup, take_changes, take_ckpt_path, warn_of_late_changes
 from footplate.training.environment import with_environment
 from footplate.training.evaluation import by_loader, evaluate
@@ -546,6 +553,8 @@ class Trainer(View):
     def _fit(self, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
         self.should_stop = False
         self._set_up("fit")
+        if not self.fast_dev_run:
+            warn_of_own_disks(self)
         found = self._find_checkpoint(ckpt_path)
         self.resumed_from = named_checkpoint(ckpt_path, found)
         loaded = None if found is None else read_alike(self, found, lambda path: read_checkpoint(self, path))

@@ -50,10 +50,10 @@ def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[E
                 )
 
 
-def blind(group: Group, directory: Path) -> str:
-    """Which ranks don't see a directory that rank 0 has made, for a message; nothing if all do. All ranks call it."""
+def blind(group: Group, path: Path) -> str:
+    """Which ranks don't see a path that rank 0 has made, for a message; nothing if all do. All ranks call it."""
     until = time.monotonic() + SEEN_WITHIN_S
-    while not (seen := directory.is_dir()) and time.monotonic() < until:
+    while not (seen := path.exists()) and time.monotonic() < until:
         time.sleep(0.05)
     everyone = group.gather((socket.gethostname(), seen))
     return ", ".join(f"rank {rank} ({host})" for rank, (host, sees) in enumerate(everyone) if not sees)

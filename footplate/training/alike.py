@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -12,10 +16,12 @@ from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, Mo
 from footplate.checkpoint.storage import Place
 from footplate.data.adapt import content, draw
 from footplate.errors import CheckpointError, DataError
-from footplate.parallel.alike import check_alike, digest, parameters_of
+from footplate.parallel.alike import blind, check_alike, digest, parameters_of
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 SETTINGS = (
     "stage", "max_epochs", "min_epochs", "max_steps", "min_steps", "fast_dev_run", "val_check_interval",
@@ -63,6 +69,37 @@ def check_optimizers(trainer: Trainer) -> None:
     }
     mend = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
     check_alike(trainer.group, meant, mend)
+
+
+def warn_of_own_disks(trainer: Trainer) -> None:
+    """Warn if some ranks don't see the directories that checkpoints are saved to; rank 0 has made these.
+
+    A run that is never restarted needs no shared disk, so this is not an error. A directory of the same name may be there
+    on every machine, so the ranks look for a new file of rank 0.
+    """
+    if not trainer.group.several:
+        return
+    directories = dict.fromkeys(
+        callback.dirpath
+        for callback in trainer.callbacks
+        if isinstance(callback, ModelCheckpoint) and isinstance(callback.dirpath, Path)
+    )
+    for directory in directories:
+        marker = directory / trainer.group.from_first(f".seen-by-all-ranks-{secrets.token_hex(8)}")
+        trainer.group.ask_first(marker.touch)
+        try:
+            without = blind(trainer.group, marker)
+        finally:
+            if trainer.world.rank == 0:
+                with contextlib.suppress(OSError):
+                    marker.unlink()
+        if without and trainer.world.rank == 0:
+            log.warning(
+                "%s: %s can't see this directory of rank 0, so no checkpoint in it can be loaded there: the run can't "
+                "continue after a restart. Set default_root_dir or ModelCheckpoint(dirpath=…) to a disk that all machines "
+                'share, or use ModelCheckpoint(dirpath="s3://…").',
+                directory, without,
+            )  # fmt: skip
 
 
 def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) -> None:

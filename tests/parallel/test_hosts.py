@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -77,6 +78,38 @@ def test_a_run_whose_hosts_share_no_disk_saves_and_stops_at_the_same_steps_on_al
     assert first[1] == 3
     assert checkpoint.find(tmp_path / "host0")
     assert not checkpoint.find(tmp_path / "host1")
+
+
+@own_disks
+@pytest.mark.parametrize("there_already", [False, True])
+def test_hosts_that_cannot_see_the_checkpoints_are_named_before_training(there_already, tmp_path):
+    def run():
+        if there_already:
+            (HERE / "run" / "checkpoints").mkdir(parents=True)
+        lines: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logging.getLogger("footplate.training.alike").addHandler(handler)
+        make(HERE / "run", max_epochs=1).fit(seeded(), loader())
+        return lines
+
+    first, second = on_hosts(tmp_path, run)
+    assert len(first) == 1
+    assert re.match(r"/proc/self/cwd/run/checkpoints: rank 1 \(host1\) can't see this directory of rank 0", first[0])
+    assert second == []
+    assert not list(tmp_path.glob("host*/run/checkpoints/.seen*"))
+
+
+def test_hosts_that_share_a_disk_get_no_warning_of_it(tmp_path):
+    def run():
+        lines: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())
+        logging.getLogger("footplate.training.alike").addHandler(handler)
+        make(tmp_path / "run", max_epochs=1).fit(seeded(), loader())
+        return lines
+
+    assert on_hosts(tmp_path, run) == [[], []]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
