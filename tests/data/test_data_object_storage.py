@@ -279,7 +279,9 @@ def test_a_table_on_google_cloud_storage_is_cached_too(gcs: str, tmp_path: Path)
     upload(f"{gcs}/cached", tmp_path)
     table = Table(f"{gcs}/cached/a.parquet", cache=tmp_path / "cache")
     assert ids(table) == list(range(30))
-    assert size_of(tmp_path / "cache") == (tmp_path / "a.parquet").stat().st_size + 4  # a checksum at the end of its block
+    assert (
+        size_of(tmp_path / "cache") == (tmp_path / "a.parquet").stat().st_size + 4
+    )  # a checksum at the end of its block
 
 
 def test_a_cache_that_can_not_be_written_is_an_error(s3: str, tmp_path: Path) -> None:
