@@ -433,6 +433,9 @@ class Drawn(torch.utils.data.Sampler):
     def __iter__(self):
         return iter(torch.randperm(120).tolist())
 
+    def __len__(self):
+        return 120
+
 
 def keeps_state() -> Any:
     class Stateful(Own):
