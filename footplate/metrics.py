@@ -133,6 +133,7 @@ class MetricLog:
         self.counts = True
         self._group = group
         self.batch: Any = None
+        self._unfinished: list[Entry] | None = None  # for each value of a batch in training, the entry that has it
         self.dataloader_idx: int | None = None
         self._module = module
         self._entries: dict[str, Entry] = {}
@@ -175,10 +176,32 @@ class MetricLog:
             return
         entry.latest = value = _own(value)
         if entry.on_epoch and self.counts:
+            if len(entry.waiting) >= READ_AFTER:
+                entry.read()  # before the value is added: `take_back` can undo what still waits
             entry.waiting.append(value)
             entry.weights.append(self._weight(entry, batch_size))
-            if len(entry.waiting) >= READ_AFTER:
-                entry.read()
+            if self._unfinished is not None:
+                self._unfinished.append(entry)
+
+    def begin_batch(self, batch: Any) -> None:
+        """A batch is trained from here to `end_batch`, and what it logs can be taken back until then."""
+        self.batch = batch
+        self._unfinished = []
+
+    def end_batch(self) -> None:
+        """The batch in progress has been trained, so what it has logged stays."""
+        self._unfinished = None
+
+    def take_back(self) -> None:
+        """Undo what the unfinished batch has added to the epoch: a run that continues from here repeats that batch.
+
+        A torchmetrics object has been updated by then, which can't be undone.
+        """
+        for entry in self._unfinished or ():
+            if entry.waiting:  # unless somebody has read them meanwhile
+                entry.waiting.pop()
+                entry.weights.pop()
+        self._unfinished = None
 
     @contextlib.contextmanager
     def apart(self, threads: Sequence[int]) -> Iterator[list[list[Logged]]]:

@@ -980,7 +980,7 @@ class Trainer(View):
         if loaded["footplate"].get("failed_in_step"):
             self.print(
                 "It was saved when a step had failed: what that forward pass changed, such as the running statistics of "
-                "batch norm, is in it."
+                "batch norm or the state of a torchmetrics object, is in it."
             )
 
     def write_checkpoint(
@@ -1070,6 +1070,7 @@ class Trainer(View):
 
     def _save_before_failing(self, error: BaseException) -> None:
         self.failed_in_step = moment_of(error) != "between steps"
+        self._training_metrics.take_back()
         try:
             said = save_before_end(self, failing=True)
             self._writer.wait()

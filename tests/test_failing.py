@@ -23,19 +23,29 @@ class Mistake(Exception):
 class Losses(fp.Callback):
     """Remembers every batch's loss; may fail before or after one of them, or in the middle of validation."""
 
-    def __init__(self, fails_after: int = -1, fails_in_validation: bool = False, fails_before: int = -1) -> None:
+    def __init__(
+        self, fails_after: int = -1, fails_in_validation: bool = False, fails_before: int = -1, fails_at_end: int = -1
+    ) -> None:
         self.fails_after, self.fails_in_validation = fails_after, fails_in_validation
-        self.fails_before = fails_before
+        self.fails_before, self.fails_at_end = fails_before, fails_at_end
         self.seen: dict[int, str] = {}
+        self.counted: list[tuple[float, float]] = []  # by epoch
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.log("begun", 1.0, on_epoch=True, on_step=False, reduce_fx="sum")
         if trainer.progress.batches == self.fails_before:
             raise Mistake("before the step")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.seen[trainer.progress.batches] = float(outputs).hex()
+        pl_module.log("ended", 1.0, on_epoch=True, on_step=False, reduce_fx="sum")
         if trainer.progress.batches == self.fails_after and not self.fails_in_validation:
             raise Mistake("in a callback")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.progress.batches == self.fails_at_end:
+            raise Mistake("at the end of an epoch")
+        self.counted.append(tuple(float(trainer.callback_metrics[name]) for name in ("begun", "logged", "ended")))
 
     def on_validation_batch_end(self, trainer, *_: Any, **__: Any):
         if self.fails_in_validation and trainer.progress.batches >= self.fails_after >= 0:
@@ -56,6 +66,9 @@ class FailsIn(Classifier):
         if now and self.part == "forward":
             raise Mistake("in the forward pass")
         loss = super().training_step(batch, batch_idx)
+        self.log("logged", loss, on_epoch=True, on_step=False)
+        if now and self.part == "after logging":
+            raise Mistake("after logging")
         return Broken.apply(loss) if now and self.part == "backward" else loss
 
     def configure_optimizers(self):
@@ -109,7 +122,9 @@ def seeded(part: str = "") -> Classifier:
     return FailsIn(part)
 
 
-@pytest.mark.parametrize("place", ["callback", "validation", "data", "forward", "before the step"])
+@pytest.mark.parametrize(
+    "place", ["callback", "validation", "data", "forward", "after logging", "before the step", "epoch end"]
+)
 def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path):
     def data(fails_after: int | None = None) -> DataLoader:
         return DataLoader(FailingSet(fails_after), 10, shuffle=True)
@@ -122,7 +137,12 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
         seeded(), data(), loader(shuffle=False)
     )
 
-    fails = {"callback": (17,), "validation": (12, True), "before the step": (-1, False, 17)}
+    fails = {
+        "callback": (17,),
+        "validation": (12, True),
+        "before the step": (-1, False, 17),
+        "epoch end": (-1, False, -1, 12),
+    }
     first = Losses(*fails.get(place, ()))
     with pytest.raises(Mistake):
         trainer(callbacks=[first, saver()]).fit(
@@ -135,6 +155,7 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
     assert first.seen.keys() | second.seen.keys() == whole.seen.keys()
     assert not first.seen.keys() & second.seen.keys()
     assert {**first.seen, **second.seen} == whole.seen
+    assert first.counted + second.counted == whole.counted
 
 
 def test_a_failed_forward_pass_is_saved_before_it_and_said_so(trainer, tmp_path, caplog):

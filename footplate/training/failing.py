@@ -3,7 +3,8 @@
 Between two steps all of it can: the loader, a callback, validation or a logger has failed, and the run continues as if
 nothing had happened once that is mended. Inside a step, the weights are still those of the last one as long as the backward
 pass has not begun (`Step.changing`). After that nothing is saved: the run continues from its newest checkpoint. What the
-failed forward pass has changed (running statistics, say) can't be undone, which the continued run says.
+failed batch has logged is taken back (`MetricLog.take_back`). What its forward pass has changed (running statistics, say)
+can't be undone, which the continued run says.
 """
 
 from __future__ import annotations

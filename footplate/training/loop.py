@@ -132,7 +132,7 @@ class TrainingLoop:
                     seeded(seed_step, progress.batches + index, transfer, batch) for index, batch in enumerate(chunk)
                 ]
                 seed_step(progress.batches)
-            metrics.batch = chunk[0]
+            metrics.begin_batch(chunk[0])
             if self.weight is not None:
                 metrics.counts = self.weight(first) != 0.0
             if self._batch_start and self._skips_epoch(chunk, first):
@@ -143,6 +143,7 @@ class TrainingLoop:
             for batch, output in zip(chunk, outputs, strict=True):
                 progress.batch_idx += 1
                 progress.batches += 1
+                metrics.end_batch()
                 ends_chunk = progress.batch_idx == first + len(chunk)
                 self.between_steps(batch, output, progress.batch_idx - 1, steps_before, ends_chunk)
                 steps_before = progress.global_step
