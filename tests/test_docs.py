@@ -61,6 +61,16 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(found.read_text()), f"{name}: {target} has no such heading"
 
 
+def test_every_decision_stands_in_the_list_of_the_architecture():
+    listed = re.findall(r"^- \[(.+)\]\((decisions/.+)\)$", PAGES["docs/architecture.md"], re.MULTILINE)
+    headings = {
+        name.removeprefix("docs/"): text.split("\n", 1)[0].removeprefix("# ")
+        for name, text in PAGES.items()
+        if name.startswith("docs/decisions/")
+    }
+    assert {path: title for title, path in listed} == headings
+
+
 def test_the_readme_shows_the_quickstart():
     assert (ROOT / "examples/quickstart.py").read_text() in PAGES["README.md"]
 

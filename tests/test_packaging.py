@@ -1,0 +1,55 @@
+"""The wheel: what a user of pip gets, and what PyPI shows of it."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import footplate as fp
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory], cwd=ROOT, check=True)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+def test_its_metadata_has_the_version_of_the_code_and_a_description_whose_links_work_anywhere(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_string(archive.read(name).decode())
+    assert metadata["Version"] == fp.__version__
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    links = re.findall(r"\]\(([^)\s]+)\)", str(metadata.get_payload()))
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.slow
+def test_installed_into_an_empty_environment_it_runs_the_demo(wheel, tmp_path):
+    """The dependencies come from the index, as for a user; torch is the build that the suite has."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pinned = ["-c", ROOT / "requirements/constraints.txt", "torch==2.13.0"]
+    install = [python, "-m", "pip", "install", "-q", "--no-compile", *pinned, f"{wheel}[demo]"]
+    subprocess.run(install, env=environment, check=True)
+    demo = [tmp_path / "env/bin/footplate", "demo", "--epochs", "1"]
+    done = subprocess.run(demo, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "validation accuracy" in done.stdout
+    assert (tmp_path / "runs/demo/model.pt2").is_file()
+    shutil.rmtree(tmp_path / "env")  # two gigabytes, which pytest would keep for three runs
