@@ -57,9 +57,10 @@ foreign: setup  ## other projects' tests, from the archives in FROM, compared wi
 gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu
 
-lint: setup  ## ruff and pyright
+lint: setup  ## ruff, the layers (import-linter) and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 fmt: setup  ## format the code
@@ -92,4 +93,4 @@ lock: setup  ## pin the present environment in requirements/constraints.txt
 	 echo "torch==2.13.0") > $(LOCK)
 
 clean:  ## remove the environment and what runs have left
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from footplate.lazy import lazy
-
-__version__ = "0.1.0"
+from footplate.version import __version__
 
 if TYPE_CHECKING:
     from footplate.callbacks.accumulation import GradientAccumulationScheduler as GradientAccumulationScheduler

@@ -14,13 +14,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.later import Later
-
-if TYPE_CHECKING:
-    from footplate.trainer import Trainer
 
 Hook = Callable[..., Any]
 NONE: tuple[Hook, ...] = ()
@@ -44,7 +41,7 @@ class Hooks:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Any,
         module: Any,
         datamodule: Any,
         callbacks: Iterable[Any],
@@ -133,7 +130,7 @@ def _is_lightnings(owner: Any) -> bool:
     return any(kind.__module__.startswith(("lightning.", "pytorch_lightning.")) for kind in type(owner).__mro__)
 
 
-def _with_lightnings_outputs(hook: Hook, trainer: Trainer, output: Any, batch: Any, batch_idx: int) -> None:
+def _with_lightnings_outputs(hook: Hook, trainer: Any, output: Any, batch: Any, batch_idx: int) -> None:
     """Call `on_train_batch_end` with the outputs that Lightning gives it: a dict, empty for a batch that was skipped. With
     automatic optimisation its "loss" is a batch's part of the step's, so it is divided by `accumulate_grad_batches`.
     """

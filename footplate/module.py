@@ -181,7 +181,7 @@ class ModuleHooks:
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch to the device; override for batch types of your own."""
-        from footplate.step.transfer import to_device
+        from footplate.hardware.transfer import to_device
 
         return to_device(batch, device)
 

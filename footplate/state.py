@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-import footplate
 from footplate import rng
 from footplate.data.combined import rewound
 from footplate.errors import CheckpointError
 from footplate.hparams import to_state
 from footplate.metric_states import restore, states_of
+from footplate.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class RunState:
         if step is not None:
             step.show()  # the weights may be on a device
         state: dict[str, Any] = {
-            "footplate": {"format": FORMAT, "footplate": footplate.__version__, "torch": str(torch.__version__)},
+            "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
             "pytorch-lightning_version": LIGHTNING,
             "module": f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             "epoch": self.progress.epoch,

@@ -34,6 +34,7 @@ from footplate.errors import CheckpointError, ConfigError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
+from footplate.hardware.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.hooks import Hooks, overrides, turn
 from footplate.hparams import hparams_to_log
 from footplate.launch.worker import slot
@@ -49,7 +50,6 @@ from footplate.signals import Signals
 from footplate.state import Progress, RunState, describe
 from footplate.step.base import Step, StepSpec
 from footplate.step.compiled import unwrapped
-from footplate.step.transfer import as_tensors, make_transfer, map_tensors, to_device
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.silent import Silent
 from footplate.training import job
@@ -404,7 +404,7 @@ class Trainer(View):
         ckpt_path = take_ckpt_path(self, ckpt_path)
         if self.max_epochs is None:
             self.max_epochs = default_max_epochs(self.max_steps, self.callbacks)
-        given, model = model, unwrapped(self, model)
+        given, model = model, unwrapped(model, self.accelerator, self.parallel)
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
         if self._searched_only("fit", model, train_dataloaders, datamodule):
             return
@@ -492,7 +492,7 @@ class Trainer(View):
 
         take_changes(self)
         ckpt_path = take_ckpt_path(self, ckpt_path)
-        given, model = model, unwrapped(self, model)
+        given, model = model, unwrapped(model, self.accelerator, self.parallel)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only("predict", model, dataloaders, datamodule):
             return None
@@ -630,7 +630,7 @@ class Trainer(View):
     ) -> list[dict[str, float]]:
         take_changes(self)
         ckpt_path = take_ckpt_path(self, ckpt_path)
-        given, model = model, unwrapped(self, model)
+        given, model = model, unwrapped(model, self.accelerator, self.parallel)
         dataloaders, datamodule = split_datamodule(dataloaders, datamodule)
         if self._searched_only(stage, model, dataloaders, datamodule):
             return []

@@ -61,6 +61,15 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(found.read_text()), f"{name}: {target} has no such heading"
 
 
+def test_the_architecture_shows_the_layers_that_the_linter_holds():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers, _ = pyproject["tool"]["importlinter"]["contracts"]
+    section = PAGES["docs/architecture.md"].split("## Who may import whom\n", 1)[1]
+    shown = FENCED.search(section)
+    assert shown
+    assert shown[0].split("\n")[1:-1] == [re.sub(" [:|] ", "  ", layer) for layer in layers["layers"]]
+
+
 def test_every_decision_stands_in_the_list_of_the_architecture():
     listed = re.findall(r"^- \[(.+)\]\((decisions/.+)\)$", PAGES["docs/architecture.md"], re.MULTILINE)
     headings = {

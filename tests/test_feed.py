@@ -28,7 +28,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.data.adapt import adapt, made_elsewhere
 from footplate.hardware.cpu import CPU
-from footplate.step.transfer import map_tensors, movable, to_device
+from footplate.hardware.transfer import map_tensors, movable, to_device
 
 
 class Asynchronous(CPU):

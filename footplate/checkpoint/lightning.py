@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-import footplate
 from footplate.state import FORMAT, Progress
+from footplate.version import __version__
 
 _OURS = ("loops", "precision_plugin", "MixedPrecision", "native_amp_scaling_state")
 
@@ -37,7 +37,7 @@ def translate(state: dict[str, Any]) -> dict[str, Any]:
     """
     result = {name: value for name, value in state.items() if name not in _OURS}
     result |= {
-        "footplate": {"format": FORMAT, "footplate": footplate.__version__, "torch": str(torch.__version__)},
+        "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
         "made_by": f"Lightning {state['pytorch-lightning_version']}",
         "epoch": state.get("epoch", 0),
         "global_step": state.get("global_step", 0),

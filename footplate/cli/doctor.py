@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import footplate
+from footplate.version import __version__
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -61,7 +61,7 @@ def _without_torch(error: Exception) -> dict[str, Any]:
     absent = any(package.name == "torch" and package.version is None for package in packages)
     return {
         "ok": False,
-        "footplate": footplate.__version__,
+        "footplate": __version__,
         "python": platform.python_version(),
         "machine": asdict(examine_machine()),
         "packages": [asdict(package) for package in packages],

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import footplate
 from footplate.cli.commands import COMMANDS, overview
 from footplate.errors import FootplateError, did_you_mean
+from footplate.version import __version__
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(overview())
         return OK
     if name == "--version":
-        print(f"footplate {footplate.__version__}")
+        print(f"footplate {__version__}")
         return OK
     if name not in COMMANDS:
         mistake = f'"{name}" is no command. {did_you_mean(name, COMMANDS)}' if name else "expected a command."
@@ -78,7 +78,7 @@ def _speak_plainly() -> None:
 
 
 def _plain_warning(before: Callable[..., str]) -> Callable[..., str]:
-    ours = str(Path(footplate.__file__).parent)
+    ours = str(Path(__file__).parent.parent)
 
     def form(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> str:
         if filename.startswith(ours):

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from footplate.step.transfer import map_tensors, movable
+from footplate.hardware.transfer import map_tensors, movable
 from footplate.threads import join_however_long
 
 Move = Callable[[Any], Any]

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import footplate
 from footplate.errors import ConfigError
+from footplate.version import LIBRARY
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
@@ -86,7 +86,7 @@ class Plan:
         longest_s = float(resolved.max_running_time.removesuffix("s"))
         return cls(
             resolved.name, roles, tuple(arguments), job_dir, str(directory), longest_s, package,
-            sys.executable, str(Path(footplate.__file__).resolve().parent.parent), resolved.spec, dict(place),
+            sys.executable, LIBRARY, resolved.spec, dict(place),
         )  # fmt: skip
 
     @classmethod

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from footplate.step.transfer import to_device
+from footplate.hardware.transfer import to_device
 
 BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from footplate.errors import ConfigError
-from footplate.step.loss_sum import LOSS_SUM, WEIGHT
-from footplate.step.transfer import rebuild, to_device
+from footplate.hardware.transfer import rebuild, to_device
+from footplate.parallel.loss_sum import LOSS_SUM, WEIGHT
 
 
 @dataclass(frozen=True)

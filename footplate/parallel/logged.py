@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from footplate.hardware.transfer import to_device
 from footplate.parallel.cutting import weighted
-from footplate.step.transfer import to_device
 
 
 @dataclass(frozen=True)

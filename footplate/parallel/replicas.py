@@ -32,15 +32,15 @@ from torch import Tensor, nn
 
 from footplate import rng
 from footplate.errors import ConfigError
+from footplate.hardware.transfer import to_device
 from footplate.hooks import overrides
 from footplate.parallel.base import Strategy
 from footplate.parallel.buckets import buckets, moved
 from footplate.parallel.copies import Copy
 from footplate.parallel.cutting import Piece, cut, joined
 from footplate.parallel.logged import together
+from footplate.parallel.loss_sum import LOSS_SUM
 from footplate.parallel.threads import Threads
-from footplate.step.loss_sum import LOSS_SUM
-from footplate.step.transfer import to_device
 
 
 class Replicas(Strategy):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from footplate import optim
+from footplate.hardware.transfer import map_tensors
 from footplate.hooks import step_arguments
 from footplate.planning import subject
 from footplate.planning.choices import Choice
@@ -23,7 +24,6 @@ from footplate.planning.plainform import plain
 from footplate.planning.subject import Subject
 from footplate.step.capture.functional import pytree
 from footplate.step.precision import Precision
-from footplate.step.transfer import map_tensors
 
 STEPS = 5
 

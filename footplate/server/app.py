@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 
-import footplate
 from footplate.errors import FootplateError, Unavailable
 from footplate.jobs.spec.problems import Problem, SpecError, dotted
 from footplate.jobs.store.jobs import UnknownJob, WrongState
@@ -30,6 +29,7 @@ from footplate.server.auth import Token
 from footplate.server.desk import Desk
 from footplate.server.guard import API, Guard, Refusal
 from footplate.server.routes import catalog, jobs, logs, packages
+from footplate.version import __version__
 
 log = logging.getLogger(__name__)
 ABOUT = """The verbs of `footplate jobs`: submit, check, list, describe, wait, logs, cancel, resubmit, delete.
@@ -51,7 +51,7 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
     """
     app = FastAPI(
         title="Footplate jobs",
-        version=footplate.__version__,
+        version=__version__,
         description=ABOUT,
         dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],  # for the description: the guard looks
         openapi_url=f"{API}/openapi.json",

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from footplate.errors import ConfigError
+from footplate.hardware.transfer import to_device
 from footplate.hooks import Hooks
 from footplate.parallel.base import Strategy
 from footplate.parallel.group import ALONE, Group
 from footplate.step.precision import Precision
-from footplate.step.transfer import to_device
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from footplate.errors import ConfigError
-
-if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+from footplate.hardware.base import Accelerator
+from footplate.parallel.base import Strategy
 
 
 def inside(model: Any) -> Any:
@@ -27,7 +26,7 @@ def inside(model: Any) -> Any:
     return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
 
 
-def unwrapped(trainer: Trainer, model: Any) -> Any:
+def unwrapped(model: Any, accelerator: Accelerator, strategy: Strategy) -> Any:
     """The module to run, compiled in place if `torch.compile` has wrapped it.
 
     Raises:
@@ -35,8 +34,8 @@ def unwrapped(trainer: Trainer, model: Any) -> Any:
     """
     module = inside(model)
     if module is not model:
-        trainer.accelerator.check_arguments({"compile": model.dynamo_ctx})
-        if trainer.parallel.copies:
+        accelerator.check_arguments({"compile": model.dynamo_ctx})
+        if strategy.copies:
             raise ConfigError(
                 'A compiled module doesn\'t go with strategy="replicas": give the module itself, or use strategy="ddp".'
             )

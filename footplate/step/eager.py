@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from footplate.errors import ConfigError
+from footplate.hardware.transfer import detach
 from footplate.hooks import overrides, step_arguments
 from footplate.optim import StepOptimizer, may_use_closure, wants_closure
+from footplate.parallel.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.base import Step, StepSpec
 from footplate.step.compiled import compile_in_place, layers
-from footplate.step.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
-from footplate.step.transfer import detach
 from footplate.step.unrecorded import clearer, stepper
 
 

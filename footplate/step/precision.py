@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from footplate.errors import ConfigError, did_you_mean
-from footplate.step.transfer import map_tensors
+from footplate.hardware.transfer import map_tensors
 
 ALIASES = {
     "32": "32-true",

@@ -291,6 +291,6 @@ def versions() -> dict[str, str]:
     """What a run's tags say of the environment."""
     import torch
 
-    from footplate import __version__
+    from footplate.version import __version__
 
     return {"python": platform.python_version(), "torch": str(torch.__version__), "footplate": __version__}

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.data.adapt import made_elsewhere
 from footplate.data.prefetch import Prefetcher
+from footplate.hardware.transfer import moves_plainly
 from footplate.parallel.uneven import close
-from footplate.step.transfer import moves_plainly
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer

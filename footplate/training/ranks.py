@@ -27,11 +27,11 @@ import torch
 
 from footplate import rng
 from footplate.errors import ConfigError
+from footplate.hardware.transfer import to_device
 from footplate.hooks import overrides
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
 from footplate.step.compiled import inside
-from footplate.step.transfer import to_device
 from footplate.training.status import running
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from test_resume import (  # noqa: F401
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.hardware.transfer import to_device
 from footplate.launch import launch
-from footplate.step.transfer import to_device
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])

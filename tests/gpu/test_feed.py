@@ -19,7 +19,7 @@ from test_feed import LOADERS, SETTINGS, fit
 import footplate as fp
 from footplate.data import Loader, Prefetcher, Table
 from footplate.hardware.cuda import CUDA
-from footplate.step.transfer import to_device
+from footplate.hardware.transfer import to_device
 
 DEVICE = torch.device("cuda", 0)
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import footplate
 from footplate.jobs.package.environment import Wanted, environment, our_packages
 from footplate.jobs.package.holding import Hold
 from footplate.jobs.package.requirements import needed
 from footplate.jobs.package.taking import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
+from footplate.version import LIBRARY
 
 
 @dataclass(frozen=True)
@@ -76,5 +76,5 @@ def _ready(place: Path, hold: Hold, home: Path, log: TextIO) -> Installed:
 
 def _own_place(installed: Iterable[str]) -> list[str]:
     """Where this Footplate is imported from, unless it is installed: a job is to have the one that submitted it."""
-    place = str(Path(footplate.__file__).resolve().parent.parent)
+    place = LIBRARY
     return [] if place in installed else [place]

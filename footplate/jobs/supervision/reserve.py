@@ -24,12 +24,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import footplate
+from footplate.version import LIBRARY
 
 if TYPE_CHECKING:
     from footplate.jobs.home import Home
 
-LIBRARY = str(Path(footplate.__file__).resolve().parent.parent)
 
 _NOT_FOR_SUPERVISORS = (
     "FOOTPLATE_TOKEN", "FOOTPLATE_JOB_ID", "FOOTPLATE_JOB_NAME", "FOOTPLATE_JOB_DIR", "FOOTPLATE_JOB_ATTEMPT",

@@ -29,8 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import footplate
 from footplate.launch import rendezvous
+from footplate.version import __version__
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -113,7 +113,7 @@ def greet(token: bytes, index: int, driver_nonce: str, node: str, address: str) 
 
 def versions() -> dict[str, str]:
     """Of what is pickled with, and of what is pickled. Of torch without the build: "+cpu" and "+cu128" fit together."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "footplate": footplate.__version__}
+    found = {"Python": ".".join(platform.python_version_tuple()[:2]), "footplate": __version__}
     for name in ("torch", "cloudpickle"):
         try:
             found[name] = metadata.version(name).partition("+")[0]

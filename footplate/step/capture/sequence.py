@@ -6,7 +6,7 @@ With automatic optimisation, each hook only where it is overridden:
 
 and at the end of a window of accumulated batches (of every batch, as a rule)
 
-    division by the window's weight, of losses that are sums (`step/loss_sum.py`)
+    division by the window's weight, of losses that are sums (`parallel/loss_sum.py`)
     on_before_optimizer_step → configure_gradient_clipping or clipping → optimizer.step
 
 A batch whose `training_step` returns None is skipped: nothing follows.
@@ -32,13 +32,13 @@ from torch.optim import Optimizer
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
 from footplate.optim import StepOptimizer
+from footplate.parallel.loss_sum import loss_sum_of, mean, refuse_loss_sum
 from footplate.step.capture import stamping
 from footplate.step.capture.attached import Logs, attached, call_step
 from footplate.step.capture.averaging import average_gradients, average_logs, average_step
 from footplate.step.capture.optimizers import TensorRates, begin_momentum
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Installed
-from footplate.step.loss_sum import loss_sum_of, mean, refuse_loss_sum
 from footplate.step.precision import Precision
 
 

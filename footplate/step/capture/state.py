@@ -6,7 +6,7 @@ The state is a flat dictionary from paths to tensors, in this order:
     ("buffers", "net.1.running_mean")
     ("optimizer", "net.0.weight", "exp_avg")        what the optimizer remembers of that parameter
     ("gradients", "net.0.weight")                   what a window of accumulated batches has summed; zeros at first
-    ("window", "weight")                            the weight of these sums, where losses are sums (`step/loss_sum.py`)
+    ("window", "weight")                            the weight of these sums, where losses are sums (`parallel/loss_sum.py`)
 
 The names are the module's and the optimizer's own, so a state from any hardware loads on any other. An optimizer makes
 its state in its first step; here it is made before (`optimizers.py`), so that the first step is the same program as all
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from footplate.parallel.loss_sum import divisor
 from footplate.step.capture.optimizers import Optimizers, as_list, initial_state, named_groups, not_begun, prepare
 from footplate.step.capture.refusals import CaptureError, calling_place
-from footplate.step.loss_sum import divisor
 
 Path = tuple[str, ...]
 State = dict[Path, Tensor]

@@ -17,10 +17,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import footplate
 from footplate.errors import ConfigError
 from footplate.jobs.backends.ray.driver import PACKAGE
 from footplate.jobs.package import stored
+from footplate.version import LIBRARY
 
 MAX_BYTES = 500 * 2**20  # that Ray takes for a working directory
 _NEVER = (1980, 1, 1, 0, 0, 0)  # the oldest time of a file in a zip
@@ -64,7 +64,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 def _ours() -> Iterator[tuple[str, Path]]:
     """Footplate's own files, by their names in the zip."""
-    top = Path(footplate.__file__).resolve().parent
+    top = Path(LIBRARY, "footplate")
     for path in sorted(top.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield f"footplate/{path.relative_to(top).as_posix()}", path

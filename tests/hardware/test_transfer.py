@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from footplate.hardware.transfer import to_device
 from footplate.parallel.cutting import weighted
 from footplate.parallel.logged import Logged, together
-from footplate.step.transfer import to_device
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
