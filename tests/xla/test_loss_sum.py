@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_loss_sum import Tokens, fitted, same, whole
+from parallel.test_loss_sum import Tokens, fitted, same, whole
 
 from footplate.step.capture.refusals import CaptureError
 
