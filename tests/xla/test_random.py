@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
-from footplate.step.capture import capture_training, state_of
+from footplate.step.capture import CaptureError, capture_training, state_of
 from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower
 from footplate.step.lowering.arrays import array_type, to_array
 from footplate.step.lowering.parallel import data_parallel, mesh_of
@@ -47,6 +48,32 @@ def test_dropout_outside_of_training_or_with_p_1():
     dropout = LOWERINGS[aten.native_dropout.default]
     assert np.all(np.asarray(dropout(context, to_array(x), 0.5, False)[0]) == 1)
     assert np.all(np.asarray(dropout(context, to_array(x), 1.0, True)[0]) == 0)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, own: torch.empty_like(x).uniform_(generator=own),
+        lambda x, own: torch.empty_like(x).exponential_(1.0, generator=own),
+        lambda x, own: torch.bernoulli(x, generator=own),
+        lambda x, own: torch.rand(x.shape, generator=own),
+        lambda x, own: nn.init.normal_(torch.empty_like(x), generator=own),
+    ],
+)
+def test_a_generator_of_ones_own_is_refused(draw, trainer):
+    own = torch.Generator()
+
+    class Draws(Trained):
+        def training_step(self, batch, batch_idx):
+            return self.net(draw(batch[0], own)).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with pytest.raises(CaptureError, match=r"is given a generator:\n.*test_random.py(?s:.*)Leave generator= out"):
+        trainer(accelerator="xla", max_epochs=1).fit(
+            Draws(nn.Linear(3, 1)), DataLoader(TensorDataset(torch.ones(4, 3)), 2)
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")

@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.overrides import TorchFunctionMode
+
+from footplate.step.capture.refusals import CaptureError, calling_place
 
 DRAW = "draw"
 """The key under which a node's `meta` has its number."""
@@ -61,6 +64,19 @@ class Draws:
             if is_random(node):
                 node.meta[DRAW] = count
                 count += 1
+
+
+class NoGenerators(TorchFunctionMode):
+    """Refuses an operation that is given a generator: its state would have to be an input of the program."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
+            raise CaptureError(
+                f"{getattr(func, '__name__', func)} is given a generator:\n    {calling_place()}\n"
+                "A captured step draws from the seed that each step is given. Leave generator= out."
+            )
+        return func(*args, **kwargs)
 
 
 class Place(int):

@@ -23,6 +23,7 @@ from footplate.step.capture.attached import Logs, attached, call_step
 from footplate.step.capture.attention import AttentionAsOne
 from footplate.step.capture.captured import Captured
 from footplate.step.capture.counters import MOST, Counters, Present
+from footplate.step.capture.draws import NoGenerators
 from footplate.step.capture.frozen import Change, Changes, refuse_changes
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import Optimizers, as_list, rates_of
@@ -207,7 +208,7 @@ def _capture(
 
     with (
         explained(who), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(), RecurrenceAsOne(),
-        FixedShapes(),
+        FixedShapes(), NoGenerators(),
     ):  # fmt: skip
         graph = functional.trace(whole, inputs, learning)
     counted = counters.counted
