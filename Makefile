@@ -12,12 +12,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements/constraints.txt
 # One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# The quick tests run in two processes, a file at a time. The slow ones start processes and servers of their own.
-QUICK := -n 2 --dist loadfile -m "not slow and not engine"
+# Tests run in two processes, a file at a time. Which ones are fast: tests/durations.py.
+TESTS := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+FAST := -m "not slow and not engine"
+REST := -m "slow or engine"
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup demo test fast fuzz foreign gpu lint fmt docs bench lock clean
+.PHONY: help setup demo test fast durations fuzz foreign gpu lint fmt docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,16 +42,21 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-test: setup lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
-	$(PYTEST) $(QUICK)
-	$(PYTEST) -m "slow or engine"
+test: setup lint  ## the whole suite: fast tests first, then slow ones and those that start real servers
+	$(TESTS) $(FAST)
+	$(TESTS) $(REST)
 
-fast: setup  ## the quick tests alone
-	$(PYTEST) -x $(QUICK)
+fast: setup  ## the tests that take at most a second and start no server
+	$(TESTS) -x $(FAST)
+
+durations: setup  ## run the whole suite, and record in tests/durations.json which tests are slow
+	rm -f tests/durations.json
+	$(TESTS) --record-durations $(FAST)
+	$(TESTS) --record-durations $(REST)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)
-	$(PYTEST) --hypothesis-profile=fuzz -m "not slow and not engine and hypothesis" --ignore=tests/fuzz
+	$(PYTEST) --hypothesis-profile=fuzz -m "not engine and hypothesis" --ignore=tests/fuzz
 
 foreign: setup  ## other projects' tests, from the archives in FROM, compared with tests/foreign/lists
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM) $(ARGS)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import durations
 import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
 import pytest
 import torch
@@ -39,6 +40,22 @@ class Loggers(dict[str, Any]):
 logging.Logger.manager.loggerDict = Loggers(logging.Logger.manager.loggerDict)
 logging.getLogger("torch.__trace").addFilter(lambda record: False)  # thousands of lines in the report of a failed test
 signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it ignored from a suite in the background
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations", action="store_true", help="record how long tests take (tests/durations.json)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    durations.mark_slow(items)
 
 
 @pytest.fixture

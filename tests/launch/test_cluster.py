@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_started_is_said_so():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("import footplate; footplate.__version__ = '9.9'", "footplate 9.9, here footplate"),
+        ("import footplate.version; footplate.version.__version__ = '9.9'", "footplate 9.9, here footplate"),
         ("import platform; platform.python_version_tuple = lambda: ('3', '99', '0')", "Python 3.99, here Python 3"),
     ],
 )
