@@ -59,6 +59,9 @@ class Hooks:
         self._owners.append((module, ()))
         self._late = [(callback, (trainer, module)) for callback in callbacks if turn(callback)]
         self._found: dict[str, tuple[Hook, ...]] = {}
+        self._set_on: dict[
+            tuple[int, str], tuple[Any, Any]
+        ] = {}  # an owner, and what was set on it under a hook's name
 
     def get(self, name: str) -> tuple[Hook, ...]:
         """Every overridden `name`, but for those of late callbacks."""
@@ -82,6 +85,14 @@ class Hooks:
         """The callbacks that override `name`, by their classes' names."""
         return [type(callback).__name__ for callback in self._callbacks if overrides(callback, name)]
 
+    def replaced(self) -> list[str]:
+        """The hooks that were set on a callback or module after they had been looked up, such as "Net.on_train_end"."""
+        return [
+            f"{type(owner).__name__}.{name}"
+            for (_, name), (owner, before) in self._set_on.items()
+            if vars(owner).get(name) is not before
+        ]
+
     def call(self, name: str, *args: Any) -> None:
         """Call every overridden `name`, those of late callbacks last."""
         for hook in self.get(name):
@@ -94,6 +105,8 @@ class Hooks:
         if found is None:
             found = tuple(self._function(owner, name, args) for owner, args in owners if overrides(owner, name))
             self._found[key] = found
+            for owner, _ in owners:
+                self._set_on[id(owner), name] = owner, vars(owner).get(name)
         return found
 
     def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:

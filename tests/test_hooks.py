@@ -304,3 +304,23 @@ def test_accumulation_reads_no_more_often(trainer):
     with CountsScalars(made, read_at), CountsLists(made, read_at):
         made.fit(Busy(), batches)
     assert {step for step in read_at if 0 < step < 50} == {20, 40}
+
+
+def test_a_hook_that_is_set_in_the_middle_of_fit_takes_effect_with_the_next_call_and_a_warning_says_so(trainer, caplog):
+    called = []
+
+    class Changing(Classifier):
+        def on_train_epoch_start(self):
+            self.on_train_batch_end = lambda *_: called.append(self.current_epoch)
+
+    module, fitted = Changing(), trainer(max_epochs=2)
+    fitted.fit(module, loader())
+    assert called == []
+    assert "Changing.on_train_batch_end: set in the middle of trainer.fit(), which looks hooks up once." in caplog.text
+
+    caplog.clear()
+    del Changing.on_train_epoch_start
+    again = trainer(max_epochs=1)
+    again.fit(module, loader())
+    assert called
+    assert "in the middle of" not in caplog.text
