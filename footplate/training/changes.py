@@ -88,7 +88,7 @@ def take_callbacks_of_setup(trainer: Trainer, stage: str) -> None:
 
 
 def warn_of_late_changes(trainer: Trainer) -> None:
-    """Warn of callbacks and hooks that were added, replaced or taken away in the middle of a call, which hasn't followed."""
+    """Warn of callbacks and hooks that were changed in the middle of a call, which has not followed them."""
     if _ids(trainer.callbacks) != _ids(trainer.shown_callbacks):
         log.warning(
             "trainer.callbacks was changed in the middle of trainer.%s(): that takes effect with the next call. Change it "
@@ -97,8 +97,8 @@ def warn_of_late_changes(trainer: Trainer) -> None:
         )
     if replaced := trainer.hooks.replaced():
         log.warning(
-            "%s: set in the middle of trainer.%s(), which looks hooks up once. That takes effect with the next call. Set it "
-            "before the call, or in a setup hook.",
+            "%s: set in the middle of trainer.%s(), which looks hooks up once. That takes effect with the next call. "
+            "Set it before the call, or in a setup hook.",
             ", ".join(replaced),
             trainer.stage,
         )
