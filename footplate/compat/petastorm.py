@@ -9,19 +9,22 @@
             ...
 
 What is the same: names, arguments, the context managers, transforms of pandas frames, float64 as float32, no end of
-epochs by default. What is better: every shard has the same number of batches and no row is lost or repeated; the order
-depends on nothing but the seed; a Delta table is read by its log. What is not there: Unischema (`make_reader` gives the
-rows of a plain table), n-grams and worker processes (threads are used, whatever the pool's type).
+epochs by default. `make_reader` decodes the columns of a table that `materialize_dataset` wrote (petastorm_unischema.py),
+and `predicate=` chooses rows (petastorm_predicates.py). What is better: every shard has the same number of batches and no
+row is lost or repeated; the order depends on nothing but the seed; a Delta table is read by its log. What is not there:
+n-grams and worker processes (threads are used, whatever the pool's type).
 `filters=` is there; any other argument that would change rows or batches is refused by name. docs/petastorm.md lists the
 differences.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import warnings
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,12 +34,40 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
+from footplate.compat.petastorm_metadata import read_unischema
+from footplate.compat.petastorm_predicates import (
+    PredicateBase,
+    check_predicate,
+    in_intersection,
+    in_lambda,
+    in_negate,
+    in_pseudorandom_split,
+    in_reduce,
+    in_set,
+)
+from footplate.compat.petastorm_rows import collate_rows, decimal_friendly_collate, transform_row
+from footplate.compat.petastorm_source import decode_rows, encoded
+from footplate.compat.petastorm_unischema import (
+    CompressedImageCodec,
+    CompressedNdarrayCodec,
+    NdarrayCodec,
+    ScalarCodec,
+    Unischema,
+    UnischemaField,
+)
 from footplate.data.loader import Loader
 from footplate.data.spark import ROW_GROUP_BYTES, computed_uri, forget, is_spark
 from footplate.data.table import Table
 from footplate.errors import CheckpointError, ConfigError, DataError
 from footplate.extras import require
 from footplate.parallel.world import World
+
+__all__ = [
+    "BatchLoader", "BatchedDataLoader", "CompressedImageCodec", "CompressedNdarrayCodec", "DataLoader", "NdarrayCodec",
+    "PredicateBase", "Reader", "ScalarCodec", "SparkDatasetConverter", "TransformSpec", "Unischema", "UnischemaField",
+    "decimal_friendly_collate", "in_intersection", "in_lambda", "in_negate", "in_pseudorandom_split", "in_reduce",
+    "in_set", "make_batch_reader", "make_reader", "make_spark_converter",
+]  # fmt: skip
 
 _ENDLESS_ROWS_PER_BATCH = 1024
 _DTYPES = {None: None, "float32": torch.float32, "float64": torch.float64}
@@ -49,9 +80,8 @@ _WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 # Settings that change rows or batches, and what to use instead.
 _REFUSED = {
-    "predicate": "use filters=, or drop rows in a transform_spec",
     "rowgroup_selector": "use filters=",
-    "collate_fn": "change the batch, a dict of tensors, in the training loop",
+    "collate_fn": "it is for the rows of make_reader over a table with a Unischema; change the batch in the training loop",
     "transform_fn": "give a transform_spec to the reader",
     "ngram": "n-grams are not there",
     "inmemory_cache_all": "remove it: rows are read again in each epoch",
@@ -64,7 +94,8 @@ class TransformSpec:
     """A function of a pandas frame of rows, and what it makes of the columns.
 
     Attributes:
-        func: takes and returns a frame; None only drops and picks columns.
+        func: takes and returns a frame (a dict of one row, in `make_reader` over a table with a Unischema); None only drops
+            and picks columns.
         edit_fields: `(name, numpy dtype, shape, nullable)` of columns that it makes or changes.
         removed_fields: columns that are left out afterwards.
         selected_fields: the only columns that remain, in this order.
@@ -164,10 +195,18 @@ class BatchLoader:
     """
 
     def __init__(
-        self, loader: Loader, num_epochs: int | None, workers: int, spec: TransformSpec | None, dtype: str | None
+        self,
+        loader: Loader,
+        num_epochs: int | None,
+        workers: int,
+        spec: TransformSpec | None,
+        dtype: str | None,
+        schema: Unischema | None = None,
+        collate: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
         self._loader, self._num_epochs, self._workers = loader, num_epochs, workers
         self._spec, self._dtype = spec, dtype
+        self._schema, self._collate = schema, collate or collate_rows
         self._state: dict[str, Any] | None = None
         self._passes = 0  # over the rows, that are done before the next iteration
         self._epoch = 0
@@ -235,13 +274,19 @@ class BatchLoader:
         ragged = self._loader.padded_columns
         with ThreadPoolExecutor(self._workers, "footplate-transform") as pool:
             for batch in self._loader:
-                made = pool.submit(_apply, self._spec, self._dtype, batch, ragged)
+                made = pool.submit(self._make, batch, ragged)
                 waiting.append((made, self._with_place(self._loader.state_dict(), passes)))
                 if len(waiting) > self._workers + 1:
                     yield self._hand_out(*waiting.popleft())
             while waiting:
                 yield self._hand_out(*waiting.popleft())
         self._state = None
+
+    def _make(self, batch: dict[str, Any], ragged: Sequence[str]) -> Any:
+        if self._schema is None:
+            return _apply(self._spec, self._dtype, batch, ragged)
+        rows = decode_rows(self._schema, batch)
+        return self._collate(rows if self._spec is None else [transform_row(self._spec, row) for row in rows])
 
     def _hand_out(self, made: Future[dict[str, Any]], state: dict[str, Any]) -> dict[str, Any]:
         result = made.result()
@@ -292,10 +337,20 @@ class Reader:
         num_epochs: how many times over the rows; None has no end.
         loader: reads them.
         spec: what to do with them.
+        schema: the table's Unischema; None for columns as they are stored.
     """
 
-    def __init__(self, table: Table, rows: bool, num_epochs: int | None, loader: Loader, spec: TransformSpec | None):
+    def __init__(
+        self,
+        table: Table,
+        rows: bool,
+        num_epochs: int | None,
+        loader: Loader,
+        spec: TransformSpec | None,
+        schema: Unischema | None = None,
+    ) -> None:
         self.table, self.num_epochs, self.transform_spec, self.loader = table, num_epochs, spec, loader
+        self.schema = schema
         self._rows = rows
         self._begun, self._ended = self._read(), False
 
@@ -318,6 +373,11 @@ class Reader:
             raise
 
     def _read(self) -> Iterator[Any]:
+        if self.schema is not None:
+            batches = BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None, self.schema, list)
+            for row in itertools.chain.from_iterable(batches):
+                yield namedtuple("Row", row)(*row.values())
+            return
         for batch in BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None):
             kind = namedtuple("Row" if self._rows else "Batch", batch)
             arrays = {name: _as_array(values) for name, values in batch.items()}
@@ -330,7 +390,7 @@ class Reader:
 
 def make_batch_reader(
     dataset_url_or_urls: Any,
-    schema_fields: Sequence[str] | None = None,
+    schema_fields: Iterable[str | UnischemaField] | None = None,
     num_epochs: int | None = 1,
     shuffle_row_groups: bool = True,
     cur_shard: int | None = None,
@@ -345,14 +405,14 @@ def make_batch_reader(
 
     Args:
         dataset_url_or_urls: path or URI.
-        schema_fields: the columns to read: names, or regular expressions that match whole names.
+        schema_fields: the columns to read: names, regular expressions that match whole names, fields of a Unischema.
         num_epochs: how many times over the rows; None has no end.
         shuffle_row_groups: False keeps the order of the table.
         cur_shard: which shard, from 0.
         shard_count: of how many.
         transform_spec: what to do with the rows.
         seed: of the order.
-        predicate: refused: use `filters`, or drop rows in a `transform_spec`.
+        predicate: which rows, by a function; see `footplate.compat.petastorm_predicates`.
         filters: which rows, as for pyarrow: `[("year", ">=", 2020)]`. Rows are filtered exactly, not only by row group.
         **petastorm_settings: Petastorm's settings of its worker pools, queues and cache, which change no row: they have
             no effect here. Others are refused by name.
@@ -362,16 +422,16 @@ def make_batch_reader(
         ConfigError: a setting that would change the rows.
     """
     settings = _check_order("make_batch_reader", shuffle_row_groups, petastorm_settings)
-    _check_settings("make_batch_reader", {"predicate": predicate, **settings})
+    _check_settings("make_batch_reader", settings)
     return _reader(
         dataset_url_or_urls, False, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
-        transform_spec, seed, filters,
+        transform_spec, seed, filters, predicate,
     )  # fmt: skip
 
 
 def make_reader(
     dataset_url: Any,
-    schema_fields: Sequence[str] | None = None,
+    schema_fields: Iterable[str | UnischemaField] | None = None,
     num_epochs: int | None = 1,
     shuffle_row_groups: bool = True,
     cur_shard: int | None = None,
@@ -382,12 +442,16 @@ def make_reader(
     filters: Any = None,
     **petastorm_settings: Any,
 ) -> Reader:
-    """As `make_batch_reader`, but gives single rows."""
+    """As `make_batch_reader`, but gives single rows.
+
+    The values of a table that Petastorm's `materialize_dataset` wrote are decoded: they have the types and shapes of its
+    Unischema. A `TransformSpec` is then given a dict of one row.
+    """
     settings = _check_order("make_reader", shuffle_row_groups, petastorm_settings)
-    _check_settings("make_reader", {"predicate": predicate, **settings})
+    _check_settings("make_reader", settings)
     return _reader(
         dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed,
-        filters,
+        filters, predicate,
     )  # fmt: skip
 
 
@@ -397,7 +461,8 @@ class DataLoader(BatchLoader):
     Args:
         reader: what `make_reader` or `make_batch_reader` gave.
         batch_size: rows of a batch.
-        collate_fn: refused: batches are dicts of tensors; change them in the training loop.
+        collate_fn: makes a batch of a list of rows, each a dict, for a reader of a table with a Unischema. It is refused
+            for other readers, whose batches are dicts of tensors.
         transform_fn: refused: use the reader's `transform_spec`.
         shuffling_queue_capacity: how many rows Petastorm mixes with each other. Any number above 0 is what the reader does
             already, which mixes all rows.
@@ -422,12 +487,13 @@ class DataLoader(BatchLoader):
                 "shuffle_row_groups=False is not supported: rows are mixed over the whole table, or not at all. Make the "
                 "reader with shuffle_row_groups=True."
             )
-        _check_settings("DataLoader", {"collate_fn": collate_fn, "transform_fn": transform_fn, **petastorm_settings})
+        refused = {"transform_fn": transform_fn, "collate_fn": None if reader.schema else collate_fn}
+        _check_settings("DataLoader", {**refused, **petastorm_settings})
         own = reader.loader
         loader = Loader(
             reader.table, batch_size, shuffle=own.shuffle, seed=own.seed, world=own.world, image_mode="bytes"
         )
-        super().__init__(loader, reader.num_epochs, 2, reader.transform_spec, None)
+        super().__init__(loader, reader.num_epochs, 2, reader.transform_spec, None, reader.schema, collate_fn)
 
 
 BatchedDataLoader = DataLoader
@@ -436,7 +502,7 @@ BatchedDataLoader = DataLoader
 def _reader(
     url: Any,
     rows: bool,
-    fields: Sequence[str] | None,
+    fields: Iterable[str | UnischemaField] | None,
     num_epochs: int | None,
     shuffle: bool,
     cur_shard: int | None,
@@ -444,19 +510,24 @@ def _reader(
     spec: TransformSpec | None,
     seed: int | None,
     filters: Any,
+    predicate: Any,
 ) -> Reader:
     if isinstance(url, (list, tuple)):
         if len(url) != 1:
             raise DataError(f"{len(url)} places were given; a reader takes one: a directory or a glob of files.")
         url = url[0]
+    schema = read_unischema(url) if rows and isinstance(url, (str, os.PathLike)) else None
     table = _table(url, fields, filters)
+    if schema is not None or predicate is not None:
+        check_predicate(predicate)
+        table = encoded(table, schema, predicate)
     world = _world(cur_shard, shard_count)
     size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
     loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
-    return Reader(table, rows, num_epochs, loader, spec)
+    return Reader(table, rows, num_epochs, loader, spec, schema)
 
 
-def _table(url: Any, fields: Sequence[str] | None, filters: Any) -> Table:
+def _table(url: Any, fields: Iterable[str | UnischemaField] | None, filters: Any) -> Table:
     """A table with the columns whose names match one of the regular expressions.
 
     Raises:
@@ -465,10 +536,11 @@ def _table(url: Any, fields: Sequence[str] | None, filters: Any) -> Table:
     table = _without_nested(Table(url, filter=filters))
     if fields is None:
         return table
-    columns = [name for name in table.columns if any(re.fullmatch(field, name) for field in fields)]
+    patterns = [re.escape(field.name) if isinstance(field, UnischemaField) else field for field in fields]
+    columns = [name for name in table.columns if any(re.fullmatch(pattern, name) for pattern in patterns)]
     if not columns:
         raise DataError(
-            f"No fields matching the criteria schema_fields={list(fields)!r}: the columns are {', '.join(table.columns)}."
+            f"No fields matching the criteria schema_fields={patterns!r}: the columns are {', '.join(table.columns)}."
         )
     return table.select(columns)
 

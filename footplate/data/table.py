@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ from footplate.data.digest import Digest
 from footplate.data.filecache import FileCache
 from footplate.data.opening import open_source
 from footplate.data.selection import Split, candidates, positions, to_expression
-from footplate.data.source import RowGroup
+from footplate.data.source import RowGroup, Source
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.hashing import hashed
 
@@ -181,6 +181,17 @@ class Table:
         for name in columns:
             self._check_column(name)
         return chosen
+
+    def through(self, wrap: Callable[[Source, Table], Source]) -> Table:
+        """The same rows, read through another source.
+
+        Args:
+            wrap: makes it of this table's source and this table. Its `kept` has to leave out what this table leaves out.
+        """
+        wrapped = self._copy()
+        wrapped._source = wrap(self._source, self)
+        wrapped._filter, wrapped._splits = None, ()
+        return wrapped
 
     def split(self, shares: Mapping[str, float], key: str | None = None, seed: int = 0) -> dict[str, Table]:
         """Tables of disjoint rows, in these shares (approximately: every row is drawn by itself).

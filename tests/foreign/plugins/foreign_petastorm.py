@@ -11,6 +11,7 @@ import pytest
 import torch
 from foreign_recorder import counts_use_of
 
+from footplate.compat.petastorm_predicates import in_intersection, in_lambda, in_pseudorandom_split, in_set
 from footplate.data.table import Table
 
 # The CPU build of torch lacks torchvision's operators, which torchvision expects to be declared when it is imported.
@@ -20,7 +21,8 @@ if not hasattr(torch.ops.torchvision, "nms"):
         _declared.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-counts_use_of(Table)
+for _class in (Table, in_set, in_intersection, in_lambda, in_pseudorandom_split):
+    counts_use_of(_class)
 
 
 @pytest.hookimpl(wrapper=True)

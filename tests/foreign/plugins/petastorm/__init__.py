@@ -21,6 +21,7 @@ import numpy as np
 import pandas  # noqa: F401
 
 import footplate.compat.petastorm as ours
+from footplate.compat import petastorm_predicates
 from footplate.compat.petastorm import TransformSpec, make_batch_reader, make_reader
 
 __all__ = ["NotOffered", "TransformSpec", "make_batch_reader", "make_reader", "refuse_absent_names"]
@@ -86,7 +87,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module).update(_OFFERED.get(module.__name__, {}))
+        offered = _OFFERED.get(module.__name__, {})
+        vars(module).update({name: value for name, value in offered.items() if not name.startswith("__")})
 
 
 class FilesystemResolver:
@@ -104,7 +106,12 @@ _CONVERTER = {"SparkDatasetConverter": ours.SparkDatasetConverter, "make_spark_c
 _OFFERED = {
     "petastorm.spark": _CONVERTER,
     "petastorm.spark.spark_dataset_converter": {**_CONVERTER, "make_batch_reader": ours.make_batch_reader},
-    "petastorm.pytorch": {"DataLoader": ours.DataLoader, "BatchedDataLoader": ours.BatchedDataLoader},
+    "petastorm.pytorch": {
+        "DataLoader": ours.DataLoader,
+        "BatchedDataLoader": ours.BatchedDataLoader,
+        "decimal_friendly_collate": ours.decimal_friendly_collate,
+    },
+    "petastorm.predicates": vars(petastorm_predicates),
     "petastorm.transform": {"TransformSpec": ours.TransformSpec},
     "petastorm.reader": {"Reader": ours.Reader},
     "petastorm.fs_utils": {"FilesystemResolver": FilesystemResolver},

@@ -1,0 +1,153 @@
+"""The Unischema of a table that Petastorm wrote, read without running code.
+
+`materialize_dataset` leaves a file `_common_metadata` beside the table's files. Its Parquet metadata has the schema as a
+pickle. A pickle is a program: it may name any function of any module, and have it called with any arguments. So the names
+in this pickle are never imported. Each of them becomes an empty record, made for this one reading, that keeps what it was
+called with; only numpy's types, Decimal and OrderedDict stand for themselves. A name that no Unischema needs ends the
+reading. `_schema` then builds the schema from the records with plain code.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from footplate.compat.petastorm_unischema import (
+    CompressedImageCodec,
+    CompressedNdarrayCodec,
+    NdarrayCodec,
+    ScalarCodec,
+    Unischema,
+    UnischemaField,
+)
+from footplate.data.location import exists, locate
+from footplate.errors import DataError
+
+_KEY = b"dataset-toolkit.unischema.v1"
+_PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")  # the old names too
+_RECORDS = {
+    "unischema": ("Unischema", "UnischemaField"),
+    "codecs": ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec"),
+}
+_CODECS = {"NdarrayCodec": NdarrayCodec, "CompressedNdarrayCodec": CompressedNdarrayCodec}
+_NUMPY_OLD = {"unicode_": "str_", "string_": "bytes_", "bool": "bool_", "str": "str_", "object": "object_"}
+
+
+def read_unischema(url: Any) -> Unischema | None:
+    """The Unischema of a table; None for a table that has none.
+
+    Raises:
+        DataError: the schema isn't readable, or names something that isn't part of a Unischema.
+    """
+    place = locate(url)
+    path = f"{place.path.rstrip('/')}/_common_metadata"
+    if exists(place, path) != pafs.FileType.File:
+        return None
+    try:
+        with place.filesystem.open_input_file(path) as file:
+            metadata = pq.read_schema(file).metadata or {}
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file of metadata ({error}).") from error
+    return parse_unischema(metadata[_KEY], path) if _KEY in metadata else None
+
+
+def parse_unischema(pickled: bytes, path: str = "_common_metadata") -> Unischema:
+    """The Unischema of a pickle; `path` names it in messages.
+
+    Raises:
+        DataError: the pickle isn't readable, or names something that isn't part of a Unischema.
+    """
+    try:
+        return _schema(_Records(io.BytesIO(pickled), encoding="utf-8").load())
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:
+        raise DataError(f"{path}: its Unischema isn't readable ({type(error).__name__}: {error}).") from error
+
+
+class _Record:
+    """An object of a pickle: the arguments of its construction, and its attributes."""
+
+    arguments: tuple[Any, ...]
+
+    def __new__(cls, *arguments: Any) -> _Record:
+        record = object.__new__(cls)
+        record.arguments = arguments
+        return record
+
+    def __init__(self, *_: Any) -> None:
+        """A record keeps its arguments."""
+
+
+class _Records(pickle.Unpickler):
+    """Reads a pickle of a Unischema into records."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """A stand-in for a name of the pickle.
+
+        Raises:
+            DataError: the name isn't part of a Unischema.
+        """
+        package, _, module = module_name.rpartition(".")
+        if package in _PACKAGES and global_name in _RECORDS.get(module, ()):
+            return type(global_name, (_Record,), {})
+        if module_name == "pyspark.sql.types" and global_name.endswith(("Type", "StructField")):
+            return type(global_name, (_Record,), {})
+        if module_name == "numpy":
+            kind = getattr(np, _NUMPY_OLD.get(global_name, global_name), None)
+            if kind is np.dtype or (isinstance(kind, type) and issubclass(kind, np.generic)):
+                return kind
+        if (module_name, global_name) in (("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")):
+            return _reconstructed
+        if module_name in ("__builtin__", "builtins") and global_name in ("object", "tuple"):
+            return {"object": object, "tuple": tuple}[global_name]
+        known = {("collections", "OrderedDict"): OrderedDict, ("decimal", "Decimal"): Decimal}
+        if (module_name, global_name) in known:
+            return known[module_name, global_name]
+        raise DataError(
+            f"its Unischema names {module_name}.{global_name}, which is no part of a Unischema and isn't imported. If the "
+            "table has a codec of your own, read it with make_batch_reader, which gives the stored values."
+        )
+
+
+def _reconstructed(kind: Any, base: Any, state: Any) -> Any:
+    """What pickles of Python 2 call to make an object.
+
+    Raises:
+        DataError: an object of something else than a record.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, _Record)):
+        raise DataError(f"its Unischema makes an object of {kind!r}.")
+    return kind(*state) if base is tuple else kind()
+
+
+def _schema(record: Any) -> Unischema:
+    if type(record).__name__ != "Unischema":
+        raise DataError(f"expected a Unischema, found {type(record).__name__}.")
+    return Unischema(str(vars(record)["_name"]), [_field(field) for field in vars(record)["_fields"].values()])
+
+
+def _field(record: Any) -> UnischemaField:
+    # Petastorm 0.6 and older have no default for the last two.
+    name, kind, shape, codec, nullable = (*record.arguments, None, False)[:5]
+    return UnischemaField(str(name), kind, tuple(shape or ()), None if codec is None else _codec(codec), bool(nullable))
+
+
+def _codec(record: Any) -> Any:
+    name, attributes = type(record).__name__, vars(record)
+    if name == "CompressedImageCodec":
+        return CompressedImageCodec(attributes["_image_codec"].lstrip("."), attributes.get("_quality", 80))
+    if name == "ScalarCodec":
+        kind = attributes["_spark_type"]
+        return ScalarCodec(kind.__name__ if isinstance(kind, type) else type(kind).__name__)
+    if name in _CODECS:
+        return _CODECS[name]()
+    raise DataError(f"its Unischema has the codec {name}, which isn't known.")

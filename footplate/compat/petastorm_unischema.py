@@ -1,0 +1,159 @@
+"""Petastorm's Unischema: the fields of a table, and the codecs that its columns are encoded with.
+
+A table that `materialize_dataset` wrote is plain Parquet. Spark has no type for an array with a shape, so Petastorm keeps
+such a value as bytes, and the table's Unischema says how to read them:
+
+    Unischema("Photos", [
+        UnischemaField("label", np.int32, (), ScalarCodec(IntegerType()), False),
+        UnischemaField("image", np.uint8, (32, 32, 3), CompressedImageCodec("png"), False),
+        UnischemaField("boxes", np.float32, (None, 4), NdarrayCodec(), False),
+    ])
+
+`UnischemaField.decode` turns a stored value into one of the field's type and shape. The classes only read: tables are
+written by Petastorm, or by `footplate.data`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from footplate.errors import DataError
+from footplate.extras import require
+
+
+@dataclass(frozen=True)
+class ScalarCodec:
+    """A scalar in a column of its own Spark type."""
+
+    spark_type: Any = None
+
+    def decode(self, field: UnischemaField, value: Any) -> Any:
+        """The value in the field's type."""
+        return to_scalar(field.numpy_dtype, value)
+
+
+@dataclass(frozen=True)
+class NdarrayCodec:
+    """An array in the bytes of a .npy file."""
+
+    def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
+        """The array; one of Python objects, which only pickle could read, is refused."""
+        return np.load(io.BytesIO(value), allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class CompressedNdarrayCodec:
+    """An array in the bytes of a compressed .npz file, under the name `arr`."""
+
+    def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
+        """The array; one of Python objects, which only pickle could read, is refused."""
+        with np.load(io.BytesIO(value), allow_pickle=False) as arrays:
+            return arrays["arr"]
+
+
+@dataclass(frozen=True)
+class CompressedImageCodec:
+    """A grey image (height, width) or an RGB image (height, width, 3) in the bytes of a PNG or JPEG file."""
+
+    image_codec: str = "png"
+    quality: int = 80
+
+    def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
+        """The pixels. Pillow reads 16 bits of grey images only."""
+        image = require("PIL.Image", "images", "CompressedImageCodec").open(io.BytesIO(value))
+        pixels = np.asarray(image)
+        return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
+
+
+class UnischemaField(NamedTuple):
+    """A column.
+
+    Attributes:
+        name: of the column.
+        numpy_dtype: of a value: a numpy type, or Decimal.
+        shape: of a value; () for a scalar, None for a dimension of any size.
+        codec: how a value is stored; None for a value that Parquet has a type for.
+        nullable: whether a value may be None.
+    """
+
+    name: str
+    numpy_dtype: Any
+    shape: tuple[int | None, ...] = ()
+    codec: Any = None
+    nullable: bool = False
+
+    def decode(self, value: Any) -> Any:
+        """The value in the field's type and shape; None stays None.
+
+        Raises:
+            DataError: the bytes aren't what the codec writes, or the value has another type or shape.
+        """
+        if value is None:
+            return None
+        try:
+            decoded = self._decoded(value)
+        except Exception as error:
+            codec = type(self.codec).__name__ if self.codec is not None else f"a value of {self.numpy_dtype}"
+            raise DataError(f"Column {self.name!r}: a value isn't readable as {codec} ({error}).") from error
+        self._check(decoded)
+        return decoded
+
+    def _decoded(self, value: Any) -> Any:
+        if self.codec is not None:
+            return self.codec.decode(self, value)
+        if self.shape:
+            return np.asarray(value, self.numpy_dtype)
+        return to_scalar(self.numpy_dtype, value)
+
+    def _check(self, decoded: Any) -> None:
+        if not self.shape:
+            return
+        sizes = zip(decoded.shape, self.shape, strict=False)
+        fits = len(decoded.shape) == len(self.shape) and all(size in (None, found) for found, size in sizes)
+        wanted = np.dtype(self.numpy_dtype)
+        same = decoded.dtype.kind == wanted.kind if wanted.kind in "SU" else decoded.dtype == wanted
+        if not (fits and same):
+            raise DataError(
+                f"Column {self.name!r}: a value is {decoded.dtype} {decoded.shape}, and its Unischema says "
+                f"{wanted} {self.shape}."
+            )
+
+
+class Unischema:
+    """The fields of a table, by name and as attributes: `schema.image`.
+
+    Args:
+        name: of the schema.
+        fields: the columns.
+    """
+
+    def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
+        self.name = name
+        self.fields = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
+
+    def __getattr__(self, name: str) -> UnischemaField:
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __repr__(self) -> str:
+        return f"Unischema({self.name!r}, {list(self.fields.values())})"
+
+
+def to_scalar(kind: Any, value: Any) -> Any:
+    """A stored scalar, or its text, as a numpy scalar or a Decimal."""
+    if kind is Decimal:
+        return Decimal(str(value))
+    kind = np.dtype(kind).type
+    if issubclass(kind, np.bool_):
+        return np.bool_(int(value))
+    if issubclass(kind, np.bytes_) and isinstance(value, str):
+        return np.bytes_(value.encode())
+    return kind(value)
