@@ -12,9 +12,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements/constraints.txt
 # One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# Tests run in two processes, a file at a time. Which ones are fast: tests/durations.py.
-TESTS := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
-FAST := -m "not slow and not engine"
+# The quick tests run in two processes, a file at a time. The slow ones start processes and servers of their own.
+TWO := -n 2 --dist loadfile
+QUICK := $(TWO) -m "not slow and not engine"
 REST := -m "slow or engine"
 
 FROM ?= ../shared/foreign
@@ -42,17 +42,17 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-test: setup lint  ## the whole suite: fast tests first, then slow ones and those that start real servers
-	$(TESTS) $(FAST)
-	$(TESTS) $(REST)
+test: setup lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
+	$(PYTEST) $(QUICK)
+	$(PYTEST) $(REST)
 
 fast: setup  ## the tests that take at most a second and start no server
-	$(TESTS) -x $(FAST)
+	$(PYTEST) -x $(TWO) --fast
 
-durations: setup  ## run the whole suite, and record in tests/durations.json which tests are slow
+durations: setup  ## run the whole suite, and record in tests/durations.json which tests take more than a second
 	rm -f tests/durations.json
-	$(TESTS) --record-durations $(FAST)
-	$(TESTS) --record-durations $(REST)
+	$(PYTEST) --record-durations $(QUICK)
+	$(PYTEST) --record-durations $(REST)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)

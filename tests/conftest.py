@@ -43,9 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--record-durations", action="store_true", help="record how long tests take (tests/durations.json)"
-    )
+    parser.addoption("--fast", action="store_true", help="only tests that take at most a second and start no server")
+    parser.addoption("--record-durations", action="store_true", help="record which tests take more than a second")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,9 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(durations.Recorder())
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    durations.mark_slow(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        durations.only_fast(config, items)
 
 
 @pytest.fixture

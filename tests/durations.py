@@ -1,7 +1,7 @@
-"""How long tests take: recorded in durations.json by `make durations`, and read to mark the slow ones.
+"""How long tests take: recorded in durations.json by `make durations`, and read by `make fast`.
 
-A test that took more than a second when it was last recorded is `slow`, as is one that is marked so by hand. `make fast`
-runs the others. A new test is fast until it is recorded.
+`make fast` leaves out what took more than a second when it was last recorded, and what is marked `slow` or `engine`. A new
+test is fast until it is recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLOW_S = 1.0
 
 
 def recorded() -> dict[str, float]:
-    """The slow tests of the last recording, by their node ids, with their seconds."""
+    """The tests of the last recording that took more than a second, by their node ids, with their seconds."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
@@ -38,20 +38,9 @@ class Recorder:
         FILE.write_text(json.dumps(dict(sorted({**kept, **slow}.items())), indent=0, ensure_ascii=False) + "\n")
 
 
-def mark_slow(items: list[pytest.Item]) -> None:
-    """Mark the tests that were slow when they were last recorded, and put the files that took longest first.
-
-    Two processes that take a file at a time end at about the same time, then.
-    """
+def only_fast(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that aren't fast."""
     slow = recorded()
-    of_file: Counter[str] = Counter()
-    for test, seconds in slow.items():
-        of_file[_file(test)] += seconds
-    items.sort(key=lambda item: -of_file[_file(item.nodeid)])
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker("slow")
-
-
-def _file(test: str) -> str:
-    return test.split("::", 1)[0]
+    fast = [item for item in items if item.nodeid not in slow and not {"slow", "engine"} & set(item.keywords)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
+    items[:] = fast

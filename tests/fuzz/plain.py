@@ -68,6 +68,8 @@ class Loop:
             if self.done():
                 break
         self.log(logged)
+        if index + 1 < total:
+            return  # stopped inside the epoch, which can be taken up again
         if self.scheduler is not None and program.schedule == "plateau":
             self.scheduler.step(found.metrics["val"])
         elif self.scheduler is not None and program.schedule == "epoch":

@@ -178,7 +178,9 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     for node in rooms:
         cluster.remove_node(node)
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
-    assert "was lost with its node" in line
+    assert (
+        "was lost with its node" in line or "lost with the process that starts them" in line
+    )  # whichever is seen first
     assert "attempt 1 starts now (restart 1 of 10)" in line
     assert_no_trace(tmp_path / "whole", tmp_path / "cut")
 
