@@ -375,7 +375,8 @@ class Reader:
     def _read(self) -> Iterator[Any]:
         if self.schema is not None:
             batches = BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None, self.schema, list)
-            for row in itertools.chain.from_iterable(batches):
+            rows: Iterator[Any] = itertools.chain.from_iterable(batches)
+            for row in rows:
                 yield namedtuple("Row", row)(*row.values())
             return
         for batch in BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None):
