@@ -21,6 +21,7 @@ from lightning.pytorch.profilers import Profiler
 from footplate.callbacks import Callback
 from footplate.tracking.base import Logger
 from footplate.trainer import Trainer
+from footplate.training.settings import as_list
 
 CALLBACK = LightningsCallback | Callback
 LOGGER = LightningsLogger | Logger
@@ -54,9 +55,18 @@ class LightningCLI(cli.LightningCLI):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("parser_class", Parser)
+        defaults = kwargs.get("trainer_defaults") or {}
+        if "callbacks" in defaults:
+            callbacks = [_instance(callback) for callback in as_list(defaults["callbacks"])]
+            kwargs["trainer_defaults"] = {**defaults, "callbacks": callbacks}
         super().__init__(
             model_class, datamodule_class, save_config_callback, save_config_kwargs, trainer_class, **kwargs
         )
+
+
+def _instance(callback: Any) -> Any:
+    """A callback of `trainer_defaults`, which may be given as in a configuration file, by `class_path` and `init_args`."""
+    return cli.instantiate_class((), callback) if isinstance(callback, dict) and "class_path" in callback else callback
 
 
 def _annotated(kind: type[Trainer]) -> type[Trainer]:

@@ -64,3 +64,15 @@ def test_short_names_stay_lightnings_when_a_trainer_has_been_made_with_such_a_ca
     assert isinstance(cli.trainer.checkpoint_callback, ModelCheckpoint)
     assert cli.trainer.checkpoint_callback.monitor == "val_loss"
     assert isinstance(cli.trainer.profiler, AdvancedProfiler)
+
+
+def test_callbacks_of_trainer_defaults_may_be_given_as_in_a_file(tmp_path: Path) -> None:
+    saver = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "val_loss"}}
+    for callbacks in (saver, [saver]):
+        cli = LightningCLI(
+            WithData,
+            run=False,
+            args=[f"--trainer.default_root_dir={tmp_path}"],
+            trainer_defaults={"callbacks": callbacks},
+        )
+        assert [one.monitor for one in cli.trainer.callbacks if isinstance(one, ModelCheckpoint)] == ["val_loss"]
