@@ -416,6 +416,40 @@ def test_what_a_module_collects_without_logging_it_is_resumed(trainer, stops):
     assert {"precision", "recall"} <= made.callback_metrics.keys()
 
 
+class LogsScores(Collects):
+    """Logs its collection, whose members share their states, as a whole."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.found.append({name: float(value) for name, value in self.scores.compute().items()})
+
+
+def test_a_logged_collection_is_not_copied_at_each_step_and_is_resumed(trainer):
+    whole, stopped, resumed = LogsScores(), LogsScores(), LogsScores()
+    trainer(max_epochs=2, callbacks=[watch := Shares()]).fit(whole, loader())
+    assert watch.shared == {True}
+    trainer(max_epochs=2, max_steps=17).fit(stopped, loader())
+    made = trainer(max_epochs=2)
+    made.fit(resumed, loader(), ckpt_path="last")
+    assert resumed.found == whole.found[1:]
+    assert {name: float(made.callback_metrics[name]) for name in ("precision", "recall")} == whole.found[1]
+
+
+class Shares(fp.Callback):
+    """Notes whether the members of a collection hold the same tensors after each step."""
+
+    def __init__(self):
+        self.shared = set()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        precision, recall = (pl_module.scores._modules[name] for name in ("precision", "recall"))
+        self.shared.add(precision.tp is recall.tp)
+
+
 def test_ranks_that_collected_apart_are_continued_by_one():
     from footplate.metric_states import restore, states_of
     from footplate.parallel.resharing import part_of
