@@ -93,12 +93,12 @@ class Hooks:
             if vars(owner).get(name) is not before
         ]
 
-    def call(self, name: str, *args: Any) -> None:
+    def call(self, name: str, *args: Any, **named: Any) -> None:
         """Call every overridden `name`, those of late callbacks last."""
         for hook in self.get(name):
-            hook(*args)
+            hook(*args, **named)
         for hook in self.late(name):
-            hook(*args)
+            hook(*args, **named)
 
     def _cached(self, key: str, name: str, owners: list[tuple[Any, tuple[Any, ...]]]) -> tuple[Hook, ...]:
         found = self._found.get(key)
@@ -119,9 +119,9 @@ class Hooks:
         if before is None or not may_look(owner):
             return hook
 
-        def looking(*given: Any) -> Any:
+        def looking(*given: Any, **named: Any) -> Any:
             before()
-            return hook(*given)
+            return hook(*given, **named)
 
         return looking
 
@@ -132,9 +132,9 @@ class Hooks:
         return f"[{'LightningModule' if owner is self._module else 'LightningDataModule'}]{type(owner).__name__}"
 
     def _recorded(self, hook: Hook, action: str, profile: Callable[[str], Any]) -> Hook:
-        def recorded(*given: Any) -> Any:
+        def recorded(*given: Any, **named: Any) -> Any:
             with profile(action):
-                return hook(*given)
+                return hook(*given, **named)
 
         return recorded
 

@@ -30,6 +30,7 @@ from footplate.checkpoint.shards import cut_out
 from footplate.checkpoint.storage import Place, to_place
 from footplate.checkpoint.storage.joint import abandon, begin
 from footplate.checkpoint.writer import CheckpointWriter, Joint
+from footplate.data.adapt import end_workers
 from footplate.errors import CheckpointError, ConfigError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
@@ -115,7 +116,7 @@ from footplate.training.settings import (
     set_deterministic,
     validation_interval,
 )
-from footplate.training.status import RunStatus, running
+from footplate.training.status import RunStatus, TrainerFn, running
 from footplate.training.view import View
 
 log = logging.getLogger(__name__)
@@ -368,6 +369,7 @@ class Trainer(View):
         self.step: Step
         self._state: RunState
         self._loop: TrainingLoop | None = None
+        self._read_from: dict[str, list[Any]] = {}
         self.data_wait_s: float | None = None  # waited for training batches; counted where a callback has set it to 0
         self.signals = Signals()
         self.agreement = self._make_agreement()
@@ -621,7 +623,6 @@ class Trainer(View):
         save_before_end(self)  # before a callback puts averaged weights, say, in place
         self.step.lend()
         self.hooks.call("on_train_end")
-        self.training_in_progress = False
         self.wait_for_save()
         self.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
 
@@ -687,6 +688,8 @@ class Trainer(View):
         finally:
             self.training_in_progress = self.sanity_checking = False
             self._make_loaders = self._found_loaders = None
+            for name in [*self._read_from]:
+                self.read_from(name, [])
             apart = self.parallel.several or self.parallel.copies or self.accelerator.keeps_weights
             if apart and hasattr(self, "step"):
                 self.step.release()
@@ -694,11 +697,10 @@ class Trainer(View):
                 self._writer.make_haste()
             with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
                 self._writer.close()
-            if stage == "fit" or self._recording:
-                for logger in self.recorders:
-                    logger.finalize(status)
+            for logger in self.recorders:
+                logger.finalize(status)
             self._recording = False
-            self.hooks.call("teardown", stage)
+            self.hooks.call("teardown", stage=TrainerFn(stage))
             warn_of_late_changes(self)
 
     def use_callbacks(self, callbacks: list[Any]) -> None:
@@ -750,7 +752,7 @@ class Trainer(View):
             self.hooks.call("prepare_data")
         self.group.barrier()
         for hook in (*self.hooks.late("setup"), *self.hooks.get("setup")):
-            hook(stage)
+            hook(stage=TrainerFn(stage))
         take_callbacks_of_setup(self, stage)
         with self.precision.default_type():
             self.module.configure_model()
@@ -917,6 +919,17 @@ class Trainer(View):
         """
         assert self._loop is not None
         self._loop.run_forward()
+
+    def read_from(self, name: str, loaders: list[Any]) -> None:
+        """Remember what this call reads from, so that no worker process outlives it; end those of replaced loaders.
+
+        Args:
+            name: "train", "val", "test" or "predict".
+            loaders: adapted.
+        """
+        for replaced in self._read_from.get(name, []):
+            end_workers(replaced)
+        self._read_from[name] = loaders
 
     def use_loader(self, loader: Any) -> None:
         """Let checkpoints say where this loader is."""

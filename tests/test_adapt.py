@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import random
 import warnings
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.small import Classifier, dataset
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -544,3 +546,48 @@ def test_max_steps_and_limits_end_a_run_over_an_endless_sampler(tmp_path):
         trainer = fp.Trainer(default_root_dir=tmp_path, enable_progress_bar=False, logger=False, **limits)
         trainer.fit(Model(), DataLoader(Noisy(10), sampler=EndlessSampler(10), batch_size=2))
         assert trainer.global_step == steps
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
+    class Workers(fp.Callback):
+        def __init__(self) -> None:
+            self.seen: set[int] = set()
+
+        def on_train_batch_end(self, *_):
+            self.seen |= {child.pid for child in multiprocessing.active_children()}
+
+    class Pairs(IterableDataset):
+        def __iter__(self):
+            return iter(dataset(40))
+
+    before = set(multiprocessing.active_children())
+    given = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
+    workers = Workers()
+    training = trainer(max_epochs=2, callbacks=[workers])
+    training.fit(Classifier(), given, given)
+    assert len(workers.seen) == 2  # one that trains and one that validates, the same in both epochs
+    assert set(multiprocessing.active_children()) <= before
+    training.validate(Classifier(), given)  # the loader can be read again
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_workers_alone(trainer):
+    class Pairs(IterableDataset):
+        def __iter__(self):
+            return iter(dataset(80))
+
+    class Counts(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[float] = []
+
+        def training_step(self, batch, batch_idx):
+            self.seen += batch[0][:, 0].tolist()
+            return super().training_step(batch, batch_idx)
+
+    given = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
+    model = Counts()
+    trainer(max_epochs=2, val_check_interval=3).fit(model, given, given)
+    rows = dataset(80).tensors[0][:, 0].tolist()
+    assert model.seen == rows + rows

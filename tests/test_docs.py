@@ -123,9 +123,9 @@ def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
     def record(hook: str) -> None:
         before = getattr(Recorded, hook)
 
-        def recorded(self, *args):
+        def recorded(self, *args, **named):
             called.append(hook)
-            return before(self, *args)
+            return before(self, *args, **named)
 
         setattr(Recorded, hook, recorded)
 

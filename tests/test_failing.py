@@ -220,3 +220,16 @@ def test_without_checkpoints_nothing_is_saved(trainer, tmp_path):
     with pytest.raises(Mistake):
         trainer(enable_checkpointing=False).fit(FailsIn("forward"), loader())
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.parametrize("hook", ["on_train_end", "on_fit_end"])
+def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, trainer, tmp_path):
+    def fail(*_: Any) -> None:
+        raise Mistake(hook)
+
+    callback = fp.Callback()
+    setattr(callback, hook, fail)
+    saver = fp.ModelCheckpoint(every_n_epochs=100, save_last=False, save_on_exception=True)
+    with pytest.raises(Mistake):
+        trainer(callbacks=[callback, saver], max_epochs=1).fit(Classifier(), loader())
+    assert saved_steps(tmp_path / "run") == [12]

@@ -22,7 +22,7 @@ def recording(owner: type, base: type, who: str, events: list[str]) -> type:
     """A subclass of `owner` all of whose hooks write down that they were called."""
 
     def recorder(name: str):
-        def hook(self, *args):
+        def hook(self, *args, **_):
             events.append(f"{who}.{name}")
             return args[0] if name in RETURNS_BATCH else [] if name == "configure_callbacks" else None
 

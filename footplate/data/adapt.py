@@ -40,7 +40,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
 )
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from footplate import rng
 from footplate.data.combined import (
@@ -128,15 +128,25 @@ def beside(loader: Any, training: Any) -> Any:
         leaves, build = flatten(loader)
         return CombinedLoader(build(iter([beside(leaf, training) for leaf in leaves])), mode_of(loader, "sequential"))
     among = any(loader is one for one in leaves_of(training))
-    return loader.beside() if among and hasattr(loader, "beside") else loader
+    return _with_own_place(loader) if among else loader
 
 
 def apart(loaders: Sequence[Any]) -> list[Any]:
     """The same loaders, each with a place of its own also where one is there twice."""
     return [
-        one.beside() if hasattr(one, "beside") and any(one is other for other in loaders[:index]) else one
-        for index, one in enumerate(loaders)
+        _with_own_place(loader) if any(loader is earlier for earlier in loaders[:index]) else loader
+        for index, loader in enumerate(loaders)
     ]
+
+
+def _with_own_place(loader: Any) -> Any:
+    """The same loader, so that iterating over it doesn't move the given one.
+
+    A torch DataLoader makes an iterator for each `iter()`, but with `persistent_workers=True` it has only one.
+    """
+    if isinstance(loader, DataLoader):
+        return _copy(loader, _iterator=None) if loader.persistent_workers else loader
+    return loader.beside() if hasattr(loader, "beside") else loader
 
 
 def pin_for(loader: Any, device: torch.device) -> None:
@@ -148,6 +158,22 @@ def pin_for(loader: Any, device: torch.device) -> None:
     """
     if getattr(loader, "pin_memory", False) is None:
         loader.pin_memory = device.type == "cuda"
+
+
+def end_workers(loader: Any) -> None:
+    """End the worker processes that a torch DataLoader with `persistent_workers=True` keeps between epochs.
+
+    Args:
+        loader: any iterable of batches, adapted or not, whose iteration has ended.
+    """
+    while isinstance(loader, (SameEpoch, ReplayedLoader, StatefulLoader, SeededDataLoader)):
+        loader = loader.loader
+    if isinstance(loader, Combination):
+        for part in loader.parts:
+            end_workers(part)
+    elif isinstance(loader, DataLoader) and isinstance(loader._iterator, _MultiProcessingDataLoaderIter):
+        iterator, loader._iterator = loader._iterator, None
+        iterator._shutdown_workers()
 
 
 def made_elsewhere(loader: Any) -> bool:

@@ -21,6 +21,7 @@ from footplate.hooks import overrides
 from footplate.step.capture import Captured, CaptureError, capture_training
 from footplate.step.capture.functional import pytree
 from footplate.step.precision import Precision
+from footplate.training.status import TrainerFn
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed"}
 NAMES = ("32-true", "bf16-mixed", "bf16-true")
@@ -127,9 +128,10 @@ def prepared(subject: Subject) -> Any:
     """The module as a trainer would begin with it, without weights: its hooks called, its precision set."""
     module = empty_copy(subject.module, "meta")
     object.__setattr__(module, "_trainer", _Trainer(subject))
-    for name, given in (("setup", ("fit",)), ("configure_model", ())):
-        if overrides(module, name):
-            getattr(module, name)(*given)
+    if overrides(module, "setup"):
+        module.setup(stage=TrainerFn.FITTING)
+    if overrides(module, "configure_model"):
+        module.configure_model()
     Precision.parse(subject.precision).convert_module(module)
     return module
 
@@ -168,8 +170,8 @@ def example_of(data: Any) -> Any:
         ConfigError: there is no batch in it.
     """
     if hasattr(data, "train_dataloader"):
-        for name, given in (("prepare_data", ()), ("setup", ("fit",))):
-            getattr(data, name)(*given)
+        data.prepare_data()
+        data.setup(stage=TrainerFn.FITTING)
         data = data.train_dataloader()
     if isinstance(data, list) and data and all(isinstance(item, (dict, tuple, list)) for item in data):
         return data[0]  # batches, one after the other, as `fit` takes them

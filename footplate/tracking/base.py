@@ -4,7 +4,8 @@ The trainer talks to loggers on rank 0 only, and always in this order:
 
     setup(run_dir, hparams)  →  log_metrics(...)*  log_checkpoint(...)*  →  log_model(...)?  →  finalize(status)
 
-`trainer.validate()` and `trainer.test()` call `append` instead of `setup`: they add to the record of the run.
+`trainer.validate()` and `trainer.test()` call `append` instead of `setup`: they add to the record of the run. Each call of
+the trainer ends with `finalize`, even `predict` and a call that fails before `setup`.
 
 No call may block the training loop or raise into it: a logger that does slow work hands it to a thread of its own,
 keeps what it could not deliver, and delivers it later. Only `setup` and `append` may raise, and only for the user's

@@ -258,6 +258,7 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
     for leaf in leaves_of(found):
         pin_for(leaf, trainer.device)
     loader = adapt(found, trainer.seed, not overfit, trainer.world, trainer.use_distributed_sampler)
+    trainer.read_from("train", [loader])
     if saved is None and trainer.ranks_meant > trainer.world.size:
         saved = as_meant(loader.state_dict(), trainer.ranks_meant, trainer.world.size)
     if saved is not None:
@@ -312,6 +313,7 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     training, shared = trainer.dataloaders.get("train"), trainer.use_distributed_sampler
     given = [beside(loader, training) for loader in loaders_of(found)]
     loaders = [share_out(loader, trainer.seed, trainer.world, shared) for loader in given]
+    trainer.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]
     if trainer.parallel.lockstep and trainer.group.several:
         pairs = zip(loaders, totals, strict=True)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
+
+
+class TrainerFn(enum.StrEnum):
+    """What `setup` and `teardown` get as their `stage`: a string with Lightning's `.value`."""
+
+    FITTING = "fit"
+    VALIDATING = "validate"
+    TESTING = "test"
+    PREDICTING = "predict"
+
 
 RunStatus = Literal["initializing", "running", "finished", "interrupted"]
 

@@ -198,6 +198,9 @@ class Evaluated(Plain):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("test_acc", 0.25)
 
+    def predict_step(self, batch: Any, batch_idx: int) -> float:
+        return float(batch_idx)
+
 
 def test_results_of_validate_and_test_are_told_as_under_lightning(tmp_path: Path) -> None:
     def rows_of(make: Any) -> Any:
@@ -211,6 +214,7 @@ def test_results_of_validate_and_test_are_told_as_under_lightning(tmp_path: Path
         before = len(logger.rows)
         made.validate(model, val, verbose=False)
         made.test(model, val, verbose=False)
+        made.predict(model, val, return_predictions=False)
         return fresh, logger.rows[before:], logger.ends, set(made.logged_metrics)
 
     ours = rows_of(fp.Trainer)
