@@ -116,7 +116,7 @@ ARGUMENTS = (
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
         "beginning of every so many-th epoch (Lightning: at the next validation)"),
     Row("profiler", "different", "Lightning's profilers, by name or as objects. Hooks that nobody overrides are not "
-        "recorded, and the strategy's name is ours"),
+        "recorded, nor is a data module's `state_dict`. The strategy's name is ours"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
     *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
 )  # fmt: skip
@@ -162,8 +162,8 @@ CALLBACKS = (
         "TQDMProgressBar RichProgressBar GradientAccumulationScheduler"
     ),
     Row("BatchSizeFinder", "different", "footplate.Tuner searches before the call begins, with its arguments"),
-    Row("LearningRateFinder", "different", "footplate.Tuner searches before `fit` begins, with its arguments; a subclass "
-        "that searches in later epochs is refused"),
+    Row("LearningRateFinder", "different", "footplate.Tuner searches before `fit` begins, with its arguments. It isn't "
+        "in `trainer.callbacks` during `fit`. A subclass that searches in later epochs is refused"),
     Row("ModelCheckpoint", "different", "saves as footplate.ModelCheckpoint does: a checkpoint is a directory, "
         "`last.ckpt` a link. A subclass may override hooks, `CHECKPOINT_NAME_LAST` and the state; one that overrides "
         "another method, or `FILE_EXTENSION`, is refused"),
