@@ -93,7 +93,7 @@ def test_data_module_is_used(row: Row, trainer: Any) -> None:
     used: set[str] = set()
 
     def noting(name: str) -> Any:
-        def note(self: Any, *args: Any) -> Any:
+        def note(self: Any, *args: Any, **named: Any) -> Any:
             used.add(name)
             if "dataloader" in name:
                 return loaders()[name != "train_dataloader"]
