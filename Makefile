@@ -19,7 +19,7 @@ REST := -m "slow or engine"
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup demo test fast durations fuzz foreign gpu lint fmt docs bench lock clean
+.PHONY: help setup demo test fast durations fuzz foreign gpu lint fmt tables docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,6 +73,9 @@ lint: setup  ## ruff, the layers (import-linter) and pyright
 fmt: setup  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tables: setup  ## write the tables of docs/training.md and docs/lightning.md
+	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m arguments && PYTHONPATH=.:.. $(abspath $(BIN))/python -m models.table
 
 docs: setup  ## run what the documents show, and check their links
 	$(PYTEST) tests/test_docs.py tests/test_examples.py

@@ -14,7 +14,8 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +26,12 @@ from footplate import checkpoint, optim, rng
 from footplate.callbacks import Callback, ModelSummary, ProgressBar
 from footplate.callbacks.base import is_kind
 from footplate.callbacks.everywhere import present
-from footplate.callbacks.timer import Duration
 from footplate.checkpoint.shards import cut_out
 from footplate.checkpoint.storage import Place, to_place
 from footplate.checkpoint.storage.joint import abandon, begin
 from footplate.checkpoint.writer import CheckpointWriter, Joint
 from footplate.data.adapt import end_workers
 from footplate.errors import CheckpointError, ConfigError
-from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.hardware.transfer import as_tensors, make_transfer, map_tensors, to_device
@@ -64,7 +63,7 @@ from footplate.training.alike import (
     warn_of_own_disks,
 )
 from footplate.training.changes import take_callbacks_of_setup, take_changes, take_ckpt_path, warn_of_late_changes
-from footplate.training.environment import with_environment
+from footplate.training.config import TrainerConfig, configured
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.failing import moment_of, savable
 from footplate.training.lock import check as check_writer
@@ -101,18 +100,10 @@ from footplate.training.profiling import make_profiler, profile_step, profiling,
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
 from footplate.training.reports import Reports, finite
 from footplate.training.settings import (
-    Limit,
     as_list,
-    check_clipping,
-    check_compile,
-    check_count,
     check_fewest,
-    check_flag,
-    check_limit,
     check_replicas,
-    check_seconds,
     check_sync_batchnorm,
-    local_directory,
     set_deterministic,
     validation_interval,
 )
@@ -130,66 +121,7 @@ LoaderPair = tuple[Any, list[Any]]  # for training and, some, for validation
 class Trainer(View):
     """Trains a `Module` (or a `LightningModule`), evaluates it, and predicts with it.
 
-    Args:
-        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "torch_tpu", "xla", a name that an installed package
-            adds, or an `Accelerator`.
-        devices: "auto" (one, in this version), a count, a list of indices, or text such as "0,2". In processes that were
-            started by torchrun or the like, each takes one.
-        num_nodes: machines with so many devices each. More than one needs a cluster that this process is connected to (Ray,
-            Spark), whose engine chooses the machines; in processes that were started already it must fit their number.
-        strategy: how several processes train one model: "auto" or "ddp" (each has all of it), "fsdp" (each has a part),
-            "ddp_find_unused_parameters_true"; or "replicas": one process, with a thread for each device.
-        precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true".
-        logger: a logger or several; True (default) for `CSV`; False for none.
-        callbacks: a callback or several.
-        fast_dev_run: run so many batches (True: one) of every loader, without saving or logging: does it work at all?
-        max_epochs: stop after so many epochs; -1 for no limit. Default: 1000 when nothing else limits the run.
-        min_epochs: don't stop early before.
-        max_steps: stop after so many optimizer steps; -1 for no limit.
-        min_steps: don't stop early before.
-        max_time: stop after so much time: "DD:HH:MM:SS", a timedelta or a dict of its arguments.
-        limit_train_batches: a number of batches, or a part of them as a float; the same for the other three.
-        limit_val_batches: see above.
-        limit_test_batches: see above.
-        limit_predict_batches: see above.
-        overfit_batches: train and validate on so many batches (or such a part), the same ones, unshuffled.
-        val_check_interval: validate after so many batches, such a part of an epoch (default: once an epoch), or so much
-            time: "DD:HH:MM:SS", "HH:MM:SS", a timedelta or a dict of its arguments.
-        check_val_every_n_epoch: only in every so many-th epoch; None counts `val_check_interval` over epochs.
-        num_sanity_val_steps: validation batches tried before training; -1 for all.
-        log_every_n_steps: how often metrics are read from the device and reported.
-        enable_checkpointing: without a `ModelCheckpoint` of your own, save after each epoch or validation.
-        enable_progress_bar: show progress.
-        enable_model_summary: show the layers before training.
-        accumulate_grad_batches: batches whose gradients are summed before an optimizer step.
-        gradient_clip_val: clip gradients to this norm, or value.
-        gradient_clip_algorithm: "norm" (default) or "value".
-        deterministic: only deterministic algorithms; "warn" to be told of the others.
-        benchmark: let cuDNN try algorithms for the shapes at hand.
-        sync_batchnorm: let batch norm see the batches of all processes.
-        use_distributed_sampler: share the rows of a torch DataLoader out among the processes. False uses its sampler as it
-            is, in each process.
-        reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again at the beginning of every so
-            many-th epoch; 0 never does.
-        profiler: "simple", "advanced", "pytorch" or "xla", for Lightning's profiler of that name, or a profiler object.
-        max_restarts: with several devices: how often processes that failed are started again, to continue from the newest
-            checkpoint.
-        max_host_restarts: likewise, when a machine was lost, or what starts processes on it.
-        min_devices: with several devices: go on with fewer, but no fewer than this, when one fails for good; None to
-            keep all. Global batches stay what they were.
-        heartbeat_timeout: with several devices: seconds of silence after which a process counts as frozen.
-        inference_mode: `validate`, `test` and `predict` run under `torch.inference_mode` rather than `torch.no_grad`.
-            Validation inside `fit` always runs under `torch.no_grad`.
-        detect_anomaly: find the operation that made a NaN in the backward pass (slow).
-        compile: compile the layers with `torch.compile`; a dict gives its options.
-        iterations_per_loop: with accelerator "xla" or "tpu": how many steps a call of the compiled program makes, where
-            nothing is due between them. Hooks that every step has are called after the call.
-        seed: of all randomness; the one of `seed_everything`, or a fresh one that checkpoints remember.
-        default_root_dir: the run's directory, on this machine: checkpoints, metrics, logs. Default: a new one in `runs/`;
-            in a job, the job's.
-        gpus: the older spelling of `accelerator="cuda", devices=…`.
-        tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
-        **others: Lightning's other arguments, which are refused with a word on what to do instead.
+    Args: those of `TrainerConfig`, by name. Lightning's other arguments are refused, with what to use instead.
 
     Attributes:
         module: the module that is run, or was run last.
@@ -199,145 +131,51 @@ class Trainer(View):
         ConfigError: an argument that can't be used, by name, with what to write instead.
     """
 
-    @with_environment
-    def __init__(
-        self,
-        *,
-        accelerator: str | Accelerator = "auto",
-        devices: Devices = "auto",
-        num_nodes: int = 1,
-        strategy: str = "auto",
-        precision: str | int | None = None,
-        logger: Logger | Iterable[Logger] | bool | None = None,
-        callbacks: Callback | list[Callback] | None = None,
-        fast_dev_run: int | bool = False,
-        max_epochs: int | None = None,
-        min_epochs: int | None = None,
-        max_steps: int = -1,
-        min_steps: int | None = None,
-        max_time: Duration | None = None,
-        limit_train_batches: int | float | None = None,
-        limit_val_batches: int | float | None = None,
-        limit_test_batches: int | float | None = None,
-        limit_predict_batches: int | float | None = None,
-        overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | Duration | None = None,
-        check_val_every_n_epoch: int | None = 1,
-        num_sanity_val_steps: int = 2,
-        log_every_n_steps: int = 50,
-        enable_checkpointing: bool = True,
-        enable_progress_bar: bool = True,
-        enable_model_summary: bool = True,
-        accumulate_grad_batches: int = 1,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] | None = None,
-        deterministic: bool | Literal["warn"] | None = None,
-        benchmark: bool | None = None,
-        sync_batchnorm: bool = False,
-        use_distributed_sampler: bool = True,
-        reload_dataloaders_every_n_epochs: int = 0,
-        profiler: Any = None,
-        max_restarts: int = 3,
-        max_host_restarts: int = 10,
-        min_devices: int | None = None,
-        heartbeat_timeout: float = 30.0,
-        inference_mode: bool = True,
-        detect_anomaly: bool = False,
-        compile: bool | dict[str, Any] = False,
-        iterations_per_loop: int = 1,
-        seed: int | None = None,
-        default_root_dir: str | Path | None = None,
-        gpus: int | str | list[int] | None = None,
-        tpu_cores: int | str | list[int] | None = None,
-        **others: Any,
-    ) -> None:
-        self.given = {name: value for name, value in locals().items() if name not in ("self", "others")} | others
-        if others:
-            refuse_arguments(others)
-        if not isinstance(strategy, str):
-            strategy = self.given["strategy"] = compat().strategy_name(strategy)
-        accelerator, devices, given_precision = modernise(
-            accelerator, devices, None if precision is None else str(precision), gpus, tpu_cores, os.environ
-        )
+    @configured(TrainerConfig, refuse_arguments)
+    def __init__(self, config: TrainerConfig) -> None:
+        if not isinstance(config.strategy, str):
+            config = replace(config, strategy=compat().strategy_name(config.strategy))
+        self.config = config.with_dry_run()
+        accelerator, devices, precision = modernise(
+            config.accelerator, config.devices, None if config.precision is None else str(config.precision), config.gpus,
+            config.tpu_cores, os.environ,
+        )  # fmt: skip
         self.accelerator = get_accelerator(accelerator)
-        self.precision = choose_precision(given_precision or "32-true", self.accelerator)
-        self.iterations_per_loop = check_count("iterations_per_loop", iterations_per_loop, 1)
-        self.accelerator.check_arguments(self.given)
+        self.precision = choose_precision(precision or "32-true", self.accelerator)
+        self.accelerator.check_arguments(vars(config))
         self.world = World.from_environ()
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
         drives_all = self.accelerator.drives_all
-        self.nodes = check_nodes(num_nodes, 1 if drives_all else len(self.device_ids), self.world)
+        self.nodes = check_nodes(config.num_nodes, 1 if drives_all else len(self.device_ids), self.world)
         own = slot() if self.world.launched and not drives_all else 0
         self.device = self.accelerator.torch_device(self.device_ids[own])
         self.group = ALONE  # until there is work to do
-        refused = {"compile": compile, "sync_batchnorm": sync_batchnorm, "min_devices": min_devices}
-        check_replicas(check_strategy(strategy), self.world.size, self.nodes, refused)
+        refused = {
+            "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
+        }  # fmt: skip
+        check_replicas(check_strategy(config.strategy), self.world.size, self.nodes, refused)
         every_device = [self.accelerator.torch_device(index) for index in self.device_ids]
         ranks = 1 if drives_all else self.world.size  # that torch is to bring together
-        self.parallel = make_strategy(strategy, ranks, every_device)
-        self.reload_dataloaders_every_n_epochs = check_count(
-            "reload_dataloaders_every_n_epochs", reload_dataloaders_every_n_epochs, 0
-        )
-        self.profiler = make_profiler(profiler)
-        self.use_distributed_sampler = check_flag("use_distributed_sampler", use_distributed_sampler)
-        self.sync_batchnorm = check_sync_batchnorm(sync_batchnorm, self.device, ranks)
-        self._syncs_statistics = sync_batchnorm and drives_all
-        self._shards = strategy == "fsdp" and drives_all
-
-        dry_batches = int(check_count("fast_dev_run", int(fast_dev_run), 0))
-        self.fast_dev_run: int | bool = dry_batches if dry_batches > 1 else bool(dry_batches)
-        self.max_epochs = check_count("max_epochs", max_epochs, -1, none=True)
-        self.max_steps = check_count("max_steps", max_steps, -1)
-        self.min_epochs = check_count("min_epochs", min_epochs, 0, none=True)
-        self.min_steps = check_count("min_steps", min_steps, 0, none=True)
-        self._limits: dict[str, Limit] = {
-            "fit": check_limit("limit_train_batches", limit_train_batches),
-            "validate": check_limit("limit_val_batches", limit_val_batches),
-            "test": check_limit("limit_test_batches", limit_test_batches),
-            "predict": check_limit("limit_predict_batches", limit_predict_batches),
-        }
-        self.overfit_batches = check_limit("overfit_batches", overfit_batches) or 0
-        self.val_check_interval = val_check_interval
-        self.check_val_every_n_epoch = check_count("check_val_every_n_epoch", check_val_every_n_epoch, 1, none=True)
-        validation_interval(val_check_interval, None, 1 << 62)
-        check_count("num_sanity_val_steps", num_sanity_val_steps, -1)
-        self.num_sanity_val_steps: float = math.inf if num_sanity_val_steps == -1 else num_sanity_val_steps
-        self.log_every_n_steps = check_count("log_every_n_steps", log_every_n_steps, 1)
-        self.accumulate_grad_batches = check_count("accumulate_grad_batches", accumulate_grad_batches, 1)
-        self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = check_clipping(gradient_clip_val, gradient_clip_algorithm)
-        self.max_restarts = check_count("max_restarts", max_restarts, 0)
-        self.max_host_restarts = check_count("max_host_restarts", max_host_restarts, 0)
-        self.min_devices = check_fewest(min_devices, self.ranks_asked)
-        self.heartbeat_timeout = check_seconds("heartbeat_timeout", heartbeat_timeout)
+        self.parallel = make_strategy(config.strategy, ranks, every_device)
+        self.profiler = make_profiler(config.profiler)
+        self.sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, self.device, ranks)
+        check_fewest(config.min_devices, self.ranks_asked)
         self.failed_in_step = False
         self.launch_id: str | None = None  # of the launch that this process is of, where the trainer started it
         self.job_fit: str | None = None  # of a job: which call of fit this is
-        self.inference_mode = inference_mode
-        self.detect_anomaly = detect_anomaly
-        self.compile = check_compile(compile)
-        self.seed = rng.default_seed() if seed is None else check_count("seed", seed, 0)
-        self.run_dir = local_directory(
-            default_root_dir or job.directory() or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        )
+        self.seed = rng.default_seed() if config.seed is None else config.seed
+        directory = config.default_root_dir or job.directory()
+        self.run_dir = Path(directory or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")).expanduser()
+        set_deterministic(config.deterministic)
+        if config.benchmark is not None:
+            torch.backends.cudnn.benchmark = config.benchmark
 
-        if self.fast_dev_run:
-            self.max_steps, self.max_epochs, self.num_sanity_val_steps = dry_batches, 1, 0
-            self._limits = dict.fromkeys(self._limits, dry_batches)
-            self.val_check_interval, self.check_val_every_n_epoch = None, 1
-        set_deterministic(deterministic)
-        if benchmark is not None:
-            torch.backends.cudnn.benchmark = benchmark
-
-        self.loggers: list[Any] = choose_loggers(logger)
+        self.loggers: list[Any] = choose_loggers(config.logger)
         self.recorders: list[Logger] = record_with(self.loggers)  # the same, behind our contract
-        if self.fast_dev_run or self.world.rank != 0:
+        if config.fast_dev_run or self.world.rank != 0:
             self.loggers = [Silent() for _ in self.loggers]
         self._recording = False  # since `recorders` were set up
-        self.own_callbacks = choose_callbacks(
-            as_list(callbacks), max_time, enable_checkpointing, enable_progress_bar,
-            enable_model_summary, bool(self.fast_dev_run),
-        )  # fmt: skip
+        self.own_callbacks = choose_callbacks(config)
         self.show_callbacks(self.own_callbacks)
 
         self.module: Any = None
@@ -670,7 +508,7 @@ class Trainer(View):
         check_settings(self)
         status: Status = "failed"
         try:
-            with torch.autograd.set_detect_anomaly(self.detect_anomaly), self.signals, profiling(self, stage):
+            with torch.autograd.set_detect_anomaly(self.config.detect_anomaly), self.signals, profiling(self, stage):
                 yield
             status = "success"
         except BaseException as error:
@@ -760,10 +598,10 @@ class Trainer(View):
     def _prepare_loaders(
         self, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None
     ) -> tuple[Any, list[Any]]:
-        loader, self.num_training_batches = training_loader(self, train_dataloaders, self._limits["fit"], place)
+        loader, self.num_training_batches = training_loader(self, train_dataloaders, self.config.limit("fit"), place)
         val_loaders: list[Any] = []
-        if overrides(self.module, "validation_step") and self._limits["validate"] != 0:
-            limit = self.overfit_batches or self._limits["validate"]
+        if overrides(self.module, "validation_step") and self.config.limit("validate") != 0:
+            limit = self.overfit_batches or self.config.limit("validate")
             val_loaders, self.num_val_batches = evaluation_loaders(self, "validate", val_dataloaders, limit)
         self.has_validation = bool(val_loaders)
         self.val_check_batches = self.num_training_batches
@@ -808,7 +646,7 @@ class Trainer(View):
         state = None if found is None else read_alike(self, found, checkpoint.load)
         if state is not None:
             self._call_load_hooks(state)
-        loaders, limits = evaluation_loaders(self, stage, dataloaders, self._limits[stage])
+        loaders, limits = evaluation_loaders(self, stage, dataloaders, self.config.limit(stage))
         if not loaders:
             raise no_data(stage)
         setattr(self, f"num_{LOADERS[stage]}_batches", limits)
@@ -856,15 +694,15 @@ class Trainer(View):
             accumulate_grad_batches=self.accumulate_grad_batches,
             gradient_clip_val=self.gradient_clip_val,
             gradient_clip_algorithm=self.gradient_clip_algorithm,
-            compile=self.compile,
+            compile=self.config.compile_options,
             on_optimizer_step=self._count_step,
             strategy=self.parallel,
             group=self.group,
             weight=weight,
             device_ids=self.device_ids,
             iterations_per_loop=self._steps_per_call(),
-            sync_batchnorm=self._syncs_statistics,
-            sharded=self._shards,
+            sync_batchnorm=self.config.sync_batchnorm and self.accelerator.drives_all,
+            sharded=self.config.strategy == "fsdp" and self.accelerator.drives_all,
             record=self._record,
             rates_ahead=functools.partial(rates_ahead, self),
         )
@@ -894,13 +732,14 @@ class Trainer(View):
 
     def _steps_per_call(self) -> int:
         """`iterations_per_loop`, or one where something must happen between any two steps."""
-        if self.iterations_per_loop == 1 or self.stage != "fit":
-            return self.iterations_per_loop
+        steps = self.config.iterations_per_loop
+        if steps == 1 or self.stage != "fit":
+            return steps
         reasons = self.group.gather(between_any_two(self))  # a callback that one rank alone has counts for all
         reason = next((one for one in reasons if one is not None), None)
         if reason is None:
-            return self.iterations_per_loop
-        log.warning("iterations_per_loop=%d: one step at a time, since %s.", self.iterations_per_loop, reason)
+            return steps
+        log.warning("iterations_per_loop=%d: one step at a time, since %s.", steps, reason)
         return 1
 
     def _record(self, batch: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from footplate.training.settings import (
     check_limit,
     count_batches,
     limit_batches,
-    local_directory,
     validation_interval,
 )
 
@@ -128,7 +127,7 @@ def test_one_thing_and_none_become_lists():
 
 def test_a_tilde_in_default_root_dir_is_the_home_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert local_directory("~/run") == tmp_path / "run"
+    assert Trainer(default_root_dir="~/run", logger=False).run_dir == tmp_path / "run"
 
 
 def test_variables_stand_for_arguments_that_are_not_given(monkeypatch, trainer, caplog):
@@ -139,7 +138,7 @@ def test_variables_stand_for_arguments_that_are_not_given(monkeypatch, trainer, 
         monkeypatch.setenv(f"PL_TRAINER_{name}", text)
     made = Trainer(accelerator="cpu", enable_progress_bar=False)
     assert (made.max_steps, made.loggers, made.limit_val_batches, made.run_dir) == (7, [], 0.5, Path("elsewhere"))
-    assert made.given["max_steps"] == 7
+    assert made.config.max_steps == 7
     assert "PL_TRAINER_EPOCHS is ignored: Trainer has no argument epochs." in caplog.text
     assert trainer(max_steps=5).max_steps == 5
 

@@ -36,7 +36,7 @@ def parser(name: str) -> ArgumentParser:
     from footplate.cli.accepted import CALLBACKS, DATA, MODELS
     from footplate.cli.commands import COMMANDS
     from footplate.cli.parsing import make_parser
-    from footplate.trainer import Trainer
+    from footplate.training.config import TrainerConfig
 
     made = make_parser(name, f"{COMMANDS[name].help.capitalize()}.")
     made.add_argument("--config", action="config", help="a YAML file of these settings; flags win over it")
@@ -59,7 +59,7 @@ def parser(name: str) -> ArgumentParser:
             metavar="CLASS",
             help=f"a class, such as {what}, or a YAML file of it; its arguments follow as --{key}.NAME",
         )
-    made.add_class_arguments(Trainer, "trainer", fail_untyped=False, instantiate=False, skip={"callbacks"})
+    made.add_class_arguments(TrainerConfig, "trainer", fail_untyped=False, instantiate=False, skip={"callbacks"})
     made.add_argument("--trainer.callbacks", type=CALLBACKS, default=None, help="a callback or several")
     return made
 

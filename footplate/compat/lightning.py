@@ -283,10 +283,6 @@ def _loaders(name: str) -> Any:
     return found
 
 
-def _limit(stage: str) -> Any:
-    return lambda trainer: 1.0 if trainer._limits[stage] is None else trainer._limits[stage]
-
-
 _ATTRIBUTES: dict[str, Any] = {
     "lightning_module": lambda trainer: trainer.module,
     "model": lambda trainer: trainer.module,
@@ -321,9 +317,5 @@ _ATTRIBUTES: dict[str, Any] = {
     "val_dataloaders": _loaders("val"),
     "test_dataloaders": _loaders("test"),
     "predict_dataloaders": _loaders("predict"),
-    "limit_train_batches": _limit("fit"),
-    "limit_val_batches": _limit("validate"),
-    "limit_test_batches": _limit("test"),
-    "limit_predict_batches": _limit("predict"),
     "barebones": lambda trainer: False,
 }

@@ -17,17 +17,12 @@ from footplate.checkpoint.storage import Place
 from footplate.data.adapt import content, draw
 from footplate.errors import CheckpointError, DataError
 from footplate.parallel.alike import blind, check_alike, digest, parameters_of
+from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
 log = logging.getLogger(__name__)
-
-SETTINGS = (
-    "stage", "max_epochs", "min_epochs", "max_steps", "min_steps", "fast_dev_run", "val_check_interval",
-    "check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "accumulate_grad_batches",
-    "gradient_clip_val", "gradient_clip_algorithm",
-)  # fmt: skip
 
 
 def check_settings(trainer: Trainer) -> None:
@@ -36,7 +31,7 @@ def check_settings(trainer: Trainer) -> None:
     Raises:
         ConfigError: something differs.
     """
-    meant = {name: getattr(trainer, name) for name in SETTINGS}
+    meant = {"stage": trainer.stage} | {name: getattr(trainer.config, name) for name in COMPARED}
     meant |= {"accelerator": trainer.accelerator.name, "precision": trainer.precision.name}
     meant |= {"strategy": trainer.parallel.name, "callbacks that save or stop": _deciding(trainer.callbacks)}
     mend = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."

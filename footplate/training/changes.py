@@ -19,6 +19,7 @@ from footplate.hooks import overrides, turn
 from footplate.tracking.silent import Silent
 from footplate.training.prepare import checked_callbacks, record_with
 from footplate.training.settings import as_list
+from footplate.training.status import TrainerFn
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -84,7 +85,7 @@ def take_callbacks_of_setup(trainer: Trainer, stage: str) -> None:
         trainer.use_callbacks(sorted(trainer.callbacks, key=turn))
         for callback in added:
             if overrides(callback, "setup"):
-                callback.setup(trainer, trainer.module, stage)
+                callback.setup(trainer, trainer.module, stage=TrainerFn(stage))
 
 
 def warn_of_late_changes(trainer: Trainer) -> None:

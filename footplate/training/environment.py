@@ -6,33 +6,13 @@ A variable stands for an argument that the program doesn't give. Its text is rea
 from __future__ import annotations
 
 import ast
-import functools
-import inspect
 import logging
-import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 PREFIX = "PL_TRAINER_"
 
-Init = TypeVar("Init", bound=Callable[..., None])
-
 log = logging.getLogger(__name__)
-
-
-def with_environment(init: Init) -> Init:
-    """Let an `__init__` take what it isn't given from the environment."""
-    names = {
-        name
-        for name, parameter in inspect.signature(init).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-
-    @functools.wraps(init)
-    def from_environment(self: Any, **given: Any) -> None:
-        init(self, **{**arguments(os.environ, names), **given})
-
-    return from_environment  # type: ignore[return-value]
 
 
 def arguments(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:

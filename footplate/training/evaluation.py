@@ -56,7 +56,7 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
     agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
     # What validation makes inside fit() may be used by the next training step, which refuses inference tensors.
-    inference_mode = trainer.inference_mode and trainer.stage != "fit" and not lockstep
+    inference_mode = trainer.config.inference_mode and trainer.stage != "fit" and not lockstep
     with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
         trainer.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")

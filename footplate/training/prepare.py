@@ -29,7 +29,8 @@ from footplate.parallel.world import World
 from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training import job
-from footplate.training.settings import as_list, check_count, count_batches, limit_batches
+from footplate.training.config import TrainerConfig
+from footplate.training.settings import as_list, count_batches, limit_batches
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -78,13 +79,12 @@ def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
     return chosen
 
 
-def check_nodes(num_nodes: Any, devices: int, world: World) -> int:
-    """`num_nodes`, for a run with so many devices on each.
+def check_nodes(nodes: int, devices: int, world: World) -> int:
+    """`num_nodes`, for a run with this number of devices on each.
 
     Raises:
-        ConfigError: no number of 1 or more; or the processes that were started are not as many.
+        ConfigError: the processes that were started are not as many.
     """
-    nodes = check_count("num_nodes", num_nodes, 1)
     if nodes > 1 and world.launched and worker.attempt() == 0 and world.size != nodes * devices:
         raise ConfigError(
             f"num_nodes={nodes} with {devices} device(s) each: {nodes * devices} processes, but {world.size} were started "
@@ -113,30 +113,23 @@ def record_with(loggers: list[Any]) -> list[Any]:
     return list(loggers) if all(isinstance(one, Logger) for one in loggers) else compat().translate_loggers(loggers)
 
 
-def choose_callbacks(
-    given: list[Any],
-    max_time: Any,
-    enable_checkpointing: bool,
-    enable_progress_bar: bool,
-    enable_model_summary: bool,
-    fast_dev_run: bool,
-) -> list[Any]:
+def choose_callbacks(config: TrainerConfig) -> list[Any]:
     """The callbacks of a trainer: those that were given, and the usual ones that were not; those that save come last.
 
     Raises:
         ConfigError: something that is no callback, or that contradicts `enable_checkpointing`.
     """
-    callbacks = checked_callbacks([*given, *_of_packages()])
-    if max_time is not None:
-        callbacks.append(Timer(max_time))
+    callbacks = checked_callbacks([*as_list(config.callbacks), *_of_packages()])
+    if config.max_time is not None:
+        callbacks.append(Timer(config.max_time))
     savers = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
-    if savers and not enable_checkpointing:
+    if savers and not config.enable_checkpointing:
         raise ConfigError("enable_checkpointing=False, but callbacks holds a ModelCheckpoint: leave out one of them.")
-    if not savers and enable_checkpointing and not fast_dev_run:
+    if not savers and config.enable_checkpointing and not config.fast_dev_run:
         savers = [ModelCheckpoint()]
-    if enable_progress_bar and not any(is_kind(callback, ProgressBar) for callback in callbacks):
+    if config.enable_progress_bar and not any(is_kind(callback, ProgressBar) for callback in callbacks):
         callbacks.append(ProgressBar())
-    if enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
+    if config.enable_model_summary and not any(is_kind(callback, ModelSummary) for callback in callbacks):
         callbacks.append(ModelSummary())
     return [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)] + savers
 
@@ -254,10 +247,10 @@ def training_loader(trainer: Trainer, given: Any, limit: Any, saved: dict[str, A
     found = trainer.dataloaders["train"] = ask_loader(trainer, "train_dataloader", given)
     if found is None:
         raise _no_training_data()
-    overfit = trainer.overfit_batches
+    overfit = trainer.config.overfit_batches
     for leaf in leaves_of(found):
         pin_for(leaf, trainer.device)
-    loader = adapt(found, trainer.seed, not overfit, trainer.world, trainer.use_distributed_sampler)
+    loader = adapt(found, trainer.seed, not overfit, trainer.world, trainer.config.use_distributed_sampler)
     trainer.read_from("train", [loader])
     if saved is None and trainer.ranks_meant > trainer.world.size:
         saved = as_meant(loader.state_dict(), trainer.ranks_meant, trainer.world.size)
@@ -310,7 +303,7 @@ def evaluation_loaders(trainer: Trainer, stage: str, given: Any, limit: Any) -> 
     found = trainer.dataloaders[name] = ask_loader(trainer, f"{name}_dataloader", given)
     for leaf in leaves_of(found):
         pin_for(leaf, trainer.device)
-    training, shared = trainer.dataloaders.get("train"), trainer.use_distributed_sampler
+    training, shared = trainer.dataloaders.get("train"), trainer.config.use_distributed_sampler
     given = [beside(loader, training) for loader in loaders_of(found)]
     loaders = [share_out(loader, trainer.seed, trainer.world, shared) for loader in given]
     trainer.read_from(name, loaders)

@@ -19,7 +19,7 @@ import pickle
 import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -32,6 +32,7 @@ from footplate.hooks import overrides
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
 from footplate.step.compiled import inside
+from footplate.training.config import TrainerConfig
 from footplate.training.status import running
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Call:
     Attributes:
         launch_id: by which a restart knows the checkpoints of this very call.
         job_fit: by which a later attempt of a job does.
-        given: the trainer's arguments.
+        config: the trainer's.
         callbacks: the trainer's.
         loggers: the trainer's.
         module: the user's.
@@ -63,7 +64,7 @@ class Call:
 
     launch_id: str
     job_fit: str | None
-    given: Mapping[str, Any]
+    config: TrainerConfig
     callbacks: list[Any]
     loggers: list[Any]
     module: Any
@@ -98,9 +99,9 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
         LaunchError: something that can't be sent to the processes; a process was killed and no restart is left.
         Exception: what the call raised, as `footplate.launch.launch` does.
     """
-    given = {**trainer.given, "seed": trainer.seed, "default_root_dir": str(trainer.run_dir.absolute())}
+    config = replace(trainer.config, seed=trainer.seed, default_root_dir=str(trainer.run_dir.absolute()))
     call = Call(
-        uuid.uuid4().hex, trainer.job_fit, given, trainer.own_callbacks, trainer.loggers, module, method, arguments,
+        uuid.uuid4().hex, trainer.job_fit, config, trainer.own_callbacks, trainer.loggers, module, method, arguments,
         logging.getLogger("footplate").getEffectiveLevel(),
     )  # fmt: skip
     with running(trainer):
@@ -108,10 +109,10 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             _make, call,
             world_size=trainer.ranks_asked,
             backend=_backend(trainer),
-            restarts=Restarts(trainer.max_restarts, trainer.max_host_restarts, min_world_size=trainer.min_devices),
+            restarts=Restarts(config.max_restarts, config.max_host_restarts, min_world_size=config.min_devices),
             name=f"trainer.{method}",
             preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
-            heartbeat_timeout_s=trainer.heartbeat_timeout,
+            heartbeat_timeout_s=config.heartbeat_timeout,
         )  # fmt: skip
     _take_home(trainer, inside(module), arguments.get("datamodule"), outcome)
     return outcome.returned
@@ -136,7 +137,7 @@ def _make(call: Call) -> Outcome | None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said at home already
-        trainer = Trainer(**call.given)
+        trainer = Trainer(**vars(call.config))
     trainer.launch_id, trainer.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
     trainer.show_callbacks(call.callbacks)

@@ -1,4 +1,4 @@
-"""The arguments of `Trainer`, checked: pure functions from what was given to what is meant."""
+"""Checks of single arguments of `Trainer`, and what they mean for loaders of a known length: pure functions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,18 +32,17 @@ def check_limit(name: str, value: Limit) -> Limit:
     return value
 
 
-def local_directory(path: str | Path) -> Path:
-    """The run's directory.
+def check_local_directory(name: str, path: Any) -> None:
+    """A directory of this machine, or None.
 
     Raises:
         ConfigError: it is a URI.
     """
-    if is_remote(path):
+    if path is not None and is_remote(path):
         raise ConfigError(
-            f"default_root_dir=\"{path}\": the run's directory holds logs that grow line by line, which objects can't. "
+            f"{name}=\"{path}\": the run's directory holds logs that grow line by line, which objects can't. "
             f'Use a directory of this machine, and for the checkpoints ModelCheckpoint(dirpath="{path}/checkpoints").'
         )
-    return Path(path).expanduser()
 
 
 def limit_batches(name: str, limit: Limit, total: float) -> float:
@@ -131,6 +129,24 @@ def validation_interval(
     return max(1, int(batches * val_check_interval))
 
 
+def check_validation_interval(name: str, value: Any) -> None:
+    """A `val_check_interval` that some epoch could have.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    validation_interval(value, None, 1 << 62)
+
+
+def check_dry_run(name: str, value: Any) -> None:
+    """True, False or a number of batches.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    check_count(name, int(value) if isinstance(value, bool) else value, 0)
+
+
 def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
     """An integer of at least `least`, or None where that is allowed.
 
@@ -144,18 +160,16 @@ def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
     return value
 
 
-def check_fewest(value: Any, devices: int) -> int | None:
-    """`min_devices`, for a run on so many.
+def check_fewest(fewest: int | None, devices: int) -> None:
+    """Whether `min_devices` fits a run on this number of devices.
 
     Raises:
-        ConfigError: neither None nor 1 … devices.
+        ConfigError: the run has fewer.
     """
-    fewest = check_count("min_devices", value, 1, none=True)
     if fewest is not None and fewest > devices:
         raise ConfigError(
             f"min_devices={fewest}: the run has {devices} device(s). Use at most that, or None to keep all."
         )
-    return fewest
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -180,28 +194,33 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_clipping(value: Any, algorithm: Any) -> str:
-    """The algorithm that gradients are clipped by: "norm" unless said otherwise.
+def check_clip_val(name: str, value: Any) -> None:
+    """A number of at least 0, or None.
 
     Raises:
-        ConfigError: a value that is no number of at least 0, or an unknown algorithm.
+        ConfigError: anything else.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and value >= 0):
-        raise ConfigError(f"gradient_clip_val={value!r}: expected a number of at least 0.")
-    if algorithm not in (None, "norm", "value"):
-        raise ConfigError(f'gradient_clip_algorithm="{algorithm}": expected "norm" or "value".')
-    return algorithm or "norm"
+        raise ConfigError(f"{name}={value!r}: expected a number of at least 0.")
 
 
-def check_sync_batchnorm(value: Any, device: torch.device, ranks: int) -> bool:
-    """Whether batch norm is to see the batches of all ranks.
+def check_clip_algorithm(name: str, value: Any) -> None:
+    """One of "norm", "value" and None.
 
     Raises:
-        ConfigError: neither True nor False, or it can't be on this device.
+        ConfigError: anything else.
     """
-    if not isinstance(value, bool):
-        raise ConfigError(f"sync_batchnorm={value!r}: expected True or False.")
+    if value not in (None, "norm", "value"):
+        raise ConfigError(f'{name}="{value}": expected "norm" or "value".')
+
+
+def check_sync_batchnorm(value: bool, device: torch.device, ranks: int) -> bool:
+    """Whether batch norm is to use the batches of all ranks.
+
+    Raises:
+        ConfigError: it can't be on this device.
+    """
     if value and ranks > 1 and device.type == "cpu":
         raise ConfigError("sync_batchnorm=True: torch's SyncBatchNorm runs on GPUs alone. Leave it out on the CPU.")
     return value and ranks > 1
@@ -232,25 +251,28 @@ def check_replicas(name: str, ranks: int, nodes: int, refused: Mapping[str, Any]
             )
 
 
-def check_compile(value: Any) -> dict[str, Any] | None:
-    """The options of `torch.compile`, or None for not compiling.
+def check_compile(name: str, value: Any) -> None:
+    """True, False or a dict.
 
     Raises:
-        ConfigError: neither True, False nor a dict.
+        ConfigError: anything else.
     """
     if not isinstance(value, (bool, dict)):
-        raise ConfigError(f"compile={value!r}: expected True, False or a dict of torch.compile's options.")
-    return {} if value is True else value or None
+        raise ConfigError(f"{name}={value!r}: expected True, False or a dict of torch.compile's options.")
 
 
-def set_deterministic(value: Any) -> None:
-    """Tell torch, for this process, whether only deterministic algorithms may run; None leaves it as it is.
+def check_deterministic(name: str, value: Any) -> None:
+    """True, False, "warn" or None.
 
     Raises:
-        ConfigError: neither True, False nor "warn".
+        ConfigError: anything else.
     """
     if value not in (None, True, False, "warn"):
-        raise ConfigError(f'deterministic={value!r}: expected True, False or "warn".')
+        raise ConfigError(f'{name}={value!r}: expected True, False or "warn".')
+
+
+def set_deterministic(value: bool | Literal["warn"] | None) -> None:
+    """Tell torch, for this process, whether only deterministic algorithms may run; None leaves it as it is."""
     if value is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn")

@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -433,19 +434,19 @@ def _scout(
     """
     from footplate.trainer import Trainer
 
-    settings = {
-        **trainer.given, "callbacks": list(callbacks), "logger": False, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": -1, "min_epochs": None,
-        "min_steps": None, "max_time": None, "val_check_interval": None, "check_val_every_n_epoch": 1,
-        "num_sanity_val_steps": 0, "profiler": None, "seed": trainer.seed, **limits,
-    }  # fmt: skip
     directory = tempfile.mkdtemp(prefix="footplate-search-")
+    config = replace(
+        trainer.config, callbacks=list(callbacks), logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, max_epochs=-1, min_epochs=None, min_steps=None, max_time=None, val_check_interval=None,
+        check_val_every_n_epoch=1, num_sanity_val_steps=0, profiler=None, seed=trainer.seed, default_root_dir=directory,
+        **limits,
+    )  # fmt: skip
     with contextlib.ExitStack() as held:
         held.callback(shutil.rmtree, directory, ignore_errors=True)
         held.enter_context(_as_before(model, datamodule, loaders))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trainer has said them
-            scout = Trainer(**{**settings, "default_root_dir": directory})
+            scout = Trainer(**vars(config))
         scout.launch_id = "search"  # no fit of the job, which counts those
         yield scout, _copied(model), _apart(loaders)
 

@@ -9,12 +9,13 @@ import torch
 
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.callbacks.base import is_kind
+from footplate.callbacks.timer import Duration
 from footplate.tracking.base import Logger
+from footplate.training.config import LimitSetting, Setting, TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from footplate.callbacks.timer import Duration
     from footplate.metrics import MetricLog
     from footplate.parallel.agreement import Agreement
     from footplate.state import Progress
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 
 class View:
-    """The part of a `Trainer` that only tells."""
+    """The attributes of a `Trainer`: its arguments, which may be assigned between two calls, and what a run has reached."""
 
+    config: TrainerConfig
     progress: Progress
     reports: Reports
     agreement: Agreement
@@ -35,16 +37,52 @@ class View:
     optimizers: list[Any]
     loggers: list[Any]
     training_in_progress: bool
-    max_epochs: int | None
-    max_steps: int
-    accumulate_grad_batches: int
-    log_every_n_steps: int
-    val_check_interval: int | float | Duration | None
-    check_val_every_n_epoch: int | None
     _loop: TrainingLoop | None
     _num_training_batches: float
     _make_loaders: Callable[[], Any] | None
     _training_metrics: MetricLog
+
+    max_epochs = Setting[int | None]()
+    min_epochs = Setting[int | None]()
+    max_steps = Setting[int]()
+    min_steps = Setting[int | None]()
+    limit_train_batches = LimitSetting()
+    limit_val_batches = LimitSetting()
+    limit_test_batches = LimitSetting()
+    limit_predict_batches = LimitSetting()
+    overfit_batches = Setting[int | float]()
+    val_check_interval = Setting[int | float | Duration | None]()
+    check_val_every_n_epoch = Setting[int | None]()
+    log_every_n_steps = Setting[int]()
+    accumulate_grad_batches = Setting[int]()
+    gradient_clip_val = Setting[float | None]()
+    use_distributed_sampler = Setting[bool]()
+    reload_dataloaders_every_n_epochs = Setting[int]()
+    max_restarts = Setting[int]()
+    max_host_restarts = Setting[int]()
+    min_devices = Setting[int | None]()
+    heartbeat_timeout = Setting[float]()
+    inference_mode = Setting[bool]()
+    detect_anomaly = Setting[bool]()
+    compile = Setting[bool | dict[str, Any]]()
+    iterations_per_loop = Setting[int]()
+
+    @property
+    def fast_dev_run(self) -> int | bool:
+        """How many batches of every loader are run; True for one, False for all."""
+        batches = int(self.config.fast_dev_run)
+        return batches if batches > 1 else bool(batches)
+
+    @property
+    def num_sanity_val_steps(self) -> float:
+        """How many validation batches are tried before training; infinite for all."""
+        steps = self.config.num_sanity_val_steps
+        return math.inf if steps == -1 else steps
+
+    @property
+    def gradient_clip_algorithm(self) -> str:
+        """Either "norm" or "value"."""
+        return self.config.gradient_clip_algorithm or "norm"
 
     def ask_for_loaders(self) -> Any:
         """See `Trainer`."""

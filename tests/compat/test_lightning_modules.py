@@ -334,7 +334,7 @@ def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
     from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
     given = [DDPStrategy(), DDPStrategy(find_unused_parameters=True), SingleDeviceStrategy(torch.device("cpu"))]
-    names = [trainer(strategy=strategy).given["strategy"] for strategy in given]
+    names = [trainer(strategy=strategy).config.strategy for strategy in given]
     assert names == ["ddp", "ddp_find_unused_parameters_true", "auto"]
     compressed = DDPStrategy(ddp_comm_hook=print)
     for refused, said in (

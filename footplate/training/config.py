@@ -1,0 +1,266 @@
+"""The arguments of a trainer: their names, types, defaults, meanings and limits. Each is written once, here.
+
+    Trainer(max_epochs=3)  →  TrainerConfig(max_epochs=3)  →  trainer.config
+
+`Trainer` has the signature of `TrainerConfig`. The command line's `--trainer.NAME`, the variables `PL_TRAINER_NAME`, the
+table in docs/training.md and the comparison between ranks are made from its fields too. To add an argument, add a field,
+describe it under `Args`, and read it as `trainer.config.NAME` where it has its effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+from footplate.callbacks.base import Callback
+from footplate.callbacks.timer import Duration
+from footplate.hardware.base import Accelerator, Devices
+from footplate.tracking.base import Logger
+from footplate.training import environment, settings
+
+Check = Callable[[str, Any], Any]
+Arguments = ParamSpec("Arguments")
+Owner = TypeVar("Owner")
+T = TypeVar("T")
+
+
+def argument(default: Any, check: Check | None = None, same_on_all_ranks: bool = False) -> Any:
+    """A field of `TrainerConfig`.
+
+    Args:
+        default: the argument's.
+        check: called with the argument's name and value; raises a ConfigError if the value can't be used.
+        same_on_all_ranks: ranks that were given different values refuse to train.
+    """
+    return dataclasses.field(default=default, metadata={"check": check, "same_on_all_ranks": same_on_all_ranks})
+
+
+def count(at_least: int, or_none: bool = False) -> Check:
+    """A check for an integer."""
+    return functools.partial(settings.check_count, least=at_least, none=or_none)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """What a `Trainer` was asked for.
+
+    Args:
+        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "torch_tpu", "xla", a name that an installed package
+            adds, or an `Accelerator`.
+        devices: "auto" (one device), a count, a list of indices, or text such as "0,2". Each device gets a process of its
+            own; with "tpu" and "xla" one process drives all. Processes that torchrun or the like has started take one
+            device each.
+        num_nodes: how many machines, with this number of devices each. More than one needs a cluster that this process is
+            connected to (Ray, Spark), which chooses the machines. In processes that were started already, it must fit
+            their number.
+        strategy: how several processes train one model. "auto" or "ddp": each holds the whole model. "fsdp": each holds a
+            part. "ddp_find_unused_parameters_true": as "ddp", for models of which a step uses only some parameters.
+            "replicas": one process, with a thread for each device.
+        precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", as the accelerator
+            has them.
+        logger: a logger or several. True or None: `CSV`. False: none.
+        callbacks: a callback or several. Checkpoints, progress and the model's summary are added unless they are there.
+        fast_dev_run: run one batch (True) or this number of batches of every loader, without saving or logging: does it
+            work at all?
+        max_epochs: stop after this number of epochs; -1 for no limit. Default: 1000 if nothing else limits the run.
+        min_epochs: don't stop early before this number of epochs.
+        max_steps: stop after this number of optimizer steps; -1 for no limit.
+        min_steps: don't stop early before this number of optimizer steps.
+        max_time: stop after this time, over all attempts together: "DD:HH:MM:SS", a timedelta or a dict of its arguments.
+        limit_train_batches: how many batches of a training epoch are run: a number, or a part as a float. Default: all.
+        limit_val_batches: the same for each validation loader.
+        limit_test_batches: the same for each test loader.
+        limit_predict_batches: the same for each prediction loader.
+        overfit_batches: train and validate on the same few batches, unshuffled: a number, or a part of the training
+            batches as a float. 0.0 for all batches.
+        val_check_interval: validate after this number of training batches, this part of an epoch (a float), or this time
+            ("HH:MM:SS", "DD:HH:MM:SS", a timedelta or a dict of its arguments; rank 0's clock counts). Default: at the end
+            of an epoch.
+        check_val_every_n_epoch: validate only in each n-th epoch. None counts the batches of `val_check_interval` over
+            epochs.
+        num_sanity_val_steps: how many validation batches are tried before training; -1 for all.
+        log_every_n_steps: how often metrics are read from the device and reported.
+        enable_checkpointing: save after each epoch or validation if no `ModelCheckpoint` is among the callbacks.
+        enable_progress_bar: show a bar in a terminal, and a line from time to time elsewhere.
+        enable_model_summary: show the layers before training.
+        accumulate_grad_batches: sum the gradients of this number of batches before an optimizer step.
+        gradient_clip_val: clip gradients to this norm, or to this value.
+        gradient_clip_algorithm: "norm" (default) or "value".
+        deterministic: use only deterministic algorithms; "warn" warns of the others. Default: torch's own setting.
+        benchmark: let cuDNN find its fastest algorithms for the shapes of this run. Default: torch's own setting.
+        sync_batchnorm: batch norm uses the batches of all processes (on GPUs) or all devices ("tpu", "xla").
+        use_distributed_sampler: share the rows of a torch `DataLoader` out among the processes. False uses its sampler
+            as it is, in each process.
+        reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again in each n-th epoch; 0 never
+            does. A loader may depend on `trainer.current_epoch`, the global generators and what it reads, and on nothing
+            else, so that a resumed run makes the same one.
+        profiler: "simple", "advanced", "pytorch" or "xla", for Lightning's profiler of that name; or an object with
+            `start(action)` and `stop(action)`.
+        max_restarts: with several devices: how often processes that failed are started again, from the newest checkpoint.
+        max_host_restarts: the same for a machine that was lost, or for what starts processes on it.
+        min_devices: with several devices: go on with as few as this when some fail for good. Global batches keep their
+            size. Default: all devices are needed.
+        heartbeat_timeout: with several devices: after this number of seconds without a sign of life, a process counts as
+            frozen.
+        inference_mode: run `validate`, `test` and `predict` under `torch.inference_mode` rather than `torch.no_grad`.
+            Validation inside `fit` always runs under `torch.no_grad`.
+        detect_anomaly: find the operation that made a NaN in the backward pass; slow.
+        compile: compile the layers with `torch.compile`; a dict gives its options. `fit(torch.compile(module))` compiles
+            `forward` as well.
+        iterations_per_loop: with "tpu" and "xla": how many steps one call of the compiled program makes, if nothing is due
+            between them. Hooks of these steps are called after the call.
+        seed: of all randomness; checkpoints keep it. Default: the seed of `seed_everything`, or a fresh one.
+        default_root_dir: the run's directory on this machine, for checkpoints, metrics and logs. Default: a new one in
+            `runs/`; in a job, the job's directory.
+        gpus: the older spelling of `accelerator="cuda", devices=…`.
+        tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
+
+    Raises:
+        ConfigError: an argument that can't be used, by name, with what to write instead.
+    """
+
+    accelerator: str | Accelerator = argument("auto")
+    devices: Devices = argument("auto")
+    num_nodes: int = argument(1, count(at_least=1))
+    strategy: str = argument("auto")
+    precision: str | int | None = argument(None)
+    logger: Logger | Iterable[Logger] | bool | None = argument(None)
+    callbacks: Callback | list[Callback] | None = argument(None)
+    fast_dev_run: int | bool = argument(False, settings.check_dry_run, same_on_all_ranks=True)
+    max_epochs: int | None = argument(None, count(at_least=-1, or_none=True), same_on_all_ranks=True)
+    min_epochs: int | None = argument(None, count(at_least=0, or_none=True), same_on_all_ranks=True)
+    max_steps: int = argument(-1, count(at_least=-1), same_on_all_ranks=True)
+    min_steps: int | None = argument(None, count(at_least=0, or_none=True), same_on_all_ranks=True)
+    max_time: Duration | None = argument(None)
+    limit_train_batches: int | float | None = argument(None, settings.check_limit)
+    limit_val_batches: int | float | None = argument(None, settings.check_limit)
+    limit_test_batches: int | float | None = argument(None, settings.check_limit)
+    limit_predict_batches: int | float | None = argument(None, settings.check_limit)
+    overfit_batches: int | float = argument(0.0, settings.check_limit)
+    val_check_interval: int | float | Duration | None = argument(
+        None, settings.check_validation_interval, same_on_all_ranks=True
+    )
+    check_val_every_n_epoch: int | None = argument(1, count(at_least=1, or_none=True), same_on_all_ranks=True)
+    num_sanity_val_steps: int = argument(2, count(at_least=-1), same_on_all_ranks=True)
+    log_every_n_steps: int = argument(50, count(at_least=1), same_on_all_ranks=True)
+    enable_checkpointing: bool = argument(True)
+    enable_progress_bar: bool = argument(True)
+    enable_model_summary: bool = argument(True)
+    accumulate_grad_batches: int = argument(1, count(at_least=1), same_on_all_ranks=True)
+    gradient_clip_val: float | None = argument(None, settings.check_clip_val, same_on_all_ranks=True)
+    gradient_clip_algorithm: Literal["norm", "value"] | None = argument(
+        None, settings.check_clip_algorithm, same_on_all_ranks=True
+    )
+    deterministic: bool | Literal["warn"] | None = argument(None, settings.check_deterministic)
+    benchmark: bool | None = argument(None)
+    sync_batchnorm: bool = argument(False, settings.check_flag)
+    use_distributed_sampler: bool = argument(True, settings.check_flag)
+    reload_dataloaders_every_n_epochs: int = argument(0, count(at_least=0))
+    profiler: Any = argument(None)
+    max_restarts: int = argument(3, count(at_least=0))
+    max_host_restarts: int = argument(10, count(at_least=0))
+    min_devices: int | None = argument(None, count(at_least=1, or_none=True))
+    heartbeat_timeout: float = argument(30.0, settings.check_seconds)
+    inference_mode: bool = argument(True)
+    detect_anomaly: bool = argument(False)
+    compile: bool | dict[str, Any] = argument(False, settings.check_compile)
+    iterations_per_loop: int = argument(1, count(at_least=1))
+    seed: int | None = argument(None, count(at_least=0, or_none=True))
+    default_root_dir: str | Path | None = argument(None, settings.check_local_directory)
+    gpus: int | str | list[int] | None = argument(None)
+    tpu_cores: int | str | list[int] | None = argument(None)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.metadata["check"] is not None:
+                field.metadata["check"](field.name, getattr(self, field.name))
+
+    def with_dry_run(self) -> TrainerConfig:
+        """The same, with what `fast_dev_run` sets: its number of batches in one epoch, and no sanity check."""
+        batches = int(self.fast_dev_run)
+        if not batches:
+            return self
+        return dataclasses.replace(
+            self, max_steps=batches, max_epochs=1, num_sanity_val_steps=0, val_check_interval=None,
+            check_val_every_n_epoch=1, limit_train_batches=batches, limit_val_batches=batches,
+            limit_test_batches=batches, limit_predict_batches=batches,
+        )  # fmt: skip
+
+    @property
+    def compile_options(self) -> dict[str, Any] | None:
+        """The options of `torch.compile`; None if nothing is compiled."""
+        return {} if self.compile is True else self.compile or None
+
+    def limit(self, stage: str) -> int | float | None:
+        """The `limit_…_batches` of "fit", "validate", "test" or "predict"."""
+        return {
+            "fit": self.limit_train_batches,
+            "validate": self.limit_val_batches,
+            "test": self.limit_test_batches,
+            "predict": self.limit_predict_batches,
+        }[stage]
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(TrainerConfig))
+COMPARED = tuple(field.name for field in dataclasses.fields(TrainerConfig) if field.metadata["same_on_all_ranks"])
+
+
+def configured(
+    made: Callable[Arguments, TrainerConfig], refuse: Callable[[dict[str, Any]], None]
+) -> Callable[[Callable[[Owner, TrainerConfig], None]], Callable[Concatenate[Owner, Arguments], None]]:
+    """Let an `__init__` that takes a `TrainerConfig` be called with the arguments of one.
+
+    Args:
+        made: `TrainerConfig`.
+        refuse: called with arguments that it doesn't have.
+    """
+
+    def decorate(init: Callable[[Owner, TrainerConfig], None]) -> Callable[Concatenate[Owner, Arguments], None]:
+        @functools.wraps(init)
+        def from_arguments(self: Owner, **given: Any) -> None:
+            given = {**environment.arguments(os.environ, set(NAMES)), **given}
+            unknown = {name: given.pop(name) for name in given.keys() - set(NAMES)}
+            if unknown:
+                refuse(unknown)
+            init(self, TrainerConfig(**given))
+
+        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        signature = inspect.signature(made)
+        parameters = [owner, *signature.parameters.values()]
+        from_arguments.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return from_arguments  # type: ignore[return-value]
+
+    return decorate
+
+
+class Setting(Generic[T]):
+    """An argument of the trainer as an attribute. A value that is assigned is checked as the argument is, and counts for
+    the calls that follow.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, trainer: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, trainer: Any, owner: type) -> T: ...
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        return self if trainer is None else getattr(trainer.config, self.name)
+
+    def __set__(self, trainer: Any, value: T) -> None:
+        trainer.config = dataclasses.replace(trainer.config, **{self.name: value})
+
+
+class LimitSetting(Setting[int | float]):
+    """A `limit_…_batches`, which reads as 1.0, Lightning's "all of them", where none was given."""
+
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        limit = super().__get__(trainer, owner)
+        return 1.0 if limit is None else limit

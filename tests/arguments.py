@@ -1,0 +1,63 @@
+"""The table of the Trainer's arguments in docs/training.md, made from `TrainerConfig`.
+
+After a change there, `make tables` writes the table into the page.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+
+from footplate.training.config import TrainerConfig
+
+DOCS = Path(__file__).parents[1] / "docs" / "training.md"
+
+MORE = {  # the page that says more
+    "accelerator": "accelerators.md",
+    "devices": "distributed.md",
+    "num_nodes": "ladder.md#several-machines",
+    "strategy": "distributed.md",
+    "logger": "tracking.md",
+    "iterations_per_loop": "xla.md#several-steps-in-one-call",
+    "default_root_dir": "jobs.md",
+}
+
+
+def render() -> str:
+    """The table in Markdown."""
+    described = {
+        one.arg_name: one.description or "" for one in docstring_parser.parse(TrainerConfig.__doc__ or "").params
+    }
+    rows = [
+        f"| `{field.name}` | {_default(field.default)} | {_meaning(field.name, described[field.name])} |"
+        for field in dataclasses.fields(TrainerConfig)
+    ]
+    return "\n".join(["| argument | default | what |", "| --- | --- | --- |", *rows])
+
+
+def filled(page: str) -> str:
+    """The page with the table between `<!-- table: arguments -->` and `<!-- end -->`."""
+    pattern = re.compile(r"(<!-- table: arguments -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda marks: f"{marks[1]}{render()}\n\n{marks[2]}", page)
+
+
+def _default(value: Any) -> str:
+    if value is None:
+        return ""
+    return f'`"{value}"`' if isinstance(value, str) else str(value)
+
+
+def _meaning(name: str, text: str) -> str:
+    text = " ".join(text.split())
+    parts = text.split("`")  # every second one is code already
+    quoted = [re.sub(r'("[^"]+")', r"`\1`", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
+    more = f" More: [{MORE[name].split('#')[0]}]({MORE[name]})" if name in MORE else ""
+    return "`".join(quoted) + more
+
+
+if __name__ == "__main__":
+    DOCS.write_text(filled(DOCS.read_text()))
