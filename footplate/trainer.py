@@ -91,6 +91,7 @@ from footplate.training.prepare import (
     record_with,
     refuse_arguments,
     replaces,
+    share_rank,
     shown_path,
     split_datamodule,
     training_loader,
@@ -144,6 +145,7 @@ class Trainer(View):
         self.precision = choose_precision(precision or "32-true", self.accelerator)
         self.accelerator.check_arguments(vars(config))
         self.world = World.from_environ()
+        share_rank(self.world)
         self.device_ids = choose_devices(self.accelerator, devices, self.world)
         drives_all = self.accelerator.drives_all
         self.nodes = check_nodes(config.num_nodes, 1 if drives_all else len(self.device_ids), self.world)

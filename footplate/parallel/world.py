@@ -31,20 +31,16 @@ class World:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> World:
         """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun's names); without them, a world of one.
 
-        Without the two local ones, all processes are taken to be on this node.
+        Without the two local ones, all processes are taken to be on this node. Launchers for Lightning set `NODE_RANK` and
+        `LOCAL_RANK` instead of `RANK`; the rank follows from these.
 
         Raises:
-            ConfigError: `WORLD_SIZE` without `RANK`, something that is no number, or a rank outside the world.
+            ConfigError: `WORLD_SIZE` without a rank, something that is no number, or a rank outside the world.
         """
         if "WORLD_SIZE" not in environ:
             return cls()
         size = _number(environ, "WORLD_SIZE", 1)
-        if size > 1 and "RANK" not in environ:
-            raise ConfigError(
-                f"WORLD_SIZE={size} is set, but RANK is not, so this process can't know which of them it is. "
-                "Start it with torchrun, or set RANK too; unset WORLD_SIZE to train alone."
-            )
-        rank = _number(environ, "RANK", 0)
+        rank = _number(environ, "RANK", 0) if size == 1 or "RANK" in environ else _rank_on_node(environ, size)
         local_size = _number(environ, "LOCAL_WORLD_SIZE", size)
         local_rank = _number(environ, "LOCAL_RANK", rank % max(1, local_size))
         if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
@@ -66,6 +62,29 @@ class World:
 
 
 SINGLE = World()
+
+
+def _rank_on_node(environ: Mapping[str, str], size: int) -> int:
+    """The rank from the node's number and the place on it. Every node has the same number of processes.
+
+    Raises:
+        ConfigError: one of these is not set.
+    """
+    if "LOCAL_RANK" in environ and "NODE_RANK" in environ:
+        node, local_rank = _number(environ, "NODE_RANK", 0), _number(environ, "LOCAL_RANK", 0)
+        if node == 0:  # with any number of processes for each node
+            return local_rank
+        if "LOCAL_WORLD_SIZE" in environ:
+            return node * _number(environ, "LOCAL_WORLD_SIZE", size) + local_rank
+        raise ConfigError(
+            f"NODE_RANK={node} and LOCAL_RANK={local_rank} are set, but neither RANK nor LOCAL_WORLD_SIZE is. Set RANK, "
+            "or set LOCAL_WORLD_SIZE to the number of processes on each node."
+        )
+    raise ConfigError(
+        f"WORLD_SIZE={size} is set, but RANK is not, so this process can't know which of them it is. "
+        "Start it with torchrun, or set RANK too (or NODE_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE); unset WORLD_SIZE to "
+        "train alone."
+    )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -155,6 +155,13 @@ def _of_packages() -> list[Any]:
     return [made for group in groups for entry in entry_points(group=group) for made in as_list(entry.load()())]
 
 
+def share_rank(world: World) -> None:
+    """Give Lightning's `rank_zero_only` the rank of this process. Without `RANK`, it would take the local rank."""
+    rank_zero = sys.modules.get("lightning_utilities.core.rank_zero")
+    if world.launched and rank_zero is not None:
+        rank_zero.rank_zero_only.rank = world.rank
+
+
 def replaces(configured: Any, callback: Any) -> bool:
     """Whether a callback that the module configures takes the place of one of the trainer's."""
     usual = (ModelCheckpoint, ProgressBar, ModelSummary)  # what a trainer has of its own, if nobody brings another

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.parallel.world import World
 
 from .common import Plain, equal, loader, make, same, seeded, weights
 
@@ -496,6 +497,8 @@ def test_a_mistake_is_answered_with_what_to_do(settings, said, tmp_path):
         ({"WORLD_SIZE": "2"}, "RANK is not"),
         ({"WORLD_SIZE": "two"}, "expected a whole number"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "below the size"),
+        ({"WORLD_SIZE": "4", "NODE_RANK": "1", "LOCAL_RANK": "1"}, "set LOCAL_WORLD_SIZE to the number"),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "RANK is not"),
     ],
 )
 def test_half_of_an_environment_is_refused(environ, said, tmp_path, monkeypatch):
@@ -503,6 +506,23 @@ def test_half_of_an_environment_is_refused(environ, said, tmp_path, monkeypatch)
         monkeypatch.setenv(name, value)
     with pytest.raises(fp.FootplateError, match=said):
         make(tmp_path)
+
+
+@pytest.mark.parametrize(("node_rank", "rank"), [("0", 1), ("1", 3)])
+def test_the_rank_follows_from_the_node_and_the_local_rank(node_rank, rank, tmp_path, monkeypatch):
+    from lightning.pytorch.utilities import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": node_rank, "LOCAL_RANK": "1"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    trainer = make(tmp_path)
+    assert trainer.world == World(rank, 4, 1, 2, launched=True)
+    assert rank_zero_only.rank == rank
+
+
+def test_on_the_first_node_the_local_rank_is_the_rank():
+    assert World.from_environ({"WORLD_SIZE": "4", "NODE_RANK": "0", "LOCAL_RANK": "1"}).rank == 1
 
 
 def test_sync_batchnorm_is_refused_on_the_cpu(tmp_path, monkeypatch):
