@@ -10,11 +10,13 @@ A web page that the user has open elsewhere can send requests here, too. It is k
     with a token, the API wants it                             everybody else
 
 A body is read whole before the application sees it, up to `BODY` bytes; only packages are passed on as they come, and
-whoever takes those counts them. Each answer says that nothing but what comes from here may be loaded into the page.
+their route counts them. A body of which no piece comes for `BODY_S` is given up. Each answer says that nothing but what
+comes from here may be loaded into the page.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import socket
@@ -33,6 +35,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 API = "/api"
 HEADER = b"x-footplate"
 BODY = 3 * 2**20  # bytes: a spec, and as many arguments of its program as a process can be given
+BODY_S = 20.0  # from one piece of a body to the next
 STREAMED = f"{API}/packages"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (
@@ -78,8 +81,10 @@ class Guard:
 
         try:
             check(scope["method"], scope["path"], dict(scope["headers"]), self._token)
-            if scope["method"] not in _SAFE and scope["path"] != STREAMED:
-                receive = await _whole(receive)
+            if scope["method"] not in _SAFE:
+                receive = _in_time(receive)
+                if scope["path"] != STREAMED:
+                    receive = await _whole(receive)
         except Refusal as refusal:
             await _refuse(refusal, signed)
             return
@@ -131,6 +136,25 @@ def is_ours(host: str) -> bool:
 @cache
 def _names() -> tuple[str, ...]:
     return tuple({name.lower() for name in (socket.gethostname(), socket.getfqdn()) if name})
+
+
+def _in_time(receive: Receive) -> Receive:
+    """What gives the pieces of a body, and refuses to wait long for one. Afterwards it waits for the client to go."""
+    more = True
+
+    async def piece() -> Message:
+        nonlocal more
+        if not more:
+            return await receive()
+        try:
+            async with asyncio.timeout(BODY_S):
+                message = await receive()
+        except TimeoutError:
+            raise Refusal(408, "too_slow", f"nothing came of the request's body for {BODY_S:g} s.") from None
+        more = message["type"] == "http.request" and message.get("more_body", False)
+        return message
+
+    return piece
 
 
 async def _whole(receive: Receive) -> Receive:

@@ -40,6 +40,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
     from footplate.jobs.store import open_store
     from footplate.server.app import make_app
     from footplate.server.auth import VARIABLE, take
+    from footplate.server.deadlines import HeadDeadline
     from footplate.server.desk import PATIENCE_S, Desk
 
     token, text = take(token_file)
@@ -60,8 +61,9 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
         print("What is sent to it is not encrypted: put it behind a proxy with TLS, or an SSH tunnel.", file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=_GRACE_S, ws="none"
-    )
+        app, http=HeadDeadline, log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=_GRACE_S, ws="none",
+    )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
-from footplate.jobs.states import FINAL
+from footplate.jobs.states import FINAL, State
 from footplate.server import submission, views
 from footplate.server.desk import TheDesk
 from footplate.server.figures import figures
@@ -83,12 +83,19 @@ async def wait_for_job(
     ] = 30,
 ) -> JobView:
     """A job as soon as it has ended, or as it is when the time is over: `state` says which."""
+
+    def look() -> State:
+        with desk.open() as jobs:
+            return jobs.find(name).state
+
     until = time.monotonic() + timeout
-    while True:
-        job = await run_in_threadpool(describe_job, desk, name)
-        if job.state in FINAL or time.monotonic() >= until or await request.is_disconnected():
-            return job
+    state = await desk.looks.state(name, look, age_s=0.0)  # never as it was before the client asked
+    while state not in FINAL:
+        if time.monotonic() >= until or await request.is_disconnected():
+            break
         await asyncio.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+        state = await desk.looks.state(name, look, age_s=LOOK_S)
+    return await run_in_threadpool(describe_job, desk, name)
 
 
 @router.post("/jobs/{name}/cancel", responses=answers(404, 409))
