@@ -45,7 +45,7 @@ from footplate.compat.petastorm_predicates import (
     in_reduce,
     in_set,
 )
-from footplate.compat.petastorm_rows import collate_rows, decimal_friendly_collate, transform_row
+from footplate.compat.petastorm_rows import collate_rows, decimal_friendly_collate, kept_columns, transform_row
 from footplate.compat.petastorm_source import decode_rows, encoded
 from footplate.compat.petastorm_unischema import (
     CompressedImageCodec,
@@ -65,8 +65,8 @@ from footplate.parallel.world import World
 __all__ = [
     "BatchLoader", "BatchedDataLoader", "CompressedImageCodec", "CompressedNdarrayCodec", "DataLoader", "NdarrayCodec",
     "PredicateBase", "Reader", "ScalarCodec", "SparkDatasetConverter", "TransformSpec", "Unischema", "UnischemaField",
-    "decimal_friendly_collate", "in_intersection", "in_lambda", "in_negate", "in_pseudorandom_split", "in_reduce",
-    "in_set", "make_batch_reader", "make_reader", "make_spark_converter",
+    "decimal_friendly_collate", "edit_field", "in_intersection", "in_lambda", "in_negate", "in_pseudorandom_split",
+    "in_reduce", "in_set", "make_batch_reader", "make_reader", "make_spark_converter",
 ]  # fmt: skip
 
 _ENDLESS_ROWS_PER_BATCH = 1024
@@ -96,7 +96,8 @@ class TransformSpec:
     Attributes:
         func: takes and returns a frame (a dict of one row, in `make_reader` over a table with a Unischema); None only drops
             and picks columns.
-        edit_fields: `(name, numpy dtype, shape, nullable)` of columns that it makes or changes.
+        edit_fields: `(name, numpy dtype, shape, nullable)` of columns that it makes or changes; see `edit_field`. Values
+            are given that type, and a value of another shape is an error.
         removed_fields: columns that are left out afterwards.
         selected_fields: the only columns that remain, in this order.
     """
@@ -105,6 +106,11 @@ class TransformSpec:
     edit_fields: Sequence[tuple[Any, ...]] | None = None
     removed_fields: Sequence[str] | None = None
     selected_fields: Sequence[str] | None = None
+
+
+def edit_field(name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False) -> tuple[Any, ...]:
+    """A column for `TransformSpec(edit_fields=…)`."""
+    return name, numpy_dtype, shape, nullable
 
 
 class SparkDatasetConverter:
@@ -614,12 +620,7 @@ def _transform(spec: TransformSpec, batch: dict[str, Any], ragged: Sequence[str]
     frame = pandas.DataFrame({name: _column(batch[name], batch.get(lengths.get(name, ""))) for name in shown})
     if spec.func is not None:
         frame = spec.func(frame)
-    kept = spec.selected_fields or [name for name in frame.columns if name not in set(spec.removed_fields or ())]
-    missing = [name for name in kept if name not in frame.columns]
-    if missing:
-        raise DataError(
-            f"TransformSpec: its function returned no column {missing[0]!r}, only {', '.join(map(str, frame.columns))}."
-        )
+    kept = kept_columns(spec, frame.columns)
     edited = {field[0]: field for field in spec.edit_fields or ()}
     return {str(name): _tensor(frame[name].tolist(), edited.get(name)) for name in kept}
 

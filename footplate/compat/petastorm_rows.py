@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from footplate.compat.petastorm_unischema import UnischemaField
 from footplate.errors import DataError
 
 # Torch computes little with these types, so Petastorm's loaders give the type that holds all of their values.
@@ -20,15 +21,36 @@ def transform_row(spec: Any, row: dict[str, Any]) -> dict[str, Any]:
     """A row through a `TransformSpec`, whose function is given a dict.
 
     Raises:
-        DataError: the function returned a row without a selected column.
+        DataError: the function returned a row without a column that the spec names, or a value that isn't of the type and
+            shape that `edit_fields` states.
     """
     if spec.func is not None:
         row = spec.func(row)
-    names = spec.selected_fields or [name for name in row if name not in set(spec.removed_fields or ())]
-    missing = [name for name in names if name not in row]
+    fields = {name: UnischemaField(name, kind, tuple(shape or ())) for name, kind, shape in _edited(spec)}
+    return {name: fields[name].decode(row[name]) if name in fields else row[name] for name in kept_columns(spec, row)}
+
+
+def kept_columns(spec: Any, columns: Iterable[str]) -> list[str]:
+    """The columns that a `TransformSpec` keeps of those that its function returned.
+
+    Raises:
+        DataError: the function returned no column of a name that the spec selects, or says that it makes.
+    """
+    returned = list(columns)
+    removed = set(spec.removed_fields or ())
+    kept = list(spec.selected_fields or [name for name in returned if name not in removed])
+    made = [] if spec.selected_fields else [name for name, *_ in _edited(spec) if name not in removed]
+    missing = [name for name in [*kept, *made] if name not in returned]
     if missing:
-        raise DataError(f"TransformSpec: its function returned no column {missing[0]!r}, only {', '.join(row)}.")
-    return {name: row[name] for name in names}
+        raise DataError(
+            f"TransformSpec: its function returned no column {missing[0]!r}, only {', '.join(map(str, returned))}."
+        )
+    return kept
+
+
+def _edited(spec: Any) -> list[tuple[str, Any, Any]]:
+    """Name, type and shape of the columns that a spec makes or changes: tuples, or fields of a Unischema."""
+    return [(field[0], field[1], field[2]) for field in spec.edit_fields or ()]
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

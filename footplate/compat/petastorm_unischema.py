@@ -120,7 +120,7 @@ class UnischemaField(NamedTuple):
         same = decoded.dtype.kind == wanted.kind if wanted.kind in "SU" else decoded.dtype == wanted
         if not (fits and same):
             raise DataError(
-                f"Column {self.name!r}: a value is {decoded.dtype} {decoded.shape}, and its Unischema says "
+                f"Column {self.name!r}: a value is {decoded.dtype} {decoded.shape}, and its field says "
                 f"{wanted} {self.shape}."
             )
 

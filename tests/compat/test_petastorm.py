@@ -6,6 +6,7 @@ import datetime
 import io
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -441,3 +442,46 @@ def test_columns_of_nested_types_are_left_out_with_a_warning(tmp_path):
 
 def test_a_converter_says_where_its_rows_lie(photos):
     assert make_spark_converter(photos).cache_dir_url == Table(photos).uri
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(["007", "010"], [7, 10]), (["1e3", "2"], ["1e3", "2"]), (["1", "x"], ["1", "x"])]
+)
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_partitions_are_integers_where_all_of_them_are(make, names, expected, tmp_path):
+    for name in names:
+        (tmp_path / f"part={name}").mkdir()
+        pq.write_table(pa.table({"x": [1]}), tmp_path / f"part={name}" / "0.parquet")
+    found = [np.atleast_1d(each.part).tolist() for each in make(str(tmp_path), shuffle_row_groups=False)]
+    assert [value for values in found for value in values] == expected
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, None], pa.int32()),
+        pa.array([True, None]),
+        pa.array([Decimal("1.5"), None]),
+        pa.array([["text"], ["more"]]),
+    ],
+)
+def test_a_column_that_no_tensor_can_hold_is_refused_by_name(column, tmp_path):
+    pq.write_table(pa.table({"x": column, "y": [1, 2]}), tmp_path / "0.parquet")
+    with pytest.raises(DataError, match="Column 'x' is"):
+        next(make_batch_reader(str(tmp_path)))
+    assert sorted(next(make_batch_reader(str(tmp_path), ["y"])).y.tolist()) == [1, 2]
+
+
+def test_small_types_of_a_plain_table_are_wider_in_a_batch(tmp_path):
+    columns = {
+        "number": pa.array([1, 2], pa.uint8()),
+        "flag": [True, False],
+        "day": [datetime.date(1970, 1, 2)] * 2,
+        "time": pa.array([datetime.datetime(1970, 1, 1, 0, 0, 1)] * 2, pa.timestamp("us")),
+        "list": [[1, 2], None],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    batch = next(iter(DataLoader(make_batch_reader(str(tmp_path), shuffle_row_groups=False), 2)))
+    assert (batch["number"].dtype, batch["flag"].dtype) == (torch.int64, torch.bool)
+    assert (batch["day"].tolist(), batch["time"].tolist()) == ([1, 1], [1000000, 1000000])
+    assert (batch["list"].tolist(), batch["list_length"].tolist()) == ([[1, 2], [0, 0]], [2, 0])

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from footplate.compat.petastorm import DataLoader, TransformSpec, make_batch_reader, make_reader
+from footplate.compat.petastorm import DataLoader, TransformSpec, edit_field, make_batch_reader, make_reader
 from footplate.compat.petastorm_metadata import parse_unischema
 from footplate.compat.petastorm_predicates import (
     in_intersection,
@@ -121,6 +121,32 @@ def test_a_row_goes_through_a_transform_as_a_dict(things: str) -> None:
     spec = TransformSpec(double, removed_fields=["image"])
     rows = list(make_reader(things, ["id", "image"], transform_spec=spec, shuffle_row_groups=False))
     assert [row._asdict() for row in rows[:2]] == [{"id": 0}, {"id": 2}]
+
+
+def test_edit_fields_states_type_and_shape_of_a_rows_columns(things: str) -> None:
+    def add(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "half": row["id"] / 2, "pair": [row["id"], 1], "none": None}
+
+    fields = [edit_field("half", np.float32, ()), edit_field("pair", np.int16, (2,)), UnischemaField("none", np.int8)]
+    row = next(make_reader(things, ["id"], transform_spec=TransformSpec(add, fields), shuffle_row_groups=False))
+    assert (row.half.dtype, row.pair.dtype, row.pair.tolist(), row.none) == (np.float32, np.int16, [0, 1], None)
+    loader = DataLoader(make_reader(things, ["id"], transform_spec=TransformSpec(add, fields, ["none"])), batch_size=4)
+    batch = next(iter(loader))
+    assert (batch["half"].dtype, batch["pair"].dtype, batch["pair"].shape) == (torch.float32, torch.int16, (4, 2))
+
+    wrong_shape = TransformSpec(add, [edit_field("pair", np.int16, (3,))])
+    with pytest.raises(DataError, match=r"'pair'.*int16 \(2,\).*int16 \(3,\)"):
+        list(make_reader(things, ["id"], transform_spec=wrong_shape))
+    wrong_type = TransformSpec(lambda row: {"id": "many"}, [edit_field("id", np.int16, ())])
+    with pytest.raises(DataError, match="'id': a value isn't readable"):
+        list(make_reader(things, ["id"], transform_spec=wrong_type))
+
+
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_column_of_edit_fields_that_the_function_does_not_make_is_an_error(make: Any, things: str) -> None:
+    spec = TransformSpec(lambda rows: rows, [edit_field("half", np.float32, ())])
+    with pytest.raises(DataError, match="returned no column 'half', only id"):
+        next(make(things, ["id"], transform_spec=spec))
 
 
 def test_a_loader_makes_tensors_of_decoded_rows(things: str) -> None:
