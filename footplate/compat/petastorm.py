@@ -22,9 +22,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import threading
 import warnings
 from collections import deque, namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -78,6 +79,7 @@ _WITHOUT_EFFECT = frozenset({
     "cache_location", "cache_size_limit", "cache_row_size_estimate", "cache_extra_settings",
     "zmq_copy_buffers", "convert_early_to_numpy",
 })  # fmt: skip
+_CHOICES = {"reader_pool_type": ("thread", "process", "dummy"), "cache_type": ("null", "local-disk", None)}
 # Settings that change rows or batches, and what to use instead.
 _REFUSED = {
     "rowgroup_selector": "use filters=",
@@ -210,6 +212,7 @@ class BatchLoader:
         schema: Unischema | None = None,
         collate: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> None:
+        _check_epochs(num_epochs)
         self._loader, self._num_epochs, self._workers = loader, num_epochs, workers
         self._spec, self._dtype = spec, dtype
         self._schema, self._collate = schema, collate or collate_rows
@@ -335,7 +338,8 @@ def make_spark_converter(
 class Reader:
     """Gives a named tuple of numpy arrays for each batch of rows (or of values, for each row); a context manager.
 
-    It is an iterator: `next` and another loop go on after the last batch. After the end, a loop begins again.
+    It is an iterator: `next` and another loop go on after the last batch, also in several threads. After the end, a loop
+    begins again. After `stop`, or the end of a `with` statement, it gives nothing more.
 
     Args:
         table: the rows.
@@ -358,27 +362,57 @@ class Reader:
         self.table, self.num_epochs, self.transform_spec, self.loader = table, num_epochs, spec, loader
         self.schema = schema
         self._rows = rows
-        self._begun, self._ended = self._read(), False
+        self._lock = threading.Lock()  # a generator can't be entered by two threads
+        self._begun, self._ended, self._stopped = self._read(), False, False
+        self._moved = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held between iterations."""
+        self.stop()
 
     def __iter__(self) -> Self:
-        if self._ended:
-            self._begun, self._ended = self._read(), False
+        with self._lock:
+            if self._ended:
+                self._restart()
         return self
 
     def __next__(self) -> Any:
-        try:
-            return next(self._begun)
-        except StopIteration:
-            self._ended = True
-            raise
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError("Trying to read a sample of a reader that has stopped. Make another reader.")
+            self._moved = True
+            try:
+                return next(self._begun)
+            except StopIteration:
+                self._ended = True
+                raise
 
-    def _read(self) -> Iterator[Any]:
+    def reset(self) -> None:
+        """Begin again from the first row.
+
+        Raises:
+            NotImplementedError: in the middle of the rows, as in Petastorm.
+        """
+        with self._lock:
+            if self._moved and not self._ended:
+                raise NotImplementedError("reset() before the end of the rows isn't there. Make another reader.")
+            self._restart()
+
+    def stop(self) -> None:
+        """Give no more rows, and end the threads that prepare them."""
+        with self._lock:
+            self._stopped = True
+            self._begun.close()
+
+    def join(self) -> None:
+        """Nothing is left to wait for after `stop`."""
+
+    def _restart(self) -> None:
+        self._begun, self._ended, self._moved = self._read(), False, False
+
+    def _read(self) -> Generator[Any, None, None]:
         if self.schema is not None:
             batches = BatchLoader(self.loader, self.num_epochs, 2, self.transform_spec, None, self.schema, list)
             rows: Iterator[Any] = itertools.chain.from_iterable(batches)
@@ -528,6 +562,7 @@ def _reader(
     if schema is not None or predicate is not None:
         check_predicate(predicate)
         table = encoded(table, schema, predicate)
+    _check_epochs(num_epochs)
     world = _world(cur_shard, shard_count)
     size = max(1, min(_ENDLESS_ROWS_PER_BATCH, table.num_rows // world.size))
     loader = Loader(table, size, shuffle=shuffle, seed=seed or 0, world=world, image_mode="bytes")
@@ -585,6 +620,8 @@ def _check_order(function: str, shuffle_row_groups: bool, settings: dict[str, An
 def _check_settings(function: str, settings: dict[str, Any]) -> None:
     """Refuse what would change rows or batches; Petastorm's default, None or False, is no wish."""
     for name, value in settings.items():
+        if value not in _CHOICES.get(name, (value,)):
+            raise ConfigError(f"Unknown {name}: {value!r}. Petastorm has {', '.join(map(str, _CHOICES[name]))}.")
         if name in _WITHOUT_EFFECT or (name in _REFUSED and (value is None or value is False)):
             continue
         advice = _REFUSED.get(name, "remove it: Petastorm's readers and loaders here have no such argument")
@@ -594,7 +631,23 @@ def _check_settings(function: str, settings: dict[str, Any]) -> None:
 def _world(cur_shard: int | None, shard_count: int | None) -> World:
     if (cur_shard is None) != (shard_count is None):
         raise ConfigError(f"cur_shard={cur_shard}, shard_count={shard_count}: give both or neither.")
-    return World.present() if cur_shard is None else World(cur_shard, shard_count or 1)
+    if cur_shard is None or shard_count is None:
+        return World.present()
+    if not (_is_integer(cur_shard) and _is_integer(shard_count) and 0 <= cur_shard < shard_count):
+        raise ConfigError(
+            f"cur_shard={cur_shard!r}, shard_count={shard_count!r}: expected integers, with cur_shard from 0 to "
+            "shard_count - 1."
+        )
+    return World(int(cur_shard), int(shard_count))
+
+
+def _check_epochs(num_epochs: Any) -> None:
+    if num_epochs is not None and not (_is_integer(num_epochs) and num_epochs > 0):
+        raise ConfigError(f"num_epochs={num_epochs!r}: expected a number from 1, or None for no end.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _apply(

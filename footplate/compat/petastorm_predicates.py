@@ -35,13 +35,15 @@ def check_predicate(predicate: Any) -> None:
     """Refuse what is no predicate.
 
     Raises:
-        ConfigError: it has no `get_fields` or no `do_include`.
+        ConfigError: it has no `get_fields` or no `do_include`, or looks at no column.
     """
     if predicate is not None and not (hasattr(predicate, "get_fields") and hasattr(predicate, "do_include")):
         raise ConfigError(
             f"predicate={predicate!r}: expected one of Petastorm's predicates, such as in_lambda([COLUMN], FUNCTION), or "
             "an object with get_fields() and do_include(values)."
         )
+    if predicate is not None and not list(predicate.get_fields()):
+        raise ConfigError(f"predicate={predicate!r}: its get_fields() names no column.")
 
 
 class in_set(PredicateBase):

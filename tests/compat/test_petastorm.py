@@ -6,6 +6,7 @@ import datetime
 import io
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from footplate.compat.petastorm import (
     DataLoader,
     SparkDatasetConverter,
     TransformSpec,
+    in_lambda,
     make_batch_reader,
     make_reader,
     make_spark_converter,
@@ -485,3 +487,52 @@ def test_small_types_of_a_plain_table_are_wider_in_a_batch(tmp_path):
     assert (batch["number"].dtype, batch["flag"].dtype) == (torch.int64, torch.bool)
     assert (batch["day"].tolist(), batch["time"].tolist()) == ([1, 1], [1000000, 1000000])
     assert (batch["list"].tolist(), batch["list_length"].tolist()) == ([[1, 2], [0, 0]], [2, 0])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_epochs": -10},
+        {"num_epochs": "abc"},
+        {"num_epochs": 0},
+        {"cur_shard": "0", "shard_count": 5},
+        {"cur_shard": 0, "shard_count": "5"},
+        {"cur_shard": 5, "shard_count": 5},
+        {"cur_shard": 0, "shard_count": 0},
+        {"predicate": in_lambda([], lambda: True)},
+    ],
+)
+@pytest.mark.parametrize("make", [make_reader, make_batch_reader])
+def test_a_reader_refuses_epochs_shards_and_predicates_without_a_meaning(make, arguments, photos):
+    with pytest.raises(ConfigError, match="get_fields" if "predicate" in arguments else "=.*expected"):
+        make(photos, **arguments)
+
+
+@pytest.mark.parametrize("setting", ["reader_pool_type", "cache_type"])
+def test_an_unknown_pool_or_cache_is_refused(setting, photos):
+    with pytest.raises(ConfigError, match=f"Unknown {setting}: 'bogus'"):
+        make_reader(photos, **{setting: "bogus"})
+
+
+def test_several_threads_read_from_one_reader(photos):
+    with make_reader(photos, ["label_index"]) as reader, ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(lambda _: next(reader), range(reader.table.num_rows)))
+    assert sorted(row.label_index for row in rows) == sorted(row.label_index for row in make_reader(photos))
+
+
+def test_a_reader_is_reset_after_its_end_and_gives_nothing_after_stop(photos):
+    with make_reader(photos, ["label_index"], num_epochs=2) as reader:
+        rows = len(list(reader))
+        reader.reset()
+        assert len(list(reader)) == rows
+        reader.reset()
+        next(reader)
+        with pytest.raises(NotImplementedError, match="before the end"):
+            reader.reset()
+    with pytest.raises(RuntimeError, match="Trying to read a sample"):
+        next(reader)
+
+
+def test_a_reader_without_rows_is_refused(photos):
+    with pytest.raises(DataError, match="no rows"):
+        make_reader(photos, predicate=in_lambda(["label_index"], lambda _: False))

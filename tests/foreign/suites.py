@@ -62,6 +62,8 @@ SUITES = {
                 "test_pytorch_utils.py",
                 "test_predicates.py",
                 "test_transform.py",
+                "test_end_to_end.py",
+                "test_reader.py",
             ),
             plugin="foreign_petastorm",
         ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import petastorm
 import pytest
 import torch
-from foreign_recorder import counts_use_of
+from foreign_recorder import counts_calls_of, counts_use_of
 
 from footplate.compat.petastorm_predicates import in_intersection, in_lambda, in_pseudorandom_split, in_set
 from footplate.data.table import Table
@@ -23,6 +23,8 @@ if not hasattr(torch.ops.torchvision, "nms"):
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 for _class in (Table, in_set, in_intersection, in_lambda, in_pseudorandom_split):
     counts_use_of(_class)
+for _module, _function in (("petastorm.pytorch", "decimal_friendly_collate"), ("petastorm.transform", "edit_field")):
+    petastorm.OFFERED[_module][_function] = counts_calls_of(petastorm.OFFERED[_module][_function])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,8 @@
 """A pytest plugin for the inner run: records the outcome of each phase of each case, and runs only the wanted cases.
 
-A suite's plugin that replaces a class calls `counts_use_of(cls)`. A case that passes without making such an object says
-nothing about Footplate; its outcome is "unused". After a case that timed out, the processes that it started are ended.
+A suite's plugin that replaces a class calls `counts_use_of(cls)`, and in place of a function it puts
+`counts_calls_of(function)`. A case that passes without such an object or call says nothing about Footplate; its outcome is
+"unused". After a case that timed out, the processes that it started are ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import foreign_processes
 import pytest
@@ -22,7 +25,7 @@ _WANTED = os.environ.get("FOREIGN_WANTED", "")
 
 
 _MARK = os.environ[foreign_processes.MARK]
-_uses: dict[type, int] = {}
+_uses: dict[Callable[..., object], int] = {}
 _before: set[int] = set()  # processes that an earlier case has started
 
 
@@ -37,6 +40,18 @@ def counts_use_of(cls: type) -> None:
         made_before(self, *args, **kwargs)
 
     cls.__init__ = __init__
+
+
+def counts_calls_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with its calls counted."""
+    _uses[function] = 0
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        _uses[function] += 1
+        return function(*args, **kwargs)
+
+    return counted
 
 
 class LeftByKeyboardInterrupt(Exception):
@@ -86,7 +101,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if report.when == "call" and result == "skipped" and hasattr(report, "wasxfail"):
         result = "passed"
     if report.when == "call" and result == "passed" and _uses and not any(_uses.values()):
-        result, error = "unused", "made no object of " + ", ".join(sorted(cls.__module__ for cls in _uses))
+        result, error = "unused", "used nothing of " + ", ".join(sorted({used.__module__ for used in _uses}))
     if report.when == "call" or result != "passed":
         _record(
             case=_case(item.nodeid),

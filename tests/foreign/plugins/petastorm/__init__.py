@@ -23,8 +23,9 @@ import pandas  # noqa: F401
 import footplate.compat.petastorm as ours
 from footplate.compat import petastorm_predicates
 from footplate.compat.petastorm import TransformSpec, make_batch_reader, make_reader
+from petastorm import writing
 
-__all__ = ["NotOffered", "TransformSpec", "make_batch_reader", "make_reader", "refuse_absent_names"]
+__all__ = ["OFFERED", "NotOffered", "TransformSpec", "make_batch_reader", "make_reader", "refuse_absent_names"]
 __path__ = pkgutil.extend_path(__path__, __name__)  # with the folders of the tests
 _refusing = False
 
@@ -87,7 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        offered = _OFFERED.get(module.__name__, {})
+        offered = OFFERED.get(module.__name__, {})
         vars(module).update({name: value for name, value in offered.items() if not name.startswith("__")})
 
 
@@ -102,8 +103,12 @@ class FilesystemResolver:
         return fsspec.filesystem(self._scheme)
 
 
+def _writes_no_index(*_: object, **__: object) -> None:
+    """A row group index, which only selectors would read."""
+
+
 _CONVERTER = {"SparkDatasetConverter": ours.SparkDatasetConverter, "make_spark_converter": ours.make_spark_converter}
-_OFFERED = {
+OFFERED = {
     "petastorm.spark": _CONVERTER,
     "petastorm.spark.spark_dataset_converter": {**_CONVERTER, "make_batch_reader": ours.make_batch_reader},
     "petastorm.pytorch": {
@@ -112,7 +117,21 @@ _OFFERED = {
         "decimal_friendly_collate": ours.decimal_friendly_collate,
     },
     "petastorm.predicates": vars(petastorm_predicates),
-    "petastorm.transform": {"TransformSpec": ours.TransformSpec},
+    "petastorm.transform": {"TransformSpec": ours.TransformSpec, "edit_field": ours.edit_field},
+    "petastorm.unischema": {
+        "Unischema": writing.Unischema,
+        "UnischemaField": writing.UnischemaField,
+        "dict_to_spark_row": writing.dict_to_spark_row,
+    },
+    "petastorm.codecs": {
+        "ScalarCodec": writing.ScalarCodec,
+        "NdarrayCodec": writing.NdarrayCodec,
+        "CompressedNdarrayCodec": writing.CompressedNdarrayCodec,
+        "CompressedImageCodec": writing.CompressedImageCodec,
+    },
+    "petastorm.etl.dataset_metadata": {"materialize_dataset": writing.materialize_dataset},
+    "petastorm.etl.rowgroup_indexers": {"SingleFieldIndexer": _writes_no_index},
+    "petastorm.etl.rowgroup_indexing": {"build_rowgroup_index": _writes_no_index},
     "petastorm.reader": {"Reader": ours.Reader},
     "petastorm.fs_utils": {"FilesystemResolver": FilesystemResolver},
     "petastorm.tests.test_tf_utils": {"create_tf_graph": lambda function: function},
@@ -121,7 +140,7 @@ _OFFERED = {
 sys.meta_path.append(_Finder())
 # The tests of TensorFlow define this decorator, and can't be imported without TensorFlow.
 _tf_utils = _AbsentModule("petastorm.tests.test_tf_utils")
-vars(_tf_utils).update(_OFFERED["petastorm.tests.test_tf_utils"])
+vars(_tf_utils).update(OFFERED["petastorm.tests.test_tf_utils"])
 sys.modules[_tf_utils.__name__] = _tf_utils
 # What Petastorm's tests expect of their time's NumPy and environment.
 for _name, _type in {"unicode_": np.str_, "string_": np.bytes_}.items():
