@@ -27,9 +27,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from footplate.errors import ConfigError, FootplateError
-from footplate.parallel import interfaces
+from footplate.parallel import interfaces, reach
 from footplate.parallel.world import SINGLE, World
 
 TIMEOUT = timedelta(minutes=30)
@@ -188,11 +190,14 @@ def leave(group: Any = None) -> None:
 
 
 def _meet(world: World, backend: str, device: torch.device) -> None:
-    if world.size > world.local_size and (interface := interfaces.for_gloo(world, os.environ)):
-        os.environ[interfaces.VARIABLE] = interface
     backends = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
     try:
-        dist.init_process_group(backends, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
+        store = next(iter(rendezvous("env://", rank=world.rank, world_size=world.size, timeout=TIMEOUT)))[0]
+        reach.prepare_gloo(world, PrefixStore("footplate", store))
+        store = PrefixStore("default_pg", store)  # as torch names it
+        dist.init_process_group(backends, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
+    except ConfigError:
+        raise
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
             f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {str(error).splitlines()[0]} "

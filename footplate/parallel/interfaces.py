@@ -33,6 +33,13 @@ def for_gloo(world: World, environ: Mapping[str, str]) -> str | None:
     return _with_address(own)
 
 
+def address_of(interface: str) -> str | None:
+    """The address of an interface at which other machines reach this one; None if it has none."""
+    found = [ipaddress.ip_address(one) for one in _addresses().get(interface, ())]
+    usable = sorted((one for one in found if not one.is_link_local), key=lambda one: (one.version, one))
+    return str(usable[0]) if usable else None
+
+
 def _address_towards(host: str) -> str | None:
     """The address of this machine from which packets to a host go; nothing is sent."""
     try:

@@ -25,6 +25,7 @@ from footplate.compat.horovod.errors import not_initialised
 from footplate.compat.horovod.negotiation import GLOBAL, Signature
 from footplate.compat.horovod.operations import Place, Request
 from footplate.errors import ConfigError
+from footplate.parallel import reach
 from footplate.parallel.group import TIMEOUT
 from footplate.parallel.world import World
 
@@ -125,6 +126,7 @@ def _meet(world: World, number: int) -> None:
     global _store
     if _store is None:
         _store = next(iter(rendezvous("env://", timeout=TIMEOUT)))[0]
+    reach.prepare_gloo(world, PrefixStore(f"horovod/reach/{number}", _store))
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
