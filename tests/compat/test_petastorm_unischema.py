@@ -114,6 +114,21 @@ def test_rows_have_the_types_and_shapes_of_the_unischema(things: str) -> None:
     assert rows[0].list.shape == (0,)
 
 
+@pytest.mark.parametrize(("names", "expected"), [(["007", "010"], ["7", "10"]), (["1e3", "2"], ["1e3", "2"])])
+def test_a_text_field_that_is_a_partition_has_petastorms_text(
+    names: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    """Arrow reads names of directories as integers where all of them are; Petastorm makes text of these."""
+    for name in names:
+        (tmp_path / f"name={name}").mkdir()
+        pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / f"name={name}" / "0.parquet")
+    stored = pq.read_schema(tmp_path / f"name={names[0]}" / "0.parquet")
+    pq.write_metadata(stored.with_metadata({KEY: SCHEMA}), tmp_path / "_common_metadata")
+    rows = list(make_reader(str(tmp_path), ["id", "name"], shuffle_row_groups=False))
+    assert [row.name for row in rows] == expected
+    assert all(isinstance(row.name, str) for row in rows)
+
+
 def test_a_row_goes_through_a_transform_as_a_dict(things: str) -> None:
     def double(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "id": row["id"] * 2}
