@@ -66,6 +66,7 @@ SUITES = {
                 "test_reader.py",
             ),
             plugin="foreign_petastorm",
+            case_s=300.0,  # the first case of a file starts Spark and writes its table
         ),
         Suite(
             "lightning",
