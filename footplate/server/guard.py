@@ -10,8 +10,8 @@ A web page that the user has open elsewhere can send requests here, too. It is k
     with a token, the API wants it                             everybody else
 
 A body is read whole before the application sees it, up to `BODY` bytes; only packages are passed on as they come, and
-their route counts them. A body of which no piece comes for `BODY_S` is given up. Each answer says that nothing but what
-comes from here may be loaded into the page.
+their route counts them. A body, or the next piece of a package, must come within `BODY_S`. Each answer says that nothing
+but what comes from here may be loaded into the page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from footplate.server.auth import Token
 
@@ -30,12 +30,13 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+_T = TypeVar("_T")
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 API = "/api"
 HEADER = b"x-footplate"
 BODY = 3 * 2**20  # bytes: a spec, and as many arguments of its program as a process can be given
-BODY_S = 20.0  # from one piece of a body to the next
+BODY_S = 60.0  # for a body; of a package, from one piece to the next
 STREAMED = f"{API}/packages"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (
@@ -82,13 +83,10 @@ class Guard:
         try:
             check(scope["method"], scope["path"], dict(scope["headers"]), self._token)
             if scope["method"] not in _SAFE:
-                receive = _in_time(receive)
-                if scope["path"] != STREAMED:
-                    receive = await _whole(receive)
-        except Refusal as refusal:
+                receive = _piecewise(receive) if scope["path"] == STREAMED else await _in_time(_whole(receive))
+            await self._app(scope, receive, signed)
+        except Refusal as refusal:  # at the latest while the application reads the body, so before any answer
             await _refuse(refusal, signed)
-            return
-        await self._app(scope, receive, signed)
 
 
 def check(method: str, path: str, headers: dict[bytes, bytes], token: Token | None) -> None:
@@ -138,20 +136,21 @@ def _names() -> tuple[str, ...]:
     return tuple({name.lower() for name in (socket.gethostname(), socket.getfqdn()) if name})
 
 
-def _in_time(receive: Receive) -> Receive:
-    """What gives the pieces of a body, and refuses to wait long for one. Afterwards it waits for the client to go."""
+async def _in_time(awaited: Awaitable[_T]) -> _T:
+    try:
+        return await asyncio.wait_for(awaited, BODY_S)
+    except TimeoutError:
+        raise Refusal(408, "too_slow", f"the request's body has not come within {BODY_S:g} s.") from None
+
+
+def _piecewise(receive: Receive) -> Receive:
+    """What gives the pieces of a body as they come, each in time. Afterwards it waits for the client to go."""
     more = True
 
     async def piece() -> Message:
         nonlocal more
-        if not more:
-            return await receive()
-        try:
-            async with asyncio.timeout(BODY_S):
-                message = await receive()
-        except TimeoutError:
-            raise Refusal(408, "too_slow", f"nothing came of the request's body for {BODY_S:g} s.") from None
-        more = message["type"] == "http.request" and message.get("more_body", False)
+        message = await (_in_time(receive()) if more else receive())
+        more = message.get("more_body", False)
         return message
 
     return piece

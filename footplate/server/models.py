@@ -15,7 +15,15 @@ Name = Annotated[
     str, Path(description="the job's name", pattern="^[A-Za-z][A-Za-z0-9_]{0,127}$", examples=["flowers_1"])
 ]
 Code = Literal[
-    "bad_request", "unauthorized", "forbidden", "not_found", "conflict", "too_large", "invalid", "unavailable"
+    "bad_request",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "conflict",
+    "too_slow",
+    "too_large",
+    "invalid",
+    "unavailable",
 ]
 
 

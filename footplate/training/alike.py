@@ -81,7 +81,7 @@ def warn_of_own_disks(trainer: Trainer) -> None:
     )
     for directory in directories:
         marker = directory / trainer.group.from_first(f".seen-by-all-ranks-{secrets.token_hex(8)}")
-        trainer.group.ask_first(marker.touch)
+        trainer.group.ask_first(lambda marker=marker: _make(marker))
         try:
             without = blind(trainer.group, marker)
         finally:
@@ -95,6 +95,21 @@ def warn_of_own_disks(trainer: Trainer) -> None:
                 'share, or use ModelCheckpoint(dirpath="s3://…").',
                 directory, without,
             )  # fmt: skip
+
+
+def _make(marker: Path) -> None:
+    """Make an empty file.
+
+    Raises:
+        CheckpointError: the directory can't be written to.
+    """
+    try:
+        marker.touch()
+    except OSError as error:
+        raise CheckpointError(
+            f"{marker.parent}: no file can be made in this directory of checkpoints: {error.strerror or error}. Free some "
+            "space, or set default_root_dir or ModelCheckpoint(dirpath=…) to a directory that this process may write to."
+        ) from error
 
 
 def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) -> None:

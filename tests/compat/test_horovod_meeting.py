@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +97,39 @@ def test_strangers_that_say_nothing_or_guess_hold_nobody_up(server: Server):
     assert list(server.admitted.result(20)) == [1]
     for stranger in strangers:
         stranger.close()
+
+
+def test_rank_0_without_a_file_descriptor_to_spare_pauses_and_accepts_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(meeting, "PAUSE_S", 0.1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.sendall(b"guess 1\n")
+        assert stranger.recv(1) == b""  # rank 0 is accepting by now
+    other = socket.socket()
+    with contextlib.ExitStack() as held:
+        highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:  # until none is left
+                    held.callback(os.close, os.dup(other.fileno()))
+            other.connect(("127.0.0.1", server.port))
+            until = time.monotonic() + 20
+            while not caplog.records and time.monotonic() < until:
+                time.sleep(0.05)
+            started = time.process_time()
+            time.sleep(0.5)
+            assert time.process_time() - started < 0.25  # a loop without a pause takes all of a core
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    meeting.reach(1, server.published("127.0.0.1"))
+    assert list(server.admitted.result(20)) == [1]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "rank 0 can't accept connections of other ranks"
+    ]
+    other.close()
 
 
 def test_a_rank_that_does_not_come_is_named(server: Server, monkeypatch: pytest.MonkeyPatch):

@@ -391,7 +391,7 @@ def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(m
                 opened.close()
 
 
-def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again():
+def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog):
     with selectors.DefaultSelector() as selector:
         opened = door.Door("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -402,6 +402,10 @@ def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again():
                 waiting.connect(opened.address)
                 heed(selector, 60)
                 assert not selector.select(0)  # a connection that can't be accepted doesn't keep the selector awake
+                until = time.monotonic() + 60
+                while not selector.select(0.1) and time.monotonic() < until:
+                    opened.look()
+                heed(selector, 0)  # a second failure
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         until = time.monotonic() + 60
@@ -410,6 +414,7 @@ def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again():
         heed(selector, 0)
         waiting.settimeout(60)
         assert waiting.recv(1)
+        assert caplog.text.count("can't take connections") == 1
         waiting.close()
         opened.close()
 

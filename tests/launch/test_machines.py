@@ -120,7 +120,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
 
 
-def test_a_lobby_without_a_file_descriptor_to_spare_opens_again(lobby):
+def test_a_lobby_without_a_file_descriptor_to_spare_opens_again(lobby, caplog):
     hall = lobby(1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket()
@@ -133,6 +133,7 @@ def test_a_lobby_without_a_file_descriptor_to_spare_opens_again(lobby):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     there = come_in(hall, 0)
     assert hall.slots() == 1
+    assert caplog.text.count("can't take connections") == 1
     there.close()
     waiting.close()
 

@@ -126,3 +126,19 @@ def test_a_value_to_be_reduced_that_one_rank_alone_logs_is_reduced_over_those_th
         return trainer.global_step, float(trainer.callback_metrics["seldom"])
 
     assert ranks.run(run, 2) == [(8, 3.0), (8, 3.0)]
+
+
+def test_a_checkpoint_directory_that_is_not_writable_is_one_error_that_names_it(tmp_path):
+    class Removes(fp.ModelCheckpoint):
+        def setup(self, trainer, pl_module, stage):
+            super().setup(trainer, pl_module, stage)
+            if rank() == 0:
+                (tmp_path / "there").rmdir()
+
+    def run():
+        with pytest.raises(fp.CheckpointError) as caught:
+            make(tmp_path, callbacks=Removes(tmp_path / "there")).fit(seeded(), loader())
+        return str(caught.value)
+
+    for text in ranks.run(run, 2):
+        assert f"{tmp_path}/there: no file can be made in this directory" in text

@@ -28,7 +28,11 @@ async def app(scope, receive, send):
     """Answers GET after one and a half limits, and POST with the length of its body."""
     body = b"late"
     if scope["method"] == "POST":
-        body = str(len((await receive())["body"])).encode()
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message["body"]), message.get("more_body", False)
+        body = str(size).encode()
     else:
         await asyncio.sleep(1.5 * LIMIT_S)
     headers = [(b"content-length", str(len(body)).encode())]
@@ -84,9 +88,14 @@ def test_half_a_head_is_given_up_even_if_a_byte_comes_now_and_then(address):
         assert time.monotonic() < end
 
 
-def test_half_a_body_is_answered_with_408(address):
-    with sent(address, HEAD + b"12") as connection:
+@pytest.mark.parametrize("path", [b"/api/jobs", b"/api/packages"])
+def test_pieces_of_a_body_must_come_in_time(address, path):
+    with sent(address, HEAD.replace(b"/api/jobs", path) + b"12") as connection:
+        time.sleep(LIMIT_S / 2)
+        connection.sendall(b"3")  # a package has all its time again for the next piece
+        begun = time.monotonic()
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+        assert (time.monotonic() - begun > LIMIT_S * 0.9) == (path == b"/api/packages")
 
 
 def test_a_second_request_has_its_own_time(address):

@@ -14,10 +14,10 @@ connections that say nothing hold nobody up.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import ipaddress
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -28,8 +28,11 @@ from typing import Any
 from footplate.compat.horovod.errors import HorovodInternalError
 from footplate.launch.cluster.greeting import household
 
+log = logging.getLogger(__name__)
+
 MEET_S = 60.0  # by then the others, who have met already, must have connected
 TRY_S = 5.0  # for one address
+PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
 STRANGERS = 256  # connections that are open at a time without having shown the token
 _LOOPBACK = "127.0.0.1"
 _LINE = 200  # bytes of a greeting at most
@@ -98,11 +101,16 @@ def _greet(rank: int, address: str, port: int, token: str, answer: str, deadline
 
 
 def _admit(listening: socket.socket, missing: set[int], token: str, answer: str) -> dict[int, socket.socket]:
-    """Accept connections until each missing rank has one that it stays with."""
+    """Accept connections until each missing rank has one that it stays with.
+
+    When this process has no file descriptor left, connections wait in the socket's queue for `PAUSE_S`.
+    """
     deadline = time.monotonic() + MEET_S
     admitted: dict[int, socket.socket] = {}
     heard: dict[socket.socket, bytes] = {}  # of connections that don't count yet: what they have said
     greeted: dict[socket.socket, int] = {}  # of these, the ranks of those that have shown the token
+    accept_again_at: float | None = None  # None while connections are accepted
+    warned = False
     listening.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(listening, selectors.EVENT_READ)
@@ -121,14 +129,27 @@ def _admit(listening: socket.socket, missing: set[int], token: str, answer: str)
                     raise HorovodInternalError(
                         f"Ranks that have not connected to rank 0 within {MEET_S:.0f} s: {late}."
                     )
-                for key, _ in selector.select(left):
+                if accept_again_at is not None:
+                    left = min(left, accept_again_at - time.monotonic())
+                    if left <= 0:
+                        accept_again_at = None
+                        selector.register(listening, selectors.EVENT_READ)
+                for key, _ in selector.select(max(0.0, left)):
                     connection: Any = key.fileobj
                     if connection is listening:
-                        with contextlib.suppress(OSError):
+                        try:
                             connection, _ = listening.accept()
-                            connection.setblocking(False)
-                            heard[connection] = b""
-                            selector.register(connection, selectors.EVENT_READ)
+                        except (BlockingIOError, ConnectionError):  # it has gone already
+                            continue
+                        except OSError as error:  # mostly too many open files; select would report it again at once
+                            if not warned:
+                                log.warning("rank 0 can't accept connections of other ranks: %s", error)
+                            warned, accept_again_at = True, time.monotonic() + PAUSE_S
+                            selector.unregister(listening)
+                            continue
+                        connection.setblocking(False)
+                        heard[connection] = b""
+                        selector.register(connection, selectors.EVENT_READ)
                         if len(heard) - len(greeted) > STRANGERS:
                             drop(next(one for one in heard if one not in greeted))
                         continue

@@ -59,6 +59,7 @@ class Door:
         self._strangers: list[_Stranger] = []
         self._refusals = Refusals(log, "it doesn't know the token of this launch")
         self._paused_until: float | None = None  # None while connections are accepted
+        self._warned = False  # of connections that can't be accepted, since one was
         self._server = rendezvous.listen(host, STRANGERS)
         self._server.setblocking(False)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
@@ -88,10 +89,13 @@ class Door:
         except (BlockingIOError, ConnectionError):  # it has gone already
             return
         except OSError as error:  # mostly too many open files; the selector would report the same connection forever
-            log.warning("a launch can't take connections at %s, port %d: %s", *self.address, error)
+            if not self._warned:
+                log.warning("a launch can't take connections at %s, port %d: %s", *self.address, error)
+            self._warned = True
             self._selector.unregister(self._server)
             self._paused_until = time.monotonic() + PAUSE_S
             return
+        self._warned = False
         with contextlib.suppress(OSError):
             if len(self._strangers) >= STRANGERS:
                 self._send_away(self._strangers[0])

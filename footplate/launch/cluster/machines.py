@@ -210,15 +210,19 @@ class Lobby:
 
     def _accept(self) -> None:
         """In a thread: let connections in, and close those that say nothing."""
+        warned = False  # of connections that can't be accepted, since one was
         while not self._closed:
             self._refusals.look()
             try:
                 connection, peer = self._server.accept()
+                warned = False
             except TimeoutError:
                 connection, peer = None, ("",)
             except OSError as error:  # closed, or too many open files
                 if not self._closed:
-                    log.warning("the lobby can't take connections: %s", error)
+                    if not warned:
+                        log.warning("the lobby can't take connections: %s", error)
+                    warned = True
                     time.sleep(LOOK_S)
                 connection, peer = None, ("",)
             self._send_away_strangers(STRANGERS - 1 if connection is not None else STRANGERS)
