@@ -262,9 +262,9 @@ class MetricLog:
             entry.latest = None
 
     def reset_metrics(self) -> None:
-        """Reset the torchmetrics objects whose values the epoch has reported."""
+        """Reset the torchmetrics objects that were logged, those reported by step alone too, as Lightning does."""
         for entry in self._entries.values():
-            if entry.metric is not None and entry.on_epoch:
+            if entry.metric is not None:
                 entry.metric.reset()
                 entry.computed = 0
         for metric in self._of_other_ranks:

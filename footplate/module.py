@@ -296,7 +296,7 @@ class TrainerBound:
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """`log` for every item; takes the same arguments after it. A torchmetrics `MetricCollection` is a mapping too."""
         # The members of a MetricCollection share their states; by default `items` would copy these at each call.
-        shared = {"copy_state": False} if hasattr(dictionary, "compute_groups") else {}
+        shared = {"copy_state": False} if getattr(dictionary, "_enable_compute_groups", False) else {}
         for name, value in dictionary.items(**shared):
             self.log(name, value, *args, **kwargs)
 

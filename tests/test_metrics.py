@@ -439,6 +439,25 @@ def test_a_logged_collection_is_not_copied_at_each_step_and_is_resumed(trainer):
     assert {name: float(made.callback_metrics[name]) for name in ("precision", "recall")} == whole.found[1]
 
 
+class LogsByStep(Collects):
+    """Logs a metric by step alone, and computes the epoch's value itself."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("precision", self.scores["precision"], on_step=True, on_epoch=False)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.found.append(int(self.scores["precision"].update_count))
+
+
+def test_a_metric_that_is_logged_by_step_alone_starts_again_with_each_epoch_as_in_lightning(trainer):
+    model = LogsByStep()
+    trainer(max_epochs=3).fit(model, loader())
+    assert model.found[0] > 1
+    assert len(set(model.found)) == 1
+
+
 class Shares(fp.Callback):
     """Notes whether the members of a collection hold the same tensors after each step."""
 
