@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import docstring_parser
+from models.table import with_table
 
 from footplate.training.config import TrainerConfig
 
@@ -40,9 +41,8 @@ def render() -> str:
 
 
 def filled(page: str) -> str:
-    """The page with the table between `<!-- table: arguments -->` and `<!-- end -->`."""
-    pattern = re.compile(r"(<!-- table: arguments -->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda marks: f"{marks[1]}{render()}\n\n{marks[2]}", page)
+    """The page with the table made again."""
+    return with_table(page, "arguments", render())
 
 
 def _default(value: Any) -> str:

@@ -72,6 +72,13 @@ def test_a_value_that_is_assigned_is_checked(trainer):
     assert made.val_check_interval is None
 
 
+def test_what_an_attribute_shows_may_differ_from_what_is_assigned(trainer):
+    made = trainer()
+    assert (made.num_sanity_val_steps, made.gradient_clip_algorithm) == (2, "norm")
+    made.num_sanity_val_steps, made.gradient_clip_algorithm = -1, "value"
+    assert (made.num_sanity_val_steps, made.gradient_clip_algorithm) == (float("inf"), "value")
+
+
 def test_a_limit_that_was_not_given_reads_as_all_as_in_lightning(trainer):
     assert trainer().limit_train_batches == 1.0
     assert trainer(limit_train_batches=3).limit_train_batches == 3

@@ -34,10 +34,8 @@ def for_gloo(world: World, environ: Mapping[str, str]) -> str | None:
 
 
 def address_of(interface: str) -> str | None:
-    """The address of an interface at which other machines reach this one; None if it has none."""
-    found = [ipaddress.ip_address(one) for one in _addresses().get(interface, ())]
-    usable = sorted((one for one in found if not one.is_link_local), key=lambda one: (one.version, one))
-    return str(usable[0]) if usable else None
+    """The address of an interface at which gloo listens, the first; None if it has none that other machines reach."""
+    return next((one for one in _addresses().get(interface, ()) if not ipaddress.ip_address(one).is_link_local), None)
 
 
 def _address_towards(host: str) -> str | None:
@@ -65,9 +63,9 @@ def _only_outward() -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _addresses() -> dict[str, set[str]]:
+def _addresses() -> dict[str, list[str]]:
     import psutil
 
     inet = (socket.AF_INET, socket.AF_INET6)
     found = psutil.net_if_addrs().items()
-    return {name: {one.address.partition("%")[0] for one in every if one.family in inet} for name, every in found}
+    return {name: [one.address.partition("%")[0] for one in every if one.family in inet] for name, every in found}

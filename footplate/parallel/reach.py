@@ -93,7 +93,7 @@ def _let_all_hear(store: Any, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def _listening(address: str | None) -> Iterator[int]:
-    """A port at which whoever connects is greeted; 0 without an address."""
+    """Listen on a port that the system chooses, and greet each connection. Gives the port; without an address, 0."""
     if address is None:
         yield 0
         return

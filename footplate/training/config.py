@@ -242,7 +242,13 @@ def configured(
 class Setting(Generic[T]):
     """An argument of the trainer as an attribute. A value that is assigned is checked as the argument is, and counts for
     the calls that follow.
+
+    Args:
+        read: makes what the attribute shows of the argument; by default the argument itself.
     """
+
+    def __init__(self, read: Callable[[Any], T] | None = None) -> None:
+        self.read = read
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -252,15 +258,10 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, trainer: Any, owner: type) -> T: ...
     def __get__(self, trainer: Any, owner: type) -> Any:
-        return self if trainer is None else getattr(trainer.config, self.name)
+        if trainer is None:
+            return self
+        value = getattr(trainer.config, self.name)
+        return value if self.read is None else self.read(value)
 
-    def __set__(self, trainer: Any, value: T) -> None:
+    def __set__(self, trainer: Any, value: Any) -> None:
         trainer.config = dataclasses.replace(trainer.config, **{self.name: value})
-
-
-class LimitSetting(Setting[int | float]):
-    """A `limit_…_batches`, which reads as 1.0, Lightning's "all of them", where none was given."""
-
-    def __get__(self, trainer: Any, owner: type) -> Any:
-        limit = super().__get__(trainer, owner)
-        return 1.0 if limit is None else limit

@@ -11,7 +11,7 @@ from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, Mo
 from footplate.callbacks.base import is_kind
 from footplate.callbacks.timer import Duration
 from footplate.tracking.base import Logger
-from footplate.training.config import LimitSetting, Setting, TrainerConfig
+from footplate.training.config import Setting, TrainerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from footplate.training.loop import TrainingLoop
     from footplate.training.reports import Reports
     from footplate.training.status import RunStatus
+
+
+def _all_if_none(limit: int | float | None) -> int | float:
+    """A limit as Lightning shows it: 1.0, all batches, where none was given."""
+    return 1.0 if limit is None else limit
 
 
 class View:
@@ -46,16 +51,18 @@ class View:
     min_epochs = Setting[int | None]()
     max_steps = Setting[int]()
     min_steps = Setting[int | None]()
-    limit_train_batches = LimitSetting()
-    limit_val_batches = LimitSetting()
-    limit_test_batches = LimitSetting()
-    limit_predict_batches = LimitSetting()
+    limit_train_batches = Setting[int | float](_all_if_none)
+    limit_val_batches = Setting[int | float](_all_if_none)
+    limit_test_batches = Setting[int | float](_all_if_none)
+    limit_predict_batches = Setting[int | float](_all_if_none)
     overfit_batches = Setting[int | float]()
     val_check_interval = Setting[int | float | Duration | None]()
     check_val_every_n_epoch = Setting[int | None]()
     log_every_n_steps = Setting[int]()
     accumulate_grad_batches = Setting[int]()
+    num_sanity_val_steps = Setting[float](lambda steps: math.inf if steps == -1 else steps)
     gradient_clip_val = Setting[float | None]()
+    gradient_clip_algorithm = Setting[str](lambda algorithm: algorithm or "norm")
     use_distributed_sampler = Setting[bool]()
     reload_dataloaders_every_n_epochs = Setting[int]()
     max_restarts = Setting[int]()
@@ -72,17 +79,6 @@ class View:
         """How many batches of every loader are run; True for one, False for all."""
         batches = int(self.config.fast_dev_run)
         return batches if batches > 1 else bool(batches)
-
-    @property
-    def num_sanity_val_steps(self) -> float:
-        """How many validation batches are tried before training; infinite for all."""
-        steps = self.config.num_sanity_val_steps
-        return math.inf if steps == -1 else steps
-
-    @property
-    def gradient_clip_algorithm(self) -> str:
-        """Either "norm" or "value"."""
-        return self.config.gradient_clip_algorithm or "norm"
 
     def ask_for_loaders(self) -> Any:
         """See `Trainer`."""

@@ -221,12 +221,16 @@ def render(rows: tuple[Row, ...]) -> str:
 
 
 def filled(text: str) -> str:
-    """A document with each of its tables, between `<!-- table: NAME -->` and `<!-- end -->`, made anew."""
+    """A document with each of its tables made again."""
     for name, rows in TABLES.items():
-        mark = f"<!-- table: {name} -->"
-        pattern = re.compile(rf"({re.escape(mark)}\n).*?(<!-- end -->)", re.DOTALL)
-        text = pattern.sub(lambda found, rows=rows: f"{found.group(1)}\n{render(rows)}\n\n{found.group(2)}", text)
+        text = with_table(text, name, f"\n{render(rows)}")
     return text
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """A document with another table between `<!-- table: NAME -->` and `<!-- end -->`."""
+    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found.group(1)}{table}\n\n{found.group(2)}", text)
 
 
 if __name__ == "__main__":
