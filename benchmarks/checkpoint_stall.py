@@ -145,7 +145,7 @@ def timed(base: type, stalls: Stalls, wait: Callable[[Any], Any], **settings: An
 def footplate(stalls: Stalls, directory: Path, width: int, count: int, saves: int) -> None:
     import footplate as fp
 
-    saver = timed(fp.ModelCheckpoint, stalls, lambda trainer: trainer._writer.wait(), dirpath=directory)
+    saver = timed(fp.ModelCheckpoint, stalls, lambda trainer: trainer.run.writer.wait(), dirpath=directory)
     module = trained(fp.Module, stalls, width, count)
     trainer = fp.Trainer(
         accelerator="cpu", max_steps=saves, max_epochs=-1, callbacks=[saver], logger=False, default_root_dir=directory,
@@ -174,9 +174,9 @@ def slowdown(trainer: Any, directory: Path, write_s: float) -> float:
         end = time.perf_counter() + max(write_s, 0.2)
         alone = steps(lambda end=end: time.perf_counter() < end)
         trainer.write_checkpoint(directory / f"slow-{number}.ckpt")
-        writing = trainer._writer._writing
+        writing = trainer.run.writer._writing
         beside = steps(lambda writing=writing: not writing.done())
-        trainer._writer.wait()
+        trainer.run.writer.wait()
         if beside:
             quotients.append(statistics.median(beside) / statistics.median(alone))
     return statistics.median(quotients) if quotients else 1.0

@@ -150,7 +150,7 @@ def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_
     ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), **settings)
     assert ahead == seen
     assert all(torch.equal(value, weights_ahead[name]) for name, value in whole.items())
-    assert made._state.loader is made._loop.source is not made._loop.loader, "it was not read ahead"
+    assert made.run.state.loader is made.run.loop.source is not made.run.loop.loader, "it was not read ahead"
 
     for cut_at in (len(seen) // 2, len(seen) - 1):
         root = tmp_path / f"cut at {cut_at}"
@@ -286,7 +286,7 @@ def test_replicas_share_batches_that_came_ahead_as_they_do_others(trainer):
     for accelerator, model in zip((CPU(), Asynchronous()), models, strict=True):
         made = trainer(accelerator=accelerator, devices=2, strategy="replicas", enable_checkpointing=False)
         made.fit(model, list(loader(shuffle=False)))
-    assert made._loop.source is not made._loop.loader
+    assert made.run.loop.source is not made.run.loop.loader
     equal(weights(models[0]), weights(models[1]))
 
 

@@ -178,7 +178,7 @@ class Passes(fp.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         batches = trainer.progress.batches
         if batches in self.seconds:
-            trainer._loop._validated_s -= self.seconds[batches]
+            trainer.run.loop._validated_s -= self.seconds[batches]
         if batches == max(self.seconds) + 1:
             trainer.save_checkpoint(trainer.run_dir / "cut.ckpt")
 

@@ -201,7 +201,7 @@ def stage(trainer: Trainer) -> str | None:
         return trainer.stage
     if trainer.sanity_checking:
         return "sanity_check"
-    return "train" if trainer.metrics is trainer._training_metrics else "validate"
+    return "train" if trainer.metrics is trainer.run.training_metrics else "validate"
 
 
 def _state(trainer: Trainer) -> Any:
@@ -277,7 +277,7 @@ def _of_type(trainer: Trainer, kind: type) -> list[Any]:
 
 def _loaders(name: str) -> Any:
     def found(trainer: Trainer) -> Any:
-        given = vars(trainer).get("dataloaders", {}).get(name)
+        given: Any = trainer.dataloaders.get(name)
         return given.iterables if is_combined(given) else given
 
     return found

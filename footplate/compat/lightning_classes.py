@@ -208,7 +208,7 @@ class SavingOnException(AsItIs):
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._has_failed = True
         ended = trainer.training_in_progress and not trainer.group.several and moment_of(exception) == "between steps"
-        if ended or savable(trainer, exception):
+        if ended or savable(trainer.run, exception):
             trainer.save_checkpoint(self.ckpt_path)  # type: ignore[attr-defined]
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:

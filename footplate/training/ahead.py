@@ -16,24 +16,22 @@ from footplate.callbacks import ModelCheckpoint
 from footplate.hooks import overrides
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
     from footplate.training.loop import TrainingLoop
+    from footplate.training.run import Run
 
 
-def between_any_two(trainer: Trainer) -> str | None:
+def between_any_two(run: Run) -> str | None:
     """What must happen between any two steps, as the end of a sentence; None when nothing must."""
-    if trainer.accumulate_grad_batches != 1:
-        return f"accumulate_grad_batches={trainer.accumulate_grad_batches} makes one step of several batches"
-    if not trainer.module.automatic_optimization:
-        return f"{type(trainer.module).__name__} optimises by hand"
+    if run.config.accumulate_grad_batches != 1:
+        return f"accumulate_grad_batches={run.config.accumulate_grad_batches} makes one step of several batches"
+    if not run.module.automatic_optimization:
+        return f"{type(run.module).__name__} optimises by hand"
     for name in ("on_train_batch_start", "on_train_batch_end"):
-        for who in trainer.hooks.lookers(name):
+        for who in run.hooks.lookers(name):
             return f"{who} overrides {name}() and may look at the weights after each step"
-    by_step = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
-    if by_step and overrides(trainer.module, "lr_scheduler_step"):
-        return (
-            f"{type(trainer.module).__name__} overrides lr_scheduler_step(), which sets the next step's learning rate"
-        )
+    by_step = [config for config in run.lr_scheduler_configs if config.interval == "step"]
+    if by_step and overrides(run.module, "lr_scheduler_step"):
+        return f"{type(run.module).__name__} overrides lr_scheduler_step(), which sets the next step's learning rate"
     for config in by_step:
         if config.reduce_on_plateau:
             return f"{type(config.scheduler).__name__} sets the next step's learning rate by a metric of this one"
@@ -47,33 +45,33 @@ def next_chunk(loop: TrainingLoop, most: int) -> int:
 
 def until_due(loop: TrainingLoop) -> float:
     """Batches until the next point at which something is due."""
-    trainer = loop.trainer
-    progress = trainer.progress
-    points = [trainer.num_training_batches - progress.batch_idx]
-    if loop.val_loaders and math.isfinite(trainer.val_check_batches):
-        done = progress.batches if trainer.check_val_every_n_epoch is None else progress.batch_idx
-        points.append(trainer.val_check_batches - done % trainer.val_check_batches)
-    if trainer.max_steps != -1:
-        points.append(trainer.max_steps - progress.global_step)
-    for callback in trainer.callbacks:
+    run = loop.run
+    progress = run.progress
+    points = [run.num_training_batches - progress.batch_idx]
+    if loop.val_loaders and math.isfinite(run.val_check_batches):
+        done = progress.batches if run.config.check_val_every_n_epoch is None else progress.batch_idx
+        points.append(run.val_check_batches - done % run.val_check_batches)
+    if run.config.max_steps != -1:
+        points.append(run.config.max_steps - progress.global_step)
+    for callback in run.callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.every_n_train_steps:
             points.append(callback.every_n_train_steps - progress.global_step % callback.every_n_train_steps)
     return min(points)
 
 
-def rates_ahead(trainer: Trainer, count: int) -> list[list[float]]:
+def rates_ahead(run: Run, count: int) -> list[list[float]]:
     """The learning rates in the next so many steps, and what else `rates_of` says."""
     from footplate.step.capture.optimizers import rates_of  # with all that captures need
 
-    (optimizer,) = trainer.optimizers
-    configs = [config for config in trainer.lr_scheduler_configs if config.interval == "step"]
+    (optimizer,) = run.optimizers
+    configs = [config for config in run.lr_scheduler_configs if config.interval == "step"]
     if not configs:
         return [rates_of(optimizer)] * count
     kept = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
         found = []
-        for step in range(trainer.progress.global_step + 1, trainer.progress.global_step + count + 1):
+        for step in range(run.progress.global_step + 1, run.progress.global_step + count + 1):
             found.append(rates_of(optimizer))
             for config in configs:
                 if step % config.frequency == 0:

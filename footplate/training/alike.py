@@ -1,4 +1,4 @@
-"""What of a trainer and its data all ranks must have alike, as `parallel/alike.py` compares it."""
+"""What of a run and its data all ranks must have alike, as `parallel/alike.py` compares it."""
 
 from __future__ import annotations
 
@@ -20,75 +20,75 @@ from footplate.parallel.alike import blind, check_alike, digest, parameters_of
 from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 log = logging.getLogger(__name__)
 
 
-def check_settings(trainer: Trainer) -> None:
+def check_settings(run: Run) -> None:
     """Compare what decides when the ranks meet.
 
     Raises:
         ConfigError: something differs.
     """
-    meant = {"stage": trainer.stage} | {name: getattr(trainer.config, name) for name in COMPARED}
-    meant |= {"accelerator": trainer.accelerator.name, "precision": trainer.precision.name}
-    meant |= {"strategy": trainer.parallel.name, "callbacks that save or stop": _deciding(trainer.callbacks)}
+    meant = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
+    meant |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
+    meant |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
     mend = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."
-    check_alike(trainer.group, meant, mend)
+    check_alike(run.group, meant, mend)
 
 
-def check_model(trainer: Trainer) -> None:
+def check_model(run: Run) -> None:
     """Compare the names, shapes and types of what is trained, and which of it learns.
 
     Raises:
         ConfigError: they differ.
     """
-    if trainer.group.several:
+    if run.group.several:
         mend = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
-        check_alike(trainer.group, {"the model": parameters_of(trainer.module)}, mend)
+        check_alike(run.group, {"the model": parameters_of(run.module)}, mend)
 
 
-def check_optimizers(trainer: Trainer) -> None:
+def check_optimizers(run: Run) -> None:
     """Compare how the ranks learn: each makes the same step with its own optimizer.
 
     Raises:
         ConfigError: a rank has another optimizer, learning rate or scheduler.
     """
-    if not trainer.group.several:
+    if not run.group.several:
         return
-    schedulers = [(type(one.scheduler).__name__, one.interval, one.frequency) for one in trainer.lr_scheduler_configs]
+    schedulers = [(type(one.scheduler).__name__, one.interval, one.frequency) for one in run.lr_scheduler_configs]
     meant = {
-        "the optimizers": ", ".join(map(_learns, trainer.optimizers)) or "none",
+        "the optimizers": ", ".join(map(_learns, run.optimizers)) or "none",
         "the schedulers": ", ".join(f"{name} (every {n} {interval}s)" for name, interval, n in schedulers) or "none",
     }
     mend = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
-    check_alike(trainer.group, meant, mend)
+    check_alike(run.group, meant, mend)
 
 
-def warn_of_own_disks(trainer: Trainer) -> None:
+def warn_of_own_disks(run: Run) -> None:
     """Warn if some ranks don't see the directories that checkpoints are saved to; rank 0 has made these.
 
     A run that is never restarted needs no shared disk, so this is not an error. A directory of the same name may be there
     on every machine, so the ranks look for a new file of rank 0.
     """
-    if not trainer.group.several:
+    if not run.group.several:
         return
     directories = dict.fromkeys(
         callback.dirpath
-        for callback in trainer.callbacks
+        for callback in run.callbacks
         if isinstance(callback, ModelCheckpoint) and isinstance(callback.dirpath, Path)
     )
     for directory in directories:
-        marker = directory / trainer.group.from_first(f".seen-by-all-ranks-{secrets.token_hex(8)}")
-        trainer.group.ask_first(lambda marker=marker: _make(marker))
+        marker = directory / run.group.from_first(f".seen-by-all-ranks-{secrets.token_hex(8)}")
+        run.group.ask_first(lambda marker=marker: _make(marker))
         try:
-            without = blind(trainer.group, marker)
+            without = blind(run.group, marker)
         finally:
-            if trainer.world.rank == 0:
+            if run.world.rank == 0:
                 with contextlib.suppress(OSError):
                     marker.unlink()
-        if without and trainer.world.rank == 0:
+        if without and run.world.rank == 0:
             log.warning(
                 "%s: %s can't see this directory of rank 0, so no checkpoint in it can be loaded there: the run can't "
                 "continue after a restart. Set default_root_dir or ModelCheckpoint(dirpath=…) to a disk that all machines "
@@ -112,49 +112,49 @@ def _make(marker: Path) -> None:
         ) from error
 
 
-def check_data(trainer: Trainer, loaders: dict[str, list[tuple[Any, float]]]) -> None:
+def check_data(run: Run, loaders: dict[str, list[tuple[Any, float]]]) -> None:
     """Compare what loaders hold that are shared out; of any other, each rank has its own.
 
     Args:
-        trainer: whose ranks.
+        run: whose ranks.
         loaders: by what they are for: each with how many of its batches are run.
 
     Raises:
         DataError: it differs.
     """
-    if not trainer.group.several:
+    if not run.group.several:
         return
     described = {what: ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
     meant = {f"the {what} data": said or "none" for what, said in described.items()}
     mend = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
-    check_alike(trainer.group, meant, mend, DataError)
+    check_alike(run.group, meant, mend, DataError)
 
 
-def check_order(trainer: Trainer, loader: Any) -> None:
+def check_order(run: Run, loader: Any) -> None:
     """Before a pass over a loader: compare the order that its sampler gives, of which each rank takes its share.
 
     Raises:
         DataError: it differs.
     """
-    drawn = draw(loader) if trainer.group.several else None
+    drawn = draw(loader) if run.group.several else None
     if drawn is not None:
         mend = (
             "A sampler must give every rank the same order of all rows, of which each then gets its share. Let it draw "
             "from torch's, NumPy's or Python's global generator, or seed its own; don't let it go through a set, nor "
             "share out by RANK."
         )
-        check_alike(trainer.group, {"the order of rows": drawn}, mend, DataError)
+        check_alike(run.group, {"the order of rows": drawn}, mend, DataError)
 
 
-def read_alike(trainer: Trainer, path: Place, read: Callable[[Place], Any]) -> Any:
+def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
     """What every rank reads of a checkpoint, which must be the same one.
 
     Raises:
         CheckpointError: a rank can't read it, or finds another one in its place.
     """
-    state, found = trainer.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
+    state, found = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
     mend = "Each rank reads it: let it lie on a disk that all machines share, in an object store, or the same on each."
-    check_alike(trainer.group, {f"the checkpoint {path}": found}, mend, CheckpointError)
+    check_alike(run.group, {f"the checkpoint {path}": found}, mend, CheckpointError)
     return state
 
 

@@ -15,11 +15,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from footplate.hooks import overrides, turn
 from footplate.tracking.silent import Silent
 from footplate.training.prepare import checked_callbacks, record_with
 from footplate.training.settings import as_list
-from footplate.training.status import TrainerFn
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -56,6 +54,11 @@ def take_ckpt_path(trainer: Trainer, given: Any) -> Any:
     return trainer.assigned_ckpt_path if given is None else given
 
 
+def show_ckpt_path(trainer: Trainer, path: str | None) -> None:
+    """Let `trainer.ckpt_path` show what a call has loaded."""
+    trainer.ckpt_path = trainer.shown_ckpt_path = path
+
+
 def take_callbacks(trainer: Trainer) -> list[Any]:
     """Take over what `trainer.callbacks` has gained and lost since the trainer set it; returns what it has gained.
 
@@ -78,19 +81,14 @@ def take_callbacks(trainer: Trainer) -> list[Any]:
     return added
 
 
-def take_callbacks_of_setup(trainer: Trainer, stage: str) -> None:
-    """Let the callbacks that `setup` hooks have added take part in the call. Their own `setup` is called too."""
-    while _ids(trainer.callbacks) != _ids(trainer.shown_callbacks):
-        added = take_callbacks(trainer)
-        trainer.use_callbacks(sorted(trainer.callbacks, key=turn))
-        for callback in added:
-            if overrides(callback, "setup"):
-                callback.setup(trainer, trainer.module, stage=TrainerFn(stage))
+def changed(trainer: Trainer) -> bool:
+    """Whether `trainer.callbacks` holds other objects than the trainer has set it to."""
+    return _ids(trainer.callbacks) != _ids(trainer.shown_callbacks)
 
 
 def warn_of_late_changes(trainer: Trainer) -> None:
     """Warn of callbacks and hooks that were changed in the middle of a call, which has not followed them."""
-    if _ids(trainer.callbacks) != _ids(trainer.shown_callbacks):
+    if changed(trainer):
         log.warning(
             "trainer.callbacks was changed in the middle of trainer.%s(): that takes effect with the next call. Change it "
             "before the call, or in a setup hook.",

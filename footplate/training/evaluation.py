@@ -27,20 +27,21 @@ from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import close, together
 from footplate.training.alike import check_order
 from footplate.training.feed import batches_of, read_ahead
+from footplate.training.loaders import LOADERS
 from footplate.training.profiling import profiled_batches, recorder
+from footplate.training.saving import end_on_signal
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
-LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
 HOOKS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
-def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> Values:
+def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> Values:
     """Run a stage ("validate", "test" or "predict") over some loaders.
 
     Args:
-        trainer: attached, with its step and hooks.
+        run: begun, with its step and hooks.
         stage: which step function runs.
         loaders: iterables of batches.
         limits: how many batches of each.
@@ -50,15 +51,15 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
         The reduced metrics.
     """
     name = HOOKS[stage]
-    module, hooks, step = trainer.module, trainer.hooks, trainer.step
-    log = MetricLog(module, by_step=False, group=trainer.group)
-    profile = recorder(trainer.profiler)
-    agreement, lockstep = trainer.agreement, trainer.parallel.lockstep
+    module, hooks, step = run.module, run.hooks, run.step
+    log = MetricLog(module, by_step=False, group=run.group)
+    profile = recorder(run.profiler)
+    agreement, lockstep = run.agreement, run.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
     # What validation makes inside fit() may be used by the next training step, which refuses inference tensors.
-    inference_mode = trainer.config.inference_mode and trainer.stage != "fit" and not lockstep
-    with trainer.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
-        trainer.parallel.sync_buffers(module)
+    inference_mode = run.config.inference_mode and run.stage != "fit" and not lockstep
+    with run.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
+        run.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
         step.gather(name)
@@ -66,19 +67,19 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()
             log.dataloader_idx = several
-            ahead = read_ahead(trainer, loader, name)
-            transfer = trainer.transfer(moved=ahead is not None)
-            tell_samplers(loader, trainer.progress.epoch)
-            check_order(trainer, loader)
+            ahead = read_ahead(run, loader, name)
+            transfer = run.transfer(moved=ahead is not None)
+            tell_samplers(loader, run.progress.epoch)
+            check_order(run, loader)
             batches = batches_of(loader, ahead, limit)
-            weight, alike = weigher(loader, trainer.world), lockstep or even(loader)
+            weight, alike = weigher(loader, run.world), lockstep or even(loader)
             if lockstep and not even(loader):
-                batches = together(batches, trainer.group, stage)
+                batches = together(batches, run.group, stage)
             if profile is not None:
                 batches = profiled_batches(batches, profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
             agreement.begin()
             if agreement.interrupted:
-                trainer.end_on_signal()
+                end_on_signal(run)
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
                 if transfer is not None:
@@ -96,20 +97,20 @@ def evaluate(trainer: Trainer, stage: str, loaders: list[Any], limits: list[floa
                         hook(output, batch, batch_idx, *positions)
                     if sink is not None:
                         sink(output, batch_idx, index)
-                if alike and trainer.group.several:
+                if alike and run.group.several:
                     agreement.step()
-                if agreement.interrupted and (alike or not trainer.group.several):
-                    trainer.end_on_signal()
+                if agreement.interrupted and (alike or not run.group.several):
+                    end_on_signal(run)
             close(batches)
         agreement.settle()
         if agreement.interrupted:
-            trainer.end_on_signal()
+            end_on_signal(run)
         log.batch = log.dataloader_idx = None
         values = log.epoch_values()
-        trainer.reports.callback.update(values.callback)
+        run.reports.callback.update(values.callback)
         hooks.call(f"on_{name}_epoch_end")
         values.update(log.epoch_values())
-        trainer.reports.callback.update(values.callback)
+        run.reports.callback.update(values.callback)
         for hook in hooks.get(f"on_{name}_end"):
             hook()
         log.reset_metrics()

@@ -16,7 +16,7 @@ from footplate.errors import CheckpointError
 from footplate.step.base import Step
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 Moment = Literal["between steps", "in a forward pass", "in a change"]
 
@@ -33,12 +33,12 @@ def moment_of(error: BaseException) -> Moment:
     return "in a change" if any(step.changing for step in steps) else "in a forward pass"
 
 
-def savable(trainer: Trainer, error: BaseException) -> bool:
+def savable(run: Run, error: BaseException) -> bool:
     """Whether the run as it stands can be continued from.
 
     Not with several ranks: the others may be anywhere, and the supervisor starts all again from the newest checkpoint.
     """
-    if not trainer.training_in_progress or trainer.group.several:
+    if not run.training_in_progress or run.group.several:
         return False
     if not isinstance(error, Exception) or isinstance(error, CheckpointError):
         return False

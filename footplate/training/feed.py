@@ -24,26 +24,26 @@ from footplate.hardware.transfer import moves_plainly
 from footplate.parallel.uneven import close
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 _END = object()
 
 
-def read_ahead(trainer: Trainer, loader: Any, stage: str) -> Prefetcher | None:
+def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
     """What puts a loader's batches onto the device ahead of the step; None where they come at the step.
 
     Args:
-        trainer: with its step.
+        run: with its step.
         loader: whose batches.
         stage: "training", "validation", "test" or "predict".
     """
-    count = trainer.accelerator.batches_ahead
-    if not count or not made_elsewhere(loader) or not moves_plainly(trainer.module, trainer.datamodule):
+    count = run.accelerator.batches_ahead
+    if not count or not made_elsewhere(loader) or not moves_plainly(run.module, run.datamodule):
         return None
-    if trainer.accelerator.keeps_weights and trainer.transfer(moved=True) is not None:
+    if run.accelerator.keeps_weights and run.transfer(moved=True) is not None:
         return None  # the step's own copy of the batch would be made before on_after_batch_transfer
-    move = trainer.step.mover(stage)
-    return None if move is None else Prefetcher(loader, move, trainer.device, count)
+    move = run.step.mover(stage)
+    return None if move is None else Prefetcher(loader, move, run.device, count)
 
 
 def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[Any]:
@@ -51,15 +51,15 @@ def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[A
     return iter(loader) if ahead is None else ahead.first(most)
 
 
-def timed(batches: Iterator[Any], trainer: Trainer) -> Iterator[Any]:
-    """The same batches; `trainer.data_wait_s` counts the seconds for which the device has waited for them."""
-    idle = trainer.step.idle
+def timed(batches: Iterator[Any], run: Run) -> Iterator[Any]:
+    """The same batches; `run.data_wait_s` counts the seconds for which the device has waited for them."""
+    idle = run.step.idle
     try:
         while True:
             asked = time.perf_counter()
             batch = next(batches, _END)
             if idle():  # else the host has only run ahead of the device
-                trainer.data_wait_s = (trainer.data_wait_s or 0.0) + time.perf_counter() - asked
+                run.data_wait_s = (run.data_wait_s or 0.0) + time.perf_counter() - asked
             if batch is _END:
                 return
             yield batch

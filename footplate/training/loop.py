@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate import rng
-from footplate.callbacks.model_checkpoint import ModelCheckpoint
 from footplate.data.adapt import even, weigher
 from footplate.errors import ConfigError, DataError, did_you_mean
 from footplate.hooks import overrides
@@ -37,10 +36,11 @@ from footplate.training.evaluation import evaluate
 from footplate.training.feed import batches_of, read_ahead, timed
 from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.reloading import made_at, making_loaders
+from footplate.training.saving import end_on_signal
 from footplate.training.settings import validation_seconds
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class TrainingLoop:
     """One run of `trainer.fit`, once everything it needs is there.
 
     Args:
-        trainer: prepared: its module, step, hooks, metrics and progress.
+        run: prepared: its module, step, hooks, metrics and progress.
         loader: the training loader, made resumable.
         val_loaders: the validation loaders; none when there is no validation.
 
@@ -61,66 +61,66 @@ class TrainingLoop:
         make_loaders: makes the loaders again; None where none of them comes from a hook.
     """
 
-    def __init__(self, trainer: Trainer, loader: Any, val_loaders: list[Any]) -> None:
-        self.trainer = trainer
+    def __init__(self, run: Run, loader: Any, val_loaders: list[Any]) -> None:
+        self.run = run
         self.make_loaders: Callable[[], tuple[Any, list[Any]]] | None = None
         self._take_loaders(loader, val_loaders)
         self.logs_this_step = False
-        self._progress, self._reports = trainer.progress, trainer.reports
-        self._agreement, self._signals = trainer.agreement, trainer.signals
-        self._several = trainer.group.several
+        self._progress, self._reports = run.progress, run.reports
+        self._agreement, self._signals = run.agreement, run.signals
+        self._several = run.group.several
         self._known: set[str] = set()
         self._skipped = 0
-        self._checked = trainer.progress.batches > 0
-        self._log_every = trainer.log_every_n_steps
-        self._val_seconds = validation_seconds(trainer.val_check_interval)
-        self._validated_s = self._agreement.now_s - trainer.progress.unvalidated_s
+        self._checked = run.progress.batches > 0
+        self._log_every = run.config.log_every_n_steps
+        self._val_seconds = validation_seconds(run.config.val_check_interval)
+        self._validated_s = self._agreement.now_s - run.progress.unvalidated_s
         self._by_step = False
-        self._batch_start = trainer.hooks.get("on_train_batch_start")
-        self._batch_end = trainer.hooks.get("on_train_batch_end")
-        self._late_batch_end = trainer.hooks.late("on_train_batch_end")
+        self._batch_start = run.hooks.get("on_train_batch_start")
+        self._batch_end = run.hooks.get("on_train_batch_end")
+        self._late_batch_end = run.hooks.late("on_train_batch_end")
 
     def _take_loaders(self, loader: Any, val_loaders: list[Any]) -> None:
-        trainer = self.trainer
+        run = self.run
         self.loader, self.val_loaders = loader, val_loaders
-        self._ahead = read_ahead(trainer, loader, "training")
+        self._ahead = read_ahead(run, loader, "training")
         self.source = loader if self._ahead is None else self._ahead
-        self.weight = weigher(loader, trainer.world)
-        self._val_every = trainer.val_check_batches
-        self._made_at = made_at(trainer.progress.epoch, trainer.reload_dataloaders_every_n_epochs)
+        self.weight = weigher(loader, run.world)
+        self._val_every = run.val_check_batches
+        self._made_at = made_at(run.progress.epoch, run.config.reload_dataloaders_every_n_epochs)
 
     def _reload(self) -> None:
         """Make the loaders again, if it is time."""
-        trainer = self.trainer
-        epoch = trainer.progress.epoch
-        if self.make_loaders is None or made_at(epoch, trainer.reload_dataloaders_every_n_epochs) == self._made_at:
+        run = self.run
+        epoch = run.progress.epoch
+        if self.make_loaders is None or made_at(epoch, run.config.reload_dataloaders_every_n_epochs) == self._made_at:
             return
-        with making_loaders(trainer, epoch):
+        with making_loaders(run, epoch):
             loaders = self.make_loaders()
         self._take_loaders(*loaders)
-        trainer.use_loader(self.source)
+        run.use_loader(self.source)
 
     def epoch(self) -> None:
         """Train for one epoch, or for the rest of one that was resumed."""
         self._reload()
-        trainer, loader, ahead = self.trainer, self.loader, self._ahead
-        progress, metrics, step = trainer.progress, trainer.metrics, trainer.step
-        total, transfer = trainer.num_training_batches, trainer.transfer(moved=ahead is not None)
-        seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
+        run, loader, ahead = self.run, self.loader, self._ahead
+        progress, metrics, step = run.progress, run.metrics, run.step
+        total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
+        seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
         self._begin_epoch()
 
         complete = False
         ended = progress.batch_idx >= total or self.stops_here()
         if not ended:
-            check_order(trainer, loader)
+            check_order(run, loader)
         batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
-        if trainer.data_wait_s is not None:
-            batches = timed(batches, trainer)
-        profile = recorder(trainer.profiler)
+        if run.data_wait_s is not None:
+            batches = timed(batches, run)
+        profile = recorder(run.profiler)
         if profile is not None:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
-            batches = together(batches, trainer.group, "training")
+            batches = together(batches, run.group, "training")
         size = step.chunk_size
         for chunk in chunks(batches, 1) if size == 1 else varying(batches, functools.partial(next_chunk, self, size)):
             first = progress.batch_idx
@@ -162,7 +162,7 @@ class TrainingLoop:
         """What follows a batch; see the module's docstring for the order. Inside a chunk, whose steps are all done, nothing
         is saved and nothing ends.
         """
-        trainer = self.trainer
+        run = self.run
         progress, reports = self._progress, self._reports
         step = progress.global_step
         if self._by_step and step != steps_before:
@@ -175,12 +175,12 @@ class TrainingLoop:
         for hook in self._batch_end:
             hook(output, batch, batch_idx)
         if self.logs_this_step:
-            reports.step(trainer.metrics)
+            reports.step(run.metrics)
             reports.send(step, progress.epoch)
         if not self._checked:
             self._checked = True
-            names = {name for found in trainer.group.gather(list(trainer.metrics.names())) for name in found}
-            trainer.group.ask_first(lambda: self._check_monitors(names))
+            names = {name for found in run.group.gather(list(run.metrics.names())) for name in found}
+            run.group.ask_first(lambda: self._check_monitors(names))
         if not ends_chunk:
             return
         for hook in self._late_batch_end:
@@ -188,110 +188,111 @@ class TrainingLoop:
         if self._several:
             worker.progressed()
             self._agreement.step()
-            trainer.should_stop = trainer.should_stop or self._agreement.stop
+            run.should_stop = run.should_stop or self._agreement.stop
         if self.val_loaders and self._validation_due(batch_idx + 1):
             self.validate()
         if self._by_step and step != steps_before:
             self._step_schedulers("step", plateau=True)
         if self._signals.received is not None and self._agreement.interrupted:
-            trainer.end_on_signal()
+            end_on_signal(run)
 
     def run_forward(self) -> None:
         """Run `training_step` over the training data once more, without gradients and without logging, for what layers
         gather by themselves. The order is that of the next epoch.
         """
-        trainer, ahead, progress = self.trainer, self._ahead, self._progress
-        total, transfer = trainer.num_training_batches, trainer.transfer(moved=ahead is not None)
-        seed_step = rng.step_seeder(rng.mix(trainer.seed, trainer.world.rank), trainer.device)
+        run, ahead, progress = self.run, self._ahead, self._progress
+        total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
+        seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
         self.source.set_epoch(progress.epoch)
-        check_order(trainer, self.loader)
+        check_order(run, self.loader)
         batches = batches_of(self.loader, ahead, total)
         if self._several and not even(self.loader):
-            batches = together(batches, trainer.group, "training")
+            batches = together(batches, run.group, "training")
         self._agreement.begin()
-        unlogged = trainer.logging_to(MetricLog(trainer.module, by_step=False, group=trainer.group))
+        unlogged = run.logging_to(MetricLog(run.module, by_step=False, group=run.group))
         with torch.no_grad(), unlogged:
             for batch_idx, batch in enumerate(batches if math.isinf(total) else itertools.islice(batches, int(total))):
                 seed_step(progress.batches + batch_idx)
-                trainer.metrics.batch = batch = batch if transfer is None else transfer(batch, 0)
-                trainer.step.evaluate("training", batch, batch_idx, None)
+                run.metrics.batch = batch = batch if transfer is None else transfer(batch, 0)
+                run.step.evaluate("training", batch, batch_idx, None)
                 if self._several:
                     self._agreement.step()
                 if self._agreement.interrupted:
-                    trainer.end_on_signal()
+                    end_on_signal(run)
         close(batches)
-        trainer.parallel.sync_buffers(trainer.module)
+        run.parallel.sync_buffers(run.module)
 
     def finished(self) -> bool:
         """Whether training is over."""
-        trainer = self.trainer
-        if trainer.max_epochs not in (None, -1) and trainer.progress.epoch >= trainer.max_epochs:
+        run = self.run
+        if run.config.max_epochs not in (None, -1) and run.progress.epoch >= run.config.max_epochs:
             return True
         return self.stops_here() and not self._owes_an_end()
 
     def _owes_an_end(self) -> bool:
         """Whether the run was cut off between the last step of an epoch and what follows it: validation, metrics, hooks."""
-        progress = self.trainer.progress
+        progress = self.run.progress
         return progress.batch_idx > 0 and progress.ended_at != progress.batches
 
     def stops_here(self) -> bool:
         """Whether training ends before the epoch does."""
-        trainer = self.trainer
-        if trainer.max_steps != -1 and trainer.progress.global_step >= trainer.max_steps:
+        run = self.run
+        if run.config.max_steps != -1 and run.progress.global_step >= run.config.max_steps:
             return True
-        stop = self._agreement.stop if self._several else trainer.should_stop
+        stop = self._agreement.stop if self._several else run.should_stop
         return stop and self._may_stop()
 
     def sanity_check(self) -> None:
         """Try a few validation batches, so that a mistake there is found now and not after an epoch."""
-        trainer = self.trainer
-        steps = trainer.num_sanity_val_steps
+        run = self.run
+        asked = run.config.num_sanity_val_steps
+        steps = math.inf if asked == -1 else asked
         if not self.val_loaders or steps == 0:
             return
-        trainer.sanity_checking = True
-        trainer.hooks.call("on_sanity_check_start")
-        limits = [min(steps, limit) for limit in trainer.num_val_batches]
-        trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, limits), log=False)
-        self._known = set(trainer.reports.callback)
-        trainer.hooks.call("on_sanity_check_end")
-        trainer.sanity_checking = False
-        trainer.reports.forget()
+        run.sanity_checking = True
+        run.hooks.call("on_sanity_check_start")
+        limits = [min(steps, limit) for limit in run.num_val_batches]
+        run.reports.publish(evaluate(run, "validate", self.val_loaders, limits), log=False)
+        self._known = set(run.reports.callback)
+        run.hooks.call("on_sanity_check_end")
+        run.sanity_checking = False
+        run.reports.forget()
 
     def validate(self) -> None:
         """Validate in the middle of training."""
-        trainer = self.trainer
-        trainer.reports.publish(evaluate(trainer, "validate", self.val_loaders, trainer.num_val_batches))
-        trainer.reports.send(trainer.progress.global_step, trainer.progress.epoch)
-        trainer.progress.validated_at, trainer.progress.unvalidated_s = trainer.progress.batches, 0.0
-        for hook in trainer.hooks.late("on_validation_end"):
+        run = self.run
+        run.reports.publish(evaluate(run, "validate", self.val_loaders, run.num_val_batches))
+        run.reports.send(run.progress.global_step, run.progress.epoch)
+        run.progress.validated_at, run.progress.unvalidated_s = run.progress.batches, 0.0
+        for hook in run.hooks.late("on_validation_end"):
             hook()
         self._agreement.settle()
         self._validated_s = self._agreement.now_s
 
     def _begin_epoch(self) -> None:
-        trainer = self.trainer
-        progress = trainer.progress
+        run = self.run
+        progress = run.progress
         self.source.set_epoch(progress.epoch)
         if progress.batch_idx == 0:
-            if progress.batches == 0 and trainer.world.rank == 0:
-                _warn_of_evaluation_mode(trainer.module)
-            trainer.metrics.by_step = False
-            trainer.hooks.call("on_train_epoch_start")
+            if progress.batches == 0 and run.world.rank == 0:
+                _warn_of_evaluation_mode(run.module)
+            run.metrics.by_step = False
+            run.hooks.call("on_train_epoch_start")
         elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
             self.validate()  # the run was cut off between a step and the validation after it
-        trainer.metrics.by_step = True
-        self._by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
-        trainer.step.accumulate(trainer.accumulate_grad_batches)
-        trainer.step.begin_epoch()
+        run.metrics.by_step = True
+        self._by_step = any(config.interval == "step" for config in run.lr_scheduler_configs)
+        run.step.accumulate(run.config.accumulate_grad_batches)
+        run.step.begin_epoch()
 
     def _end_epoch(self, complete: bool) -> None:
         """The end of an epoch. One that was stopped before its last batch can be taken up again where it stopped."""
-        trainer = self.trainer
-        metrics, hooks, progress, reports = trainer.metrics, trainer.hooks, trainer.progress, trainer.reports
+        run = self.run
+        metrics, hooks, progress, reports = run.metrics, run.hooks, run.progress, run.reports
         metrics.batch, metrics.by_step, metrics.counts = None, False, True
         unfinished = None if complete else metrics.state_dict()
         if not complete:
-            trainer.keep_collected()
+            run.keep_collected()
         reports.check_finite()
         reports.publish(metrics.step_values(), log=False)
         reports.publish(metrics.epoch_values())
@@ -316,14 +317,14 @@ class TrainingLoop:
 
     def _source_ran_out(self, total: float) -> None:
         """The loader had fewer batches than was known: end the accumulation window, and validate if it is due."""
-        trainer = self.trainer
-        progress = trainer.progress
+        run = self.run
+        progress = run.progress
         if progress.batch_idx == 0:
             raise DataError("The training loader gave no batch in this epoch.")
-        if math.isfinite(total) and trainer.world.rank == 0:
+        if math.isfinite(total) and run.world.rank == 0:
             log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
         steps_before = progress.global_step
-        trainer.step.finish_window(progress.epoch, progress.batch_idx - 1)
+        run.step.finish_window(progress.epoch, progress.batch_idx - 1)
         if progress.global_step != steps_before:
             self._report_late_step(steps_before)
         by_clock = self._val_seconds is not None
@@ -336,7 +337,7 @@ class TrainingLoop:
         if self._by_step:
             self._step_schedulers("step", plateau=False)
         if step // self._log_every != steps_before // self._log_every:
-            self._reports.step(self.trainer.metrics)
+            self._reports.step(self.run.metrics)
             self._reports.send(step, self._progress.epoch)
         for hook in self._late_batch_end:
             hook(None, None, self._progress.batch_idx - 1)
@@ -367,85 +368,70 @@ class TrainingLoop:
             return self._progress.unvalidated_s >= self._val_seconds and self._validates_in_epoch()
         if math.isinf(self._val_every):
             return False
-        if self.trainer.check_val_every_n_epoch is None:
-            return self.trainer.progress.batches % self._val_every == 0
+        if self.run.config.check_val_every_n_epoch is None:
+            return self.run.progress.batches % self._val_every == 0
         return batch_idx % self._val_every == 0 and self._validates_in_epoch()
 
     def validation_ends_epoch(self, batch_idx: int) -> bool:
         """Whether a batch is the epoch's last, and validation follows it at once."""
-        return batch_idx + 1 >= self.trainer.num_training_batches and self._validation_due(batch_idx + 1)
+        return batch_idx + 1 >= self.run.num_training_batches and self._validation_due(batch_idx + 1)
 
     def _validates_in_epoch(self) -> bool:
-        every = self.trainer.check_val_every_n_epoch
-        return every is None or (self.trainer.progress.epoch + 1) % every == 0
+        every = self.run.config.check_val_every_n_epoch
+        return every is None or (self.run.progress.epoch + 1) % every == 0
 
     def _may_stop(self) -> bool:
         """Whether `min_epochs` and `min_steps` allow an early stop."""
-        trainer = self.trainer
-        epochs = trainer.progress.epoch + (trainer.progress.batch_idx >= trainer.num_training_batches)
-        enough_epochs = trainer.min_epochs is None or epochs >= trainer.min_epochs
-        return enough_epochs and (trainer.min_steps is None or trainer.progress.global_step >= trainer.min_steps)
+        run = self.run
+        epochs = run.progress.epoch + (run.progress.batch_idx >= run.num_training_batches)
+        enough_epochs = run.config.min_epochs is None or epochs >= run.config.min_epochs
+        return enough_epochs and (run.config.min_steps is None or run.progress.global_step >= run.config.min_steps)
 
     def _step_schedulers(self, interval: str, plateau: bool) -> None:
-        trainer = self.trainer
-        if not trainer.module.automatic_optimization:
+        run = self.run
+        if not run.module.automatic_optimization:
             return
-        now = trainer.progress.global_step if interval == "step" else trainer.progress.epoch + 1
-        for config in trainer.lr_scheduler_configs:
+        now = run.progress.global_step if interval == "step" else run.progress.epoch + 1
+        for config in run.lr_scheduler_configs:
             if config.interval != interval or config.reduce_on_plateau != plateau or now % config.frequency:
                 continue
             metric = None
             if config.reduce_on_plateau:
-                value = trainer.group.from_first(trainer.latest_metrics().get(config.monitor or ""))
+                value = run.group.from_first(run.latest_metrics().get(config.monitor or ""))
                 if value is None:
                     if config.strict:
                         raise ConfigError(
                             f'{type(config.scheduler).__name__} monitors "{config.monitor}", which has not been logged. '
-                            f"{did_you_mean(config.monitor or '', trainer.reports.callback)}"
+                            f"{did_you_mean(config.monitor or '', run.reports.callback)}"
                         )
                     continue
                 metric = torch.tensor(value)
-            trainer.module.lr_scheduler_step(config.scheduler, metric)
+            run.module.lr_scheduler_step(config.scheduler, metric)
 
     def _check_monitors(self, logged: set[str]) -> None:
         """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch. Rank 0's
         value counts, so rank 0 judges; at an epoch's end it knows what any rank has logged.
         """
-        trainer = self.trainer
-        if trainer.fast_dev_run or (self.val_loaders and not self._known):
+        run = self.run
+        if run.config.fast_dev_run or (self.val_loaders and not self._known):
             return  # validation has not been tried, so what it logs isn't known
-        if any(overrides(trainer.module, name) for name in LOGGING_HOOKS):
+        if any(overrides(run.module, name) for name in LOGGING_HOOKS):
             return
-        if any(not type(one).__module__.startswith("footplate.") for one in trainer.callbacks):
+        if any(not type(one).__module__.startswith("footplate.") for one in run.callbacks):
             return  # a callback of somebody else's may log anything later
-        known = {*self._known, *trainer.reports.callback}
+        known = {*self._known, *run.reports.callback}
         for name in logged:
             known |= {name, f"{name}_step", f"{name}_epoch"}
-        watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in trainer.callbacks]
+        watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in run.callbacks]
         watchers += [
             (type(config.scheduler).__name__, config.monitor)
-            for config in trainer.lr_scheduler_configs
+            for config in run.lr_scheduler_configs
             if config.reduce_on_plateau
         ]
         counters = {("ModelCheckpoint", "epoch"), ("ModelCheckpoint", "step")}
         for who, monitor in watchers:
             if monitor is not None and monitor not in known and (who, monitor) not in counters:
                 raise ConfigError(f'{who} monitors "{monitor}", which nothing logs. {did_you_mean(monitor, known)}')
-
-
-def save_before_end(trainer: Trainer, failing: bool = False) -> str:
-    """Save the run as it stands, if it keeps its last checkpoint at all, or one of its failure; returns what to tell the
-    user.
-
-    The first such saver does it, of those that save all that resuming needs.
-    """
-    for callback in trainer.callbacks:
-        if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
-            continue
-        if callback.save_last or (failing and callback.save_on_exception):
-            path = callback.save_now(trainer)
-            return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
-    return ""
 
 
 def _warn_of_evaluation_mode(module: torch.nn.Module) -> None:

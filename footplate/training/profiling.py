@@ -24,7 +24,7 @@ from footplate.errors import ConfigError, MissingExtra
 from footplate.parallel.uneven import close
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 NAMED = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytorch": "PyTorchProfiler", "xla": "XLAProfiler"}
 
@@ -83,17 +83,17 @@ def _recording(profiler: Any, action: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def profiling(trainer: Trainer, stage: str) -> Iterator[None]:
+def profiling(run: Run, stage: str) -> Iterator[None]:
     """A call of the trainer: what a profiler wants to know before, and its report afterwards."""
-    profiler = trainer.profiler
+    profiler = run.profiler
     if isinstance(profiler, NoProfiler):
         yield
         return
     if hasattr(profiler, "_lightning_module"):
-        profiler._lightning_module = proxy(trainer.module)  # PyTorchProfiler asks it for its trainer and its layers
-    rank = trainer.world.local_rank if trainer.world.size > 1 else None
+        profiler._lightning_module = proxy(run.module)  # PyTorchProfiler asks it for its trainer and its layers
+    rank = run.world.local_rank if run.world.size > 1 else None
     if hasattr(profiler, "setup"):
-        profiler.setup(stage=stage, local_rank=rank, log_dir=str(trainer.run_dir))
+        profiler.setup(stage=stage, local_rank=rank, log_dir=str(run.run_dir))
     try:
         yield
     finally:
@@ -113,9 +113,9 @@ def profiled(function: Callable[..., Any], profile: Profile, action: str) -> Cal
     return call
 
 
-def profile_step(trainer: Trainer, profile: Profile) -> None:
-    """Record what the trainer's step does: the whole, and of an eager step its parts too."""
-    step, kind, module = trainer.step, type(trainer.parallel).__name__, type(trainer.module).__name__
+def profile_step(run: Run, profile: Profile) -> None:
+    """Record what a run's step does: the whole, and of an eager step its parts too."""
+    step, kind, module = run.step, type(run.parallel).__name__, type(run.module).__name__
     evaluate = step.evaluate
     step.train = profiled(step.train, profile, "run_training_batch")  # type: ignore[method-assign]
 

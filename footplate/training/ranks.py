@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from footplate.trainer import Trainer
 
 KEPT = (
-    "stage", "should_stop", "progress", "num_training_batches", "num_val_batches", "num_test_batches",
+    "stage", "should_stop", "progress", "training_batches", "num_val_batches", "num_test_batches",
     "num_predict_batches", "val_check_batches",
 )  # fmt: skip
 REPORTED = ("callback", "logged", "progress", "not_finite")
@@ -101,10 +101,10 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     """
     config = replace(trainer.config, seed=trainer.seed, default_root_dir=str(trainer.run_dir.absolute()))
     call = Call(
-        uuid.uuid4().hex, trainer.job_fit, config, trainer.own_callbacks, trainer.loggers, module, method, arguments,
+        uuid.uuid4().hex, trainer.run.job_fit, config, trainer.own_callbacks, trainer.loggers, module, method, arguments,
         logging.getLogger("footplate").getEffectiveLevel(),
     )  # fmt: skip
-    with running(trainer):
+    with running(trainer.run):
         outcome = launch(
             _make, call,
             world_size=trainer.ranks_asked,
@@ -138,7 +138,7 @@ def _make(call: Call) -> Outcome | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said at home already
         trainer = Trainer(**vars(call.config))
-    trainer.launch_id, trainer.job_fit = call.launch_id, call.job_fit
+    trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
     trainer.show_callbacks(call.callbacks)
     logging.basicConfig(format="%(message)s")
@@ -156,8 +156,8 @@ def _make(call: Call) -> Outcome | None:
     return Outcome(
         returned,
         weights,
-        {name: getattr(trainer, name) for name in KEPT},
-        {name: getattr(trainer.reports, name) for name in REPORTED},
+        {name: getattr(trainer.run, name) for name in KEPT},
+        {name: getattr(trainer.run.reports, name) for name in REPORTED},
         [_portable(callback) for callback in trainer.own_callbacks],
         [_portable(logger) for logger in trainer.loggers],
     )
@@ -174,11 +174,12 @@ def _in_order(of_ranks: list[Any], loaders: int) -> list[Any]:
 
 
 def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome) -> None:
-    trainer.module, trainer.datamodule = module, datamodule
+    run = trainer.run
+    run.module, run.datamodule = module, datamodule
     for name, value in outcome.kept.items():
-        setattr(trainer, name, value)
+        setattr(run, name, value)
     for name, value in outcome.reports.items():
-        setattr(trainer.reports, name, value)
+        setattr(run.reports, name, value)
     for parts, fields in ((trainer.own_callbacks, outcome.callbacks), (trainer.loggers, outcome.loggers)):
         for part, found in zip(parts, fields, strict=True):
             vars(part).update(found)

@@ -18,7 +18,7 @@ from footplate.errors import ConfigError
 from footplate.state import Progress
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 
 def made_at(epoch: int, every: int) -> int:
@@ -34,34 +34,34 @@ def resumed_epoch(loaded: dict[str, Any] | None) -> int:
 
 
 @contextlib.contextmanager
-def making_loaders(trainer: Trainer, epoch: int) -> Iterator[None]:
+def making_loaders(run: Run, epoch: int) -> Iterator[None]:
     """While loaders are made that an epoch uses, everything is as in the epoch when they were made first."""
-    every = trainer.reload_dataloaders_every_n_epochs
+    every = run.config.reload_dataloaders_every_n_epochs
     first = made_at(epoch, every)
     if not every:
         yield
         return
-    progress, generators = trainer.progress, rng.capture()
-    trainer.progress = dataclasses.replace(progress, epoch=first)
+    progress, generators = run.progress, rng.capture()
+    run.progress = dataclasses.replace(progress, epoch=first)
     if first:
-        rng.seed_globals(rng.mix(trainer.seed, first))
+        rng.seed_globals(rng.mix(run.seed, first))
     try:
         yield
     finally:
-        trainer.progress = progress
+        run.progress = progress
         if first:
             rng.restore(generators)
 
 
-def check_same_ranks(trainer: Trainer, loader: Any) -> None:
+def check_same_ranks(run: Run, loader: Any) -> None:
     """Refuse to make loaders again in a run whose global batches are those of another number of ranks.
 
     Raises:
         ConfigError: such a run.
     """
-    state = loader.state_dict() if trainer.reload_dataloaders_every_n_epochs and trainer.launch_id is None else {}
+    state = loader.state_dict() if run.config.reload_dataloaders_every_n_epochs and run.launch_id is None else {}
     for one in [state, *(part["state"] for part in state.get("parts", []))]:
-        if one.get("global_batch_size", 0) != one.get("batch_size", 0) * trainer.world.size:
+        if one.get("global_batch_size", 0) != one.get("batch_size", 0) * run.world.size:
             raise ConfigError(
                 "reload_dataloaders_every_n_epochs: the run was begun on another number of ranks, whose global batches new "
                 f"loaders would not have. Continue on {one['global_batch_size'] // one['batch_size']}, or leave it out."

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.run import Run
 
 
 class TrainerFn(enum.StrEnum):
@@ -24,12 +24,12 @@ RunStatus = Literal["initializing", "running", "finished", "interrupted"]
 
 
 @contextlib.contextmanager
-def running(trainer: Trainer) -> Iterator[None]:
+def running(run: Run) -> Iterator[None]:
     """Set the status for a call of `fit`, `validate`, `test` or `predict`; any exception makes it "interrupted"."""
-    trainer.status = "running"
+    run.status = "running"
     try:
         yield
     except BaseException:
-        trainer.status = "interrupted"
+        run.status = "interrupted"
         raise
-    trainer.status = "finished"
+    run.status = "finished"

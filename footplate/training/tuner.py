@@ -33,7 +33,8 @@ from footplate.callbacks.base import Callback
 from footplate.data.combined import CombinedLoader, flatten, holds_loaders, is_combined, leaves_of, mode_of
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
-from footplate.training.prepare import LOADERS, split_datamodule
+from footplate.training.loaders import LOADERS
+from footplate.training.prepare import split_datamodule
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer
@@ -447,7 +448,7 @@ def _scout(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trainer has said them
             scout = Trainer(**vars(config))
-        scout.launch_id = "search"  # no fit of the job, which counts those
+        scout.run.launch_id = "search"  # no fit of the job, which counts those
         yield scout, _copied(model), _apart(loaders)
 
 

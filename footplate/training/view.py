@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import torch
 
+from footplate import optim
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.callbacks.base import is_kind
 from footplate.callbacks.timer import Duration
+from footplate.checkpoint.storage import Place
+from footplate.hardware.base import Accelerator
+from footplate.hooks import Hooks
+from footplate.metrics import MetricLog
+from footplate.parallel.agreement import Agreement
+from footplate.parallel.base import Strategy
+from footplate.parallel.group import Group
+from footplate.parallel.world import World
+from footplate.state import Progress
+from footplate.step.base import Step
+from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
+from footplate.training import job
 from footplate.training.config import Setting, TrainerConfig
+from footplate.training.status import RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from footplate.training.run import Run
 
-    from footplate.metrics import MetricLog
-    from footplate.parallel.agreement import Agreement
-    from footplate.state import Progress
-    from footplate.training.loop import TrainingLoop
-    from footplate.training.reports import Reports
-    from footplate.training.status import RunStatus
+T = TypeVar("T")
+
+
+class OfRun(Generic[T]):
+    """An attribute of the trainer that its run has under the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, trainer: None, owner: type) -> OfRun[T]: ...
+    @overload
+    def __get__(self, trainer: Any, owner: type) -> T: ...
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        return self if trainer is None else getattr(trainer.run, self.name)
+
+    def __set__(self, trainer: Any, value: T) -> None:
+        setattr(trainer.run, self.name, value)
 
 
 def _all_if_none(limit: int | float | None) -> int | float:
@@ -32,20 +59,45 @@ def _all_if_none(limit: int | float | None) -> int | float:
 class View:
     """The attributes of a `Trainer`: its arguments, which may be assigned between two calls, and what a run has reached."""
 
-    config: TrainerConfig
-    progress: Progress
-    reports: Reports
-    agreement: Agreement
-    status: RunStatus
+    run: Run
     callbacks: list[Any]
-    module: Any
-    optimizers: list[Any]
     loggers: list[Any]
-    training_in_progress: bool
-    _loop: TrainingLoop | None
-    _num_training_batches: float
-    _make_loaders: Callable[[], Any] | None
-    _training_metrics: MetricLog
+
+    config = OfRun[TrainerConfig]()
+    accelerator = OfRun[Accelerator]()
+    precision = OfRun[Precision]()
+    world = OfRun[World]()
+    device = OfRun[torch.device]()
+    parallel = OfRun[Strategy]()
+    group = OfRun[Group]()
+    seed = OfRun[int]()
+    run_dir = OfRun[Path]()
+    recorders = OfRun[list[Logger]]()
+    profiler = OfRun[Any]()
+
+    stage = OfRun[Literal["fit", "validate", "test", "predict"] | None]()
+    status = OfRun[RunStatus]()
+    module = OfRun[Any]()
+    datamodule = OfRun[Any]()
+    should_stop = OfRun[bool]()
+    sanity_checking = OfRun[bool]()
+    training_in_progress = OfRun[bool]()
+    has_validation = OfRun[bool]()
+    progress = OfRun[Progress]()
+    metrics = OfRun[MetricLog]()
+    hooks = OfRun[Hooks]()
+    step = OfRun[Step]()
+    agreement = OfRun[Agreement]()
+    resumed_from = OfRun[Place | None]()
+    dataloaders = OfRun[dict[str, Any]]()
+    optimizers = OfRun[list[torch.optim.Optimizer]]()
+    step_optimizers = OfRun[list[optim.StepOptimizer]]()
+    lr_scheduler_configs = OfRun[list[optim.SchedulerConfig]]()
+    num_training_batches = OfRun[float]()
+    num_val_batches = OfRun[list[float]]()
+    num_test_batches = OfRun[list[float]]()
+    num_predict_batches = OfRun[list[float]]()
+    data_wait_s = OfRun[float | None]()
 
     max_epochs = Setting[int | None]()
     min_epochs = Setting[int | None]()
@@ -80,41 +132,35 @@ class View:
         batches = int(self.config.fast_dev_run)
         return batches if batches > 1 else bool(batches)
 
-    def ask_for_loaders(self) -> Any:
-        """See `Trainer`."""
-        raise NotImplementedError
-
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
         """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
         self.latest_metrics()
-        return self.reports.tensors()
+        return self.run.reports.tensors()
 
     def latest_metrics(self) -> dict[str, float]:
         """`callback_metrics` as host floats."""
-        if self.training_in_progress:
-            self.reports.callback.update(self._training_metrics.step_values().callback)
-        return self.reports.callback
+        return self.run.latest_metrics()
 
     @property
     def logged_metrics(self) -> dict[str, float]:
         """What the loggers were told last, by name."""
-        return self.reports.logged
+        return self.run.reports.logged
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """What the progress display shows."""
-        return self.reports.progress
+        return self.run.reports.progress
 
     @property
     def not_finite(self) -> tuple[str, int] | None:
         """What became NaN or infinite, and the first step at which it was; None as long as all is well."""
-        return self.reports.not_finite
+        return self.run.reports.not_finite
 
     @property
     def logs_this_step(self) -> bool:
         """Whether metrics are reported after the present step."""
-        return self._loop is not None and self._loop.logs_this_step
+        return self.run.loop is not None and self.run.loop.logs_this_step
 
     @property
     def logs_next_step(self) -> bool:
@@ -153,18 +199,7 @@ class View:
 
     def validation_ends_epoch(self, batch_idx: int) -> bool:
         """Whether a training batch is the epoch's last, and validation follows it at once."""
-        return self._loop is not None and self._loop.validation_ends_epoch(batch_idx)
-
-    @property
-    def num_training_batches(self) -> float:
-        """Batches of a training epoch; infinite where the loader doesn't know. In `fit`, this makes the loaders."""
-        if self._make_loaders is not None:
-            self.ask_for_loaders()
-        return self._num_training_batches
-
-    @num_training_batches.setter
-    def num_training_batches(self, batches: float) -> None:
-        self._num_training_batches = batches
+        return self.run.loop is not None and self.run.loop.validation_ends_epoch(batch_idx)
 
     @property
     def has_step_limit(self) -> bool:
@@ -200,3 +235,23 @@ class View:
     def interrupted(self) -> bool:
         """Whether a signal has asked this run to end, or an exception has ended the last one."""
         return self.agreement.interrupted or self.status == "interrupted"
+
+    @property
+    def device_ids(self) -> list[int]:
+        """The devices that the processes of this machine use, in the order of their local ranks."""
+        return self.run.placement.device_ids
+
+    @property
+    def nodes(self) -> int:
+        """How many machines the run was asked for."""
+        return self.run.placement.nodes
+
+    @property
+    def ranks_asked(self) -> int:
+        """How many processes `num_nodes` and `devices` stand for."""
+        return self.run.placement.ranks_asked
+
+    @property
+    def checkpoint_dir(self) -> Place:
+        """Where checkpoints go whose saver doesn't say."""
+        return job.checkpoints(self.run_dir)

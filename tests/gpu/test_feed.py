@@ -36,7 +36,7 @@ def test_losses_and_weights_are_bit_for_bit_those_of_copies_at_the_step(source, 
     ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), CUDA(), **settings)
     assert ahead == seen
     assert all(torch.equal(value, weights_ahead[name]) for name, value in weights.items())
-    assert made._loop.source is not made._loop.loader
+    assert made.run.loop.source is not made.run.loop.loader
 
 
 def spin(seconds: float) -> None:

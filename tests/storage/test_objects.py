@@ -388,7 +388,7 @@ def test_a_service_that_stays_away_ends_training_as_a_full_disk_does_and_the_old
 ):
     class GoesDown(fp.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
-            trainer._writer.wait()
+            trainer.run.writer.wait()
             flaky.down = trainer.current_epoch == 2
 
     made = trainer(max_epochs=6, callbacks=[GoesDown(), fp.ModelCheckpoint(s3, filename="{epoch}")])

@@ -114,7 +114,7 @@ class Standing:
 
     def __init__(self, total, val_every, by_epoch, max_steps, save_every):
         saver = fp.ModelCheckpoint(every_n_train_steps=save_every)
-        self.trainer = self
+        self.run = self.config = self
         self.progress = fp.state.Progress()
         self.num_training_batches, self.val_check_batches = total, val_every
         self.check_val_every_n_epoch = 1 if by_epoch else None
@@ -181,15 +181,15 @@ def test_the_rates_of_steps_to_come_are_those_that_the_scheduler_then_sets(sched
     groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     scheduler = SCHEDULES[schedule](optimizer)
-    trainer = Run()
-    trainer.optimizers, trainer.progress = [optimizer], fp.state.Progress()
-    trainer.lr_scheduler_configs = [fp.optim.SchedulerConfig(scheduler, "step", frequency)]
+    run = Run()
+    run.optimizers, run.progress = [optimizer], fp.state.Progress()
+    run.lr_scheduler_configs = [fp.optim.SchedulerConfig(scheduler, "step", frequency)]
     for _ in range(4):
-        foretold = rates_ahead(trainer, 5)
+        foretold = rates_ahead(run, 5)
         for rates in foretold:
             now = [group["lr"] for group in optimizer.param_groups]
             assert rates == now
             assert all(math.isfinite(rate) for rate in rates)
-            trainer.progress.global_step += 1
-            if trainer.progress.global_step % frequency == 0:
+            run.progress.global_step += 1
+            if run.progress.global_step % frequency == 0:
                 scheduler.step()

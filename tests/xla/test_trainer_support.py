@@ -43,7 +43,7 @@ def test_devices_are_virtual_ones_of_the_cpu(devices, found):
 def test_one_process_drives_all_devices(trainer):
     made = trainer(accelerator="xla", devices=8)
     assert made.device_ids == list(range(8))
-    assert not made.starts_ranks
+    assert not made.run.placement.starts_ranks
     assert made.world.size == made.ranks_asked == 1
 
 

@@ -1,0 +1,91 @@
+"""What trains: the module on its device, ready for the strategy, and the step that is built of it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate import optim
+from footplate.step.base import StepSpec
+from footplate.training.ahead import between_any_two, rates_ahead
+from footplate.training.alike import check_model
+from footplate.training.profiling import profile_step, recorder
+
+if TYPE_CHECKING:
+    from footplate.training.run import Run
+
+log = logging.getLogger(__name__)
+
+
+def prepare_module(run: Run) -> None:
+    """Bring the module into the run's precision, to its device, and under its strategy."""
+    check_model(run)
+    run.precision.convert_module(run.module)
+    run.module.to(run.device)
+    if run.placement.sync_batchnorm:
+        torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
+    run.parallel.prepare(run.module)
+
+
+def build_step(run: Run) -> None:
+    """Build the step of a run, from its module and its optimizers."""
+    config, drives_all = run.config, run.accelerator.drives_all
+    spec = StepSpec(
+        module=run.module,
+        optimizers=run.optimizers,
+        hooks=run.hooks,
+        device=run.device,
+        precision=run.precision,
+        accumulate_grad_batches=config.accumulate_grad_batches,
+        gradient_clip_val=config.gradient_clip_val,
+        gradient_clip_algorithm=config.gradient_clip_algorithm or "norm",
+        compile=config.compile_options,
+        on_optimizer_step=functools.partial(_count_step, run),
+        strategy=run.parallel,
+        group=run.group,
+        weight=functools.partial(_weight_of, run) if run.stage == "fit" and run.world.size > 1 else None,
+        device_ids=run.placement.device_ids,
+        iterations_per_loop=_steps_per_call(run),
+        sync_batchnorm=config.sync_batchnorm and drives_all,
+        sharded=config.strategy == "fsdp" and drives_all,
+        record=functools.partial(_record, run),
+        rates_ahead=functools.partial(rates_ahead, run),
+    )
+    run.step = run.accelerator.make_step(spec)
+    profile = recorder(run.profiler)
+    if profile is not None:
+        profile_step(run, profile)
+    run.step_optimizers = [optim.StepOptimizer(one, run.step.optimizer_step) for one in run.optimizers]
+
+
+def _steps_per_call(run: Run) -> int:
+    """`iterations_per_loop`, or one where something must happen between any two steps."""
+    steps = run.config.iterations_per_loop
+    if steps == 1 or run.stage != "fit":
+        return steps
+    reasons = run.group.gather(between_any_two(run))  # a callback that one rank alone has counts for all
+    reason = next((one for one in reasons if one is not None), None)
+    if reason is None:
+        return steps
+    log.warning("iterations_per_loop=%d: one step at a time, since %s.", steps, reason)
+    return 1
+
+
+def _count_step(run: Run) -> None:
+    run.progress.global_step += 1
+
+
+def _weight_of(run: Run, batch: int) -> float:
+    """How much a batch of the training loader counts."""
+    weight = None if run.loop is None else run.loop.weight
+    return 1.0 if weight is None else weight(batch)
+
+
+def _record(run: Run, batch: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
+    """Log what a step has computed of a batch, as if the module did it now."""
+    run.metrics.batch = batch
+    run.module.log(name, value, **options)

@@ -1,0 +1,136 @@
+"""How `validate`, `test` and `predict` are put together.
+
+    checkpoint read  →  on_load_checkpoint  →  loaders  →  module and its weights  →  step  →  one pass over the loaders
+
+The pass itself is in `training/evaluation.py`; validation inside a `fit` makes it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from footplate import checkpoint
+from footplate.checkpoint.storage import Place
+from footplate.errors import ConfigError
+from footplate.state import RunState
+from footplate.tracking.silent import Silent
+from footplate.training.alike import check_data, read_alike
+from footplate.training.building import build_step, prepare_module
+from footplate.training.calling import call_setup
+from footplate.training.evaluation import by_loader, evaluate
+from footplate.training.fitting import settings_to_log
+from footplate.training.loaders import LOADERS, check_evaluated, evaluation_loaders, no_data
+from footplate.training.lock import only_writer
+from footplate.training.resuming import call_load_hooks, find_on_all, or_best
+
+if TYPE_CHECKING:
+    from footplate.training.run import Run
+
+log = logging.getLogger(__name__)
+
+
+def judge(
+    run: Run, held: contextlib.ExitStack, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool
+) -> list[dict[str, float]]:
+    """Validate or test; see `Trainer.validate`.
+
+    Args:
+        run: begun, for the stage.
+        held: what is let go when the loggers have been closed.
+        dataloaders: what the call was given.
+        ckpt_path: likewise.
+        is_new: the call was given a module, so no earlier checkpoint is its best.
+
+    Returns:
+        One dict of metrics for each loader; an empty list if no batch was to be run.
+    """
+    loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
+    if not any(limits):  # a limit of 0 evaluates nothing
+        return []
+    run.reports.forget()
+    _append_to_records(run, held)
+    values = evaluate(run, str(run.stage), loaders, limits)
+    run.reports.publish(values)
+    run.reports.send(run.progress.global_step, run.progress.epoch)
+    return by_loader(values, len(loaders))
+
+
+def show(run: Run, results: list[dict[str, float]]) -> None:
+    """Print what `judge` has found."""
+    for index, result in enumerate(results):
+        where = f" (loader {index})" if len(results) > 1 else ""
+        run.print(f"{run.stage}{where}: " + "  ".join(f"{name} {value:.6g}" for name, value in result.items()))
+
+
+def predict(
+    run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool, keep: bool, output: str | Path | None
+) -> Any:
+    """Predict; see `Trainer.predict`.
+
+    Args:
+        run: begun, for "predict".
+        dataloaders: what the call was given.
+        ckpt_path: likewise.
+        is_new: see `judge`.
+        keep: return the predictions.
+        output: write them as a table into this directory.
+    """
+    from footplate.training.predictions import PredictionWriter
+
+    loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
+    if not any(limits):  # a limit of 0 predicts nothing
+        return []
+    run.reports.forget()
+    found: list[list[Any]] = [[] for _ in loaders]
+    writer = None
+    if output is not None:
+        writer = PredictionWriter(run.group.from_first(run.placement.for_all(Path(output))), run.group)
+
+    def sink(prediction: Any, batch_idx: int, index: int) -> None:
+        if keep:
+            found[index].append(prediction)
+        if writer is not None:
+            writer.write(prediction)
+
+    with contextlib.nullcontext() if writer is None else writer:
+        evaluate(run, "predict", loaders, limits, sink)
+    if keep:
+        return found[0] if len(found) == 1 else found
+    return None if writer is None else writer.table()
+
+
+def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool) -> tuple[list[Any], list[float]]:
+    """The loaders of an evaluation and how many batches of each are run; the module and its step come into the run."""
+    stage = str(run.stage)
+    call_setup(run)
+    found = find_on_all(run, or_best(run, ckpt_path, is_new))
+    check_evaluated(run, stage, dataloaders)
+    state = None if found is None else read_alike(run, found, checkpoint.load)
+    if state is not None:
+        call_load_hooks(run, state)
+    loaders, limits = evaluation_loaders(run, stage, dataloaders, run.config.limit(stage))
+    if not loaders:
+        raise no_data(stage)
+    setattr(run, f"num_{LOADERS[stage]}_batches", limits)
+    check_data(run, {stage: list(zip(loaders, limits, strict=True))})
+    prepare_module(run)
+    if state is not None:
+        RunState(run.module, run.seed).load_module(run.parallel.weight_parts(state, run.module), str(found))
+    build_step(run)
+    return loaders, limits
+
+
+def _append_to_records(run: Run, held: contextlib.ExitStack) -> None:
+    """Let the results of an evaluation be added to the run's record, unless another process writes it."""
+    if all(isinstance(logger, Silent) for logger in run.recorders):
+        return
+    try:
+        held.enter_context(only_writer(run.run_dir, patience_s=0.0))
+    except ConfigError as error:
+        log.warning("The results are not logged. %s", error)
+        return
+    for logger in run.recorders:
+        logger.append(run.run_dir, settings_to_log(run))

@@ -1,0 +1,220 @@
+"""How a `fit` is put together, in the order in which its parts come into the run.
+
+    checkpoint found and read  →  loaders that are there already  →  on_load_checkpoint  →  module, its weights
+    →  optimizers, schedulers  →  step  →  loggers  →  on_fit_start  →  all loaders  →  the rest of the checkpoint  →  loop
+
+Lightning's order, so that hooks find what they find there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from footplate import optim, rng
+from footplate.hooks import overrides
+from footplate.hparams import hparams_to_log
+from footplate.metrics import MetricLog
+from footplate.parallel.resharing import part_of
+from footplate.state import RunState
+from footplate.training.alike import check_data, check_optimizers, read_alike, warn_of_own_disks
+from footplate.training.building import build_step, prepare_module
+from footplate.training.calling import call_setup
+from footplate.training.loaders import asks_hooks, evaluation_loaders, training_loader
+from footplate.training.loop import TrainingLoop
+from footplate.training.profiling import recorder
+from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
+from footplate.training.resuming import call_load_hooks, find_on_all, named_checkpoint, read_checkpoint
+from footplate.training.saving import save_before_end, wait_for_save
+from footplate.training.settings import validation_interval
+
+if TYPE_CHECKING:
+    from footplate.training.run import LoaderPair, Run
+
+log = logging.getLogger(__name__)
+
+
+def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
+    """Train; see `Trainer.fit`."""
+    call_setup(run)
+    if not run.config.fast_dev_run:
+        warn_of_own_disks(run)
+    found = find_on_all(run, ckpt_path)
+    run.resumed_from = named_checkpoint(ckpt_path, found)
+    loaded = None if found is None else read_alike(run, found, functools.partial(read_checkpoint, run))
+    place = None  # of the loader
+    if loaded is not None:
+        run.seed = loaded.get("seed", run.seed)
+        loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
+        place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
+
+    run.parallel.check(run.module)
+    _begin_state(run)
+    make = functools.partial(_make_loaders, run, train_dataloaders, val_dataloaders)
+    run.make_loaders = functools.partial(_first_loaders, run, make, place, resumed_epoch(loaded))
+    hooked = asks_hooks(run, train_dataloaders, val_dataloaders)
+    if not hooked:  # what is wrong with loaders that are there already is known before anything begins
+        run.ask_for_loaders()
+    if loaded is not None:
+        call_load_hooks(run, loaded)
+    prepare_module(run)
+    if loaded is not None:
+        loaded = run.parallel.weight_parts(loaded, run.module)
+        _resume_module(run, loaded, str(found))
+    run.optimizers, run.lr_scheduler_configs = optim.configure(run.module)
+    check_optimizers(run)
+    build_step(run)
+    assert run.state is not None
+    run.state.step, run.state.optimizers = run.step, run.optimizers
+    run.state.schedulers = [config.scheduler for config in run.lr_scheduler_configs]
+    for logger in run.recorders:
+        logger.setup(run.run_dir, settings_to_log(run))
+
+    run.hooks.call("on_fit_start")
+    loader, val_loaders = run.ask_for_loaders()
+    run.found_loaders = None  # new ones may take their place
+    _check_loaders(run, loader, val_loaders)
+    if loaded is not None:
+        loaded = run.parallel.optimizer_parts(loaded, run.optimizers)
+        _resume_training(run, loaded, str(found))
+    resumed, loaded = loaded is not None, None  # its tensors need not stay in memory while the run goes on
+    loop = run.loop = TrainingLoop(run, loader, val_loaders)
+    if hooked:
+        loop.make_loaders = functools.partial(_later_loaders, run, make)
+    run.use_loader(loop.source)
+    if not resumed:
+        loop.sanity_check()
+    if run.num_training_batches:
+        _train(run, loop)
+    else:
+        log.info("Nothing is trained, since limit_train_batches=0.")
+    for logger in run.recorders:
+        logger.log_model(run.trainer)
+    run.hooks.call("on_fit_end")
+
+
+def _train(run: Run, loop: TrainingLoop) -> None:
+    run.training_in_progress = True
+    run.metrics.by_step = False
+    run.hooks.call("on_train_start")
+    run.agreement.settle()
+    record = recorder(run.profiler) or contextlib.nullcontext
+    while not loop.finished():
+        with record("run_training_epoch"):
+            loop.epoch()
+    save_before_end(run)  # before a callback puts averaged weights, say, in place
+    run.step.lend()
+    run.hooks.call("on_train_end")
+    wait_for_save(run)
+    run.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
+
+
+def _begin_state(run: Run) -> None:
+    """A fresh state. Optimizers, step and loader come into it when there are some."""
+    run.metrics = run.training_metrics = MetricLog(run.module, by_step=True, group=run.group)
+    run.state = RunState(
+        module=run.module,
+        seed=run.seed,
+        progress=run.progress,
+        metrics=run.metrics,
+        callbacks=run.callbacks,
+        loggers=run.recorders,
+        datamodule=run.datamodule,
+        callback_metrics=run.reports.callback,
+    )
+
+
+# Resuming
+
+
+def _resume_module(run: Run, loaded: dict[str, Any], source: str) -> None:
+    """The middle of resuming, in Lightning's order: weights, then callbacks, which may change them."""
+    assert run.state is not None
+    run.state.load_module(loaded, source)
+    for callback in run.callbacks:
+        if overrides(callback, "on_load_checkpoint"):
+            callback.on_load_checkpoint(run.trainer, run.module, loaded)
+    run.state.load_callbacks(loaded)
+    run.state.load_loggers(loaded)
+
+
+def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
+    """The end of resuming, after `on_fit_start`, where callbacks may still add parameter groups."""
+    assert run.state is not None
+    run.state.load_training(loaded, source)
+    if "rng" in loaded:
+        rng.restore(loaded["rng"], run.device)
+    run.print(f"Continuing from {source} (epoch {run.progress.epoch + 1}, step {run.progress.global_step}).")
+    if loaded["footplate"].get("failed_in_step"):
+        run.print(
+            "It was saved when a step had failed: what that forward pass changed, such as the running statistics of "
+            "batch norm or the state of a torchmetrics object, is in it."
+        )
+
+
+# Loaders
+
+
+def _make_loaders(run: Run, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None) -> LoaderPair:
+    """The loaders of a `fit`, from what the call was given or from hooks.
+
+    Args:
+        run: whose loaders.
+        train_dataloaders: what the call was given.
+        val_dataloaders: likewise.
+        place: the training loader's state in a checkpoint.
+    """
+    config = run.config
+    loader, run.training_batches = training_loader(run, train_dataloaders, config.limit("fit"), place)
+    val_loaders: list[Any] = []
+    if overrides(run.module, "validation_step") and config.limit("validate") != 0:
+        limit = config.overfit_batches or config.limit("validate")
+        val_loaders, run.num_val_batches = evaluation_loaders(run, "validate", val_dataloaders, limit)
+    run.has_validation = bool(val_loaders)
+    run.val_check_batches = run.training_batches
+    if val_loaders and run.training_batches:
+        run.val_check_batches = validation_interval(
+            config.val_check_interval, config.check_val_every_n_epoch, run.training_batches
+        )
+    return loader, val_loaders
+
+
+def _first_loaders(run: Run, make: Callable[..., LoaderPair], place: dict[str, Any] | None, epoch: int) -> LoaderPair:
+    with making_loaders(run, epoch):
+        return make(place)
+
+
+def _later_loaders(run: Run, make: Callable[..., LoaderPair]) -> LoaderPair:
+    loader, val_loaders = make(None)
+    _check_loaders(run, loader, val_loaders)
+    return loader, val_loaders
+
+
+def _check_loaders(run: Run, loader: Any, val_loaders: list[Any]) -> None:
+    """What all ranks check together of their loaders."""
+    validated = list(zip(val_loaders, run.num_val_batches, strict=True)) if val_loaders else []
+    check_data(run, {"training": [(loader, run.training_batches)], "validation": validated})
+    check_same_ranks(run, loader)
+
+
+# Loggers
+
+
+def settings_to_log(run: Run) -> dict[str, Any]:
+    """The hyperparameters of module and data module, and the trainer's settings."""
+    config = run.config
+    settings = {
+        "accelerator": run.accelerator.name,
+        "precision": run.precision.name,
+        "max_epochs": config.max_epochs,
+        "max_steps": config.max_steps,
+        "accumulate_grad_batches": config.accumulate_grad_batches,
+        "gradient_clip_val": config.gradient_clip_val,
+        "seed": run.seed,
+    }
+    saved = hparams_to_log(run.module, run.datamodule)
+    return {**saved, **{f"trainer/{name}": value for name, value in settings.items()}}

@@ -1,0 +1,144 @@
+"""The loaders of a call: where they come from, made resumable and shared out among the ranks, and how many of their batches
+are run.
+
+    given to the call, or by the data module's hook, or by the module's  →  adapted  →  checked by all ranks together
+
+The loaders of a `fit` that come from a hook are made when somebody asks for them first, which may be a hook that needs
+their length. No worker process of a loader outlives the call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from footplate.data.adapt import adapt, beside, even, pin_for, share_out
+from footplate.data.combined import leaves_of, loaders_of
+from footplate.errors import ConfigError
+from footplate.hooks import overrides
+from footplate.parallel.uneven import shortest
+from footplate.training.settings import count_batches, limit_batches
+
+if TYPE_CHECKING:
+    from footplate.training.run import Run
+
+LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
+
+
+def ask_loader(run: Run, name: str, given: Any) -> Any:
+    """A loader: what was given, or the data module's, or the module's own; None when nobody has one."""
+    if given is not None:
+        return given
+    owner = _owner(run, name)
+    return None if owner is None else getattr(owner, name)()
+
+
+def _owner(run: Run, name: str) -> Any:
+    """Who has a hook that makes a loader: the data module, or the module; None when nobody has."""
+    owners = [run.datamodule, run.module]
+    return next((owner for owner in owners if owner is not None and overrides(owner, name)), None)
+
+
+def asks_hooks(run: Run, train_dataloaders: Any, val_dataloaders: Any) -> bool:
+    """Whether a hook makes one of the loaders of a `fit`.
+
+    Raises:
+        ConfigError: nobody has training data.
+    """
+    training, validation = _owner(run, "train_dataloader"), _owner(run, "val_dataloader")
+    if train_dataloaders is None and training is None:
+        raise _no_training_data()
+    return train_dataloaders is None or (val_dataloaders is None and validation is not None)
+
+
+def _no_training_data() -> ConfigError:
+    return ConfigError(
+        "trainer.fit() has no training data: pass train_dataloaders=… or datamodule=… (on the command line: --data), "
+        "or define train_dataloader()."
+    )
+
+
+def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
+    """The training loader, made resumable, and how many of its batches make an epoch, on all ranks.
+
+    Args:
+        run: whose loader it is.
+        given: what the user passed.
+        limit: `limit_train_batches`.
+        saved: the loader's state in a checkpoint, where it says how large global batches are: that goes on.
+
+    Raises:
+        ConfigError: there is none, it is empty, or a part of it is less than a batch.
+    """
+    found = run.dataloaders["train"] = ask_loader(run, "train_dataloader", given)
+    if found is None:
+        raise _no_training_data()
+    overfit = run.config.overfit_batches
+    for leaf in leaves_of(found):
+        pin_for(leaf, run.device)
+    loader = adapt(found, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
+    run.read_from("train", [loader])
+    if saved is None and run.ranks_meant > run.world.size:
+        saved = as_meant(loader.state_dict(), run.ranks_meant, run.world.size)
+    if saved is not None:
+        loader.load_state_dict(saved)
+    total = count_batches(loader)
+    if run.group.several and not even(loader):
+        total = shortest(total, run.group, "training")
+    if total == 0:
+        raise ConfigError("The training loader has no batches: is the data empty, or drop_last with too few rows?")
+    name = "overfit_batches" if overfit else "limit_train_batches"
+    limit = overfit or limit
+    batches = limit_batches(name, limit, total)
+    return loader, batches
+
+
+def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
+    """A fresh loader's state on fewer ranks than it was meant for, with the global batches of all; None if it has none."""
+    if "parts" in state:
+        parts = [{**one, "state": as_meant(one["state"], meant, ranks) or one["state"]} for one in state["parts"]]
+        return {**state, "parts": parts}
+    size = state.get("global_batch_size")
+    return None if size is None else {**state, "global_batch_size": size // ranks * meant, "ranks": meant}
+
+
+def check_evaluated(run: Run, stage: str, dataloaders: Any) -> None:
+    """Refuse an evaluation that nobody has data for.
+
+    Raises:
+        ConfigError: no loader was given, and no hook makes one.
+    """
+    if dataloaders is None and _owner(run, f"{LOADERS[stage]}_dataloader") is None:
+        raise no_data(stage)
+
+
+def no_data(stage: str) -> ConfigError:
+    """The error of an evaluation without a loader."""
+    return ConfigError(
+        f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, or define {LOADERS[stage]}_dataloader()."
+    )
+
+
+def evaluation_loaders(run: Run, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:
+    """The loaders of a stage and how many batches of each are run; empty when there are none.
+
+    Raises:
+        ConfigError: one of them is empty, or a part of it is less than a batch.
+    """
+    name = LOADERS[stage]
+    found = run.dataloaders[name] = ask_loader(run, f"{name}_dataloader", given)
+    for leaf in leaves_of(found):
+        pin_for(leaf, run.device)
+    training, shared = run.dataloaders.get("train"), run.config.use_distributed_sampler
+    given = [beside(loader, training) for loader in loaders_of(found)]
+    loaders = [share_out(loader, run.seed, run.world, shared) for loader in given]
+    run.read_from(name, loaders)
+    totals = [count_batches(loader) for loader in loaders]
+    if run.parallel.lockstep and run.group.several:
+        pairs = zip(loaders, totals, strict=True)
+        totals = [one if even(loader) else shortest(one, run.group, stage) for loader, one in pairs]
+    limits = [limit_batches(f"limit_{name}_batches", limit, total) for total in totals]
+    for index, batches in enumerate(limits):
+        if batches == 0 and limit != 0:
+            which = f" {index}" if len(loaders) > 1 else ""
+            raise ConfigError(f"The {stage} loader{which} has no batches: is the data empty?")
+    return loaders, limits

@@ -1,0 +1,171 @@
+"""Where a trainer's work is done: on which devices, in which precision, and by which ranks.
+
+    accelerator, devices, precision    chosen from the arguments
+    world                              which rank this process is, read from the environment of one that was launched
+    parallel                           the strategy: what the ranks do with one model
+    group                              the ranks, once they have met
+
+A trainer chooses once, when it is made. The ranks meet when its first call begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from footplate.checkpoint.storage import Place
+from footplate.errors import ConfigError
+from footplate.hardware.base import Accelerator, Devices
+from footplate.hardware.legacy import modernise
+from footplate.hardware.registry import get_accelerator
+from footplate.launch import worker
+from footplate.parallel.group import ALONE, Group, join
+from footplate.parallel.strategies import Strategy, check_strategy, make_strategy
+from footplate.parallel.world import World
+from footplate.step.precision import Precision
+from footplate.training.config import TrainerConfig
+from footplate.training.settings import check_fewest, check_replicas, check_sync_batchnorm
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Placement:
+    """See the module's docstring.
+
+    Attributes:
+        accelerator: the kind of device.
+        precision: of the weights and of the computation.
+        world: rank and world size of this process.
+        nodes: how many machines the run was asked for.
+        device_ids: the devices that the processes of this machine use, in the order of their local ranks.
+        device: the device of this process.
+        parallel: the strategy.
+        sync_batchnorm: whether layers of batch norm are exchanged for torch's `SyncBatchNorm`.
+        group: the ranks; this process alone until they have met.
+    """
+
+    accelerator: Accelerator
+    precision: Precision
+    world: World
+    nodes: int
+    device_ids: list[int]
+    device: torch.device
+    parallel: Strategy
+    sync_batchnorm: bool
+    group: Group = ALONE
+
+    @property
+    def ranks_asked(self) -> int:
+        """How many processes `num_nodes` and `devices` stand for."""
+        return self.nodes * (1 if self.accelerator.drives_all else len(self.device_ids))
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether a call is made in processes that this one starts and looks after."""
+        return self.ranks_asked > 1 and not self.world.launched and not self.parallel.copies
+
+    def meet(self) -> bool:
+        """Meet the other ranks. Returns whether this was the first time; False in a process that is alone."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # so that "cuda" in a user's code is the device of this process
+        if self.world.size == 1 or self.group.several:
+            return False
+        self.group = join(self.world, self.accelerator.process_group_backend, self.device)
+        return True
+
+    def for_all(self, place: Place) -> Place:
+        """A place as the other ranks can use it, which may have another working directory."""
+        return place.absolute() if self.group.several and isinstance(place, Path) else place
+
+
+def place(config: TrainerConfig) -> Placement:
+    """Choose where the work of a trainer is done.
+
+    Raises:
+        ConfigError: the arguments contradict each other, this machine, or the processes that were started.
+    """
+    name, devices, precision = modernise(
+        config.accelerator, config.devices, None if config.precision is None else str(config.precision), config.gpus,
+        config.tpu_cores, os.environ,
+    )  # fmt: skip
+    accelerator = get_accelerator(name)
+    chosen = choose_precision(precision or "32-true", accelerator)
+    accelerator.check_arguments(vars(config))
+    world = World.from_environ()
+    share_rank(world)
+    device_ids = choose_devices(accelerator, devices, world)
+    drives_all = accelerator.drives_all
+    nodes = check_nodes(config.num_nodes, 1 if drives_all else len(device_ids), world)
+    own = worker.slot() if world.launched and not drives_all else 0
+    device = accelerator.torch_device(device_ids[own])
+    refused = {
+        "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
+    }  # fmt: skip
+    check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
+    ranks = 1 if drives_all else world.size  # that torch is to bring together
+    every_device = [accelerator.torch_device(index) for index in device_ids]
+    parallel = make_strategy(config.strategy, ranks, every_device)
+    sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
+    placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)
+    check_fewest(config.min_devices, placement.ranks_asked)
+    return placement
+
+
+def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> list[int]:
+    """The devices that the processes of this node use, in the order of their local ranks.
+
+    Raises:
+        ConfigError: fewer devices than processes.
+    """
+    found = accelerator.parse_devices(devices)
+    if not world.launched or accelerator.drives_all:
+        return found
+    if len(found) < world.local_size and len(found) == 1:  # one for each process
+        found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
+    if len(found) < world.local_size:
+        raise ConfigError(
+            f"devices={devices!r}: {len(found)} device(s) of {accelerator.name} for the {world.local_size} processes of "
+            "this node (LOCAL_WORLD_SIZE). Start one process for each device."
+        )
+    return found
+
+
+def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
+    """The precision to train in. A CPU trains in "bf16-mixed" where "16-mixed" is asked for, as under Lightning.
+
+    Raises:
+        ConfigError: an unknown one, or one that the accelerator doesn't train in.
+    """
+    chosen = Precision.parse(precision)
+    if chosen.name == "16-mixed" and accelerator.name == "cpu" and "16-mixed" not in accelerator.precisions:
+        log.warning('precision="16-mixed": a CPU trains in "bf16-mixed" instead.')
+        chosen = Precision.parse("bf16-mixed")
+    accelerator.check_precision(chosen.name)
+    return chosen
+
+
+def check_nodes(nodes: int, devices: int, world: World) -> int:
+    """`num_nodes`, for a run with this number of devices on each.
+
+    Raises:
+        ConfigError: the processes that were started are not as many.
+    """
+    if nodes > 1 and world.launched and worker.attempt() == 0 and world.size != nodes * devices:
+        raise ConfigError(
+            f"num_nodes={nodes} with {devices} device(s) each: {nodes * devices} processes, but {world.size} were started "
+            "(WORLD_SIZE). Start as many, or leave num_nodes and devices out: what was started is then used."
+        )
+    return nodes
+
+
+def share_rank(world: World) -> None:
+    """Give Lightning's `rank_zero_only` the rank of this process. Without `RANK`, it would take the local rank."""
+    rank_zero = sys.modules.get("lightning_utilities.core.rank_zero")
+    if world.launched and rank_zero is not None:
+        rank_zero.rank_zero_only.rank = world.rank

@@ -1,0 +1,137 @@
+"""The checkpoint that a call begins with: which one it is, and what is read of it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from footplate import checkpoint
+from footplate.callbacks import ModelCheckpoint
+from footplate.checkpoint.storage import Place, store_of, to_place
+from footplate.errors import CheckpointError
+from footplate.hooks import overrides
+from footplate.launch import worker
+from footplate.training import job
+from footplate.training.changes import show_ckpt_path
+
+if TYPE_CHECKING:
+    from footplate.training.run import Run
+
+
+def find_on_all(run: Run, ckpt_path: str | Place | None) -> Place | None:
+    """The checkpoint that rank 0 finds, on every rank."""
+
+    def find() -> tuple[Place | None, str | None]:
+        found = find_checkpoint(run, ckpt_path)
+        return (None, None) if found is None else (run.placement.for_all(found), shown_path(ckpt_path, found))
+
+    found, shown = run.group.ask_first(find)
+    show_ckpt_path(run.trainer, shown)
+    return found
+
+
+def or_best(run: Run, ckpt_path: str | Place | None, is_new: bool) -> str | Place | None:
+    """`ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
+    if ckpt_path is None and not is_new:
+        with contextlib.suppress(CheckpointError):
+            return find_on_all(run, "best")
+    return ckpt_path
+
+
+def started_again(run: Run) -> bool:
+    """Whether this process repeats a `fit` that failed, and continues from what that has saved."""
+    return run.launch_id is not None and run.stage == "fit" and worker.attempt() > 0
+
+
+def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
+    """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
+
+    Raises:
+        CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
+    """
+    savers = [callback for callback in run.callbacks if isinstance(callback, ModelCheckpoint)]
+    directories = sorted({to_place(callback.dirpath) for callback in savers if callback.dirpath is not None}, key=str)
+    where = ", ".join(map(str, directories)) or str(run.run_dir)
+
+    def newest(key: str | None = None, value: Any = None) -> Place | None:
+        """The newest that serves the stage: to train on, a checkpoint needs more than weights."""
+        return checkpoint.newest(
+            directories,
+            lambda meta: (
+                (run.stage != "fit" or not meta.get("weights_only")) and (key is None or meta.get(key) == value)
+            ),
+        )
+
+    if started_again(run):
+        found = newest("launch", run.launch_id)
+        if found is not None:
+            return found
+    if run.job_fit is not None and run.stage == "fit" and job.begun_again():
+        found = newest("job_fit", run.job_fit)
+        if found is not None:
+            return found
+    if ckpt_path is None:
+        return None
+    if ckpt_path == "last":
+        found = newest()
+        if found is None and run.stage != "fit":
+            raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
+        if found is None:
+            run.print(f"There is no checkpoint in {where} that training can continue from: it begins at step 0.")
+        return found
+    if ckpt_path == "best":
+        for callback in savers:
+            link = to_place(callback.dirpath or run.run_dir) / f"best{checkpoint.SUFFIX}"
+            for candidate in (callback.best_model_path, link):
+                if candidate and checkpoint.exists(candidate):
+                    return to_place(candidate)
+        raise CheckpointError(
+            'ckpt_path="best": no best checkpoint was kept. Use ModelCheckpoint(monitor=…), or ckpt_path="last".'
+        )
+    return to_place(ckpt_path)
+
+
+def shown_path(ckpt_path: str | Place | None, found: Place) -> str:
+    """What `trainer.ckpt_path` shows of a checkpoint that was found: `last.ckpt`, where that is a link to it."""
+    if ckpt_path != "last" or not isinstance(found, Path):
+        return str(found)
+    link = found.parent / checkpoint.LAST
+    return str(link if link.exists() and link.samefile(found) else found)
+
+
+def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Place | None:
+    """The checkpoint that the user has chosen to continue from; None where the newest was asked for, or none.
+
+    Savers delete what newer checkpoints replace, but not this one: it is the user's.
+    """
+    if ckpt_path in (None, "last"):
+        return None
+    chosen = found if ckpt_path == "best" or found is None else to_place(ckpt_path)
+    return None if chosen is None else store_of(chosen).resolve(chosen)
+
+
+def read_checkpoint(run: Run, path: Place) -> dict[str, Any]:
+    """The state that training continues from; one that Lightning has made, under our names, with a word on what it lacks.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
+    """
+    from footplate.checkpoint.lightning import is_lightnings, translate
+
+    state = checkpoint.load(path)
+    if is_lightnings(state):
+        state = translate(state)
+    if "made_by" in state:
+        run.print(
+            f"{path} was made by {state['made_by']}: weights, optimizers, schedulers and the place in the epoch continue; "
+            "the order of the data and the random draws can't, and are Footplate's own from here."
+        )
+    return state
+
+
+def call_load_hooks(run: Run, loaded: dict[str, Any]) -> None:
+    """The beginning of resuming: hooks that may still build layers, which then are moved and optimised as all are."""
+    for owner in (run.datamodule, run.module):
+        if owner is not None and overrides(owner, "on_load_checkpoint"):
+            owner.on_load_checkpoint(loaded)

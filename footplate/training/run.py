@@ -1,0 +1,295 @@
+"""The state of one call of a trainer: of `fit`, `validate`, `test` or `predict`.
+
+    trainer.fit(model, loader)
+        run = trainer.run = the last run .next("fit", model, …)     what this call begins with
+        fitting.fit(run, …)                                         module, loaders, optimizers, step, loop come into it
+    trainer.global_step → trainer.run.progress.global_step          what a user reads, during the call and after it
+
+Whatever does a part of the work is given the run, and nothing else: the loop, evaluation, checkpoints, loaders. The trainer
+is the front of it, and what hooks, callbacks and loggers are given. What the fields that `next` keeps have in common: the
+user may ask for them after a later call (the metrics of training after a test), or they belong to the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from footplate import optim
+from footplate.callbacks import ProgressBar
+from footplate.callbacks.base import is_kind
+from footplate.checkpoint.storage import Place
+from footplate.checkpoint.writer import CheckpointWriter
+from footplate.data.adapt import end_workers
+from footplate.hardware.base import Accelerator
+from footplate.hardware.transfer import make_transfer
+from footplate.hooks import Hooks
+from footplate.metric_states import states_of
+from footplate.metrics import MetricLog
+from footplate.parallel.agreement import Agreement
+from footplate.parallel.base import Strategy
+from footplate.parallel.group import Group
+from footplate.parallel.world import World
+from footplate.signals import Signals
+from footplate.state import Progress, RunState
+from footplate.step.base import Step
+from footplate.step.precision import Precision
+from footplate.tracking.base import Logger
+from footplate.training.config import TrainerConfig
+from footplate.training.placement import Placement
+from footplate.training.reports import Reports
+from footplate.training.status import RunStatus
+
+if TYPE_CHECKING:
+    from footplate.trainer import Trainer
+    from footplate.training.loop import TrainingLoop
+
+log = logging.getLogger(__name__)
+
+Stage = Literal["fit", "validate", "test", "predict"]
+LoaderPair = tuple[Any, list[Any]]  # for training; for validation, if there is any
+
+
+@dataclass(eq=False)
+class Run:
+    """See the module's docstring.
+
+    Attributes:
+        trainer: what hooks, callbacks and loggers are given.
+        config: the trainer's arguments. A callback may change one while the run goes on.
+        placement: where the work is done.
+        seed: of all randomness; that of the checkpoint which the run continues from.
+        run_dir: for checkpoints, metrics and logs.
+        recorders: the loggers, behind our contract.
+        profiler: as `training/profiling.py` describes.
+        launch_id: of the launch that this process is of, where a trainer started it.
+        job_fit: in a job, which call of `fit` this is.
+        stage: which call.
+        module: what is run.
+        datamodule: where loaders come from; None for none.
+        callbacks: of the call, in the order of their hooks.
+        progress: how far training is.
+        reports: the latest metrics.
+        state: what a checkpoint of the training holds; None before the first `fit`.
+        failed_in_step: the run was saved after an exception in a step.
+        writer: writes checkpoints in the background.
+        dataloaders: what was given or made, by "train", "val", "test", "predict".
+        training_batches: batches of a training epoch, as far as that is known; `num_training_batches` finds it out.
+        num_val_batches: batches of each validation loader; likewise for the other two.
+        val_check_batches: training batches between two validations.
+        should_stop: set to end training after the present step.
+        status: Lightning's word for what has become of the call.
+        sanity_checking: a few validation batches are being tried.
+        training_in_progress: `fit` has begun to train.
+        has_validation: there is something to validate on.
+        resumed_from: the checkpoint that the user chose to continue from, which isn't deleted.
+        optimizers: as the module configured them.
+        step_optimizers: the same, as a module that optimises by hand gets them.
+        lr_scheduler_configs: likewise.
+        metrics: where `self.log` of the module goes at this moment.
+        training_metrics: where it goes in training.
+        hooks: of data module, module and callbacks.
+        step: what trains on batches; None before it is built.
+        loop: of a `fit`; None before it is built.
+        make_loaders: makes the loaders of a `fit`; None once they are made.
+        found_loaders: the loaders that were made, until the loop has them.
+        data_wait_s: seconds for which the device has waited for batches; counted where a callback has set it to 0.
+        signals: those that this process got.
+        agreement: what the ranks have agreed on.
+    """
+
+    trainer: Trainer
+    config: TrainerConfig
+    placement: Placement
+    seed: int
+    run_dir: Path
+    recorders: list[Logger]
+    profiler: Any
+    launch_id: str | None = None
+    job_fit: str | None = None
+    stage: Stage | None = None
+    module: Any = None
+    datamodule: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+    reports: Reports = field(default_factory=lambda: Reports([]))
+    state: RunState | None = None
+    failed_in_step: bool = False
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+    dataloaders: dict[str, Any] = field(default_factory=dict)
+    training_batches: float = 0
+    num_val_batches: list[float] = field(default_factory=list)
+    num_test_batches: list[float] = field(default_factory=list)
+    num_predict_batches: list[float] = field(default_factory=list)
+    val_check_batches: float = math.inf
+    should_stop: bool = False
+
+    status: RunStatus = field(init=False, default="initializing")
+    sanity_checking: bool = field(init=False, default=False)
+    training_in_progress: bool = field(init=False, default=False)
+    has_validation: bool = field(init=False, default=False)
+    resumed_from: Place | None = field(init=False, default=None)
+    optimizers: list[torch.optim.Optimizer] = field(init=False, default_factory=list)
+    step_optimizers: list[optim.StepOptimizer] = field(init=False, default_factory=list)
+    lr_scheduler_configs: list[optim.SchedulerConfig] = field(init=False, default_factory=list)
+    metrics: MetricLog = field(init=False)
+    training_metrics: MetricLog = field(init=False)
+    hooks: Hooks = field(init=False)
+    step: Step = field(init=False)
+    loop: TrainingLoop | None = field(init=False, default=None)
+    make_loaders: Callable[[], LoaderPair] | None = field(init=False, default=None)
+    found_loaders: LoaderPair | None = field(init=False, default=None)
+    data_wait_s: float | None = field(init=False, default=None)
+    signals: Signals = field(init=False, default_factory=Signals)
+    agreement: Agreement = field(init=False)
+    _read_from: dict[str, list[Any]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.metrics = self.training_metrics = MetricLog(torch.nn.Module(), by_step=True)
+        self.hooks = Hooks(self.trainer, None, None, self.callbacks)
+        self.agree()
+
+    def next(self, stage: Stage, module: Any, datamodule: Any) -> Run:
+        """The run of the trainer's next call."""
+        run = dataclasses.replace(self, stage=stage, module=module, datamodule=datamodule)
+        if stage == "fit":
+            run.should_stop, run.training_batches, run.failed_in_step = False, math.inf, False
+            run.progress, run.reports, run.state = Progress(), Reports(self.recorders), None
+        return run
+
+    # Where the work is done
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.placement.accelerator
+
+    @property
+    def precision(self) -> Precision:
+        return self.placement.precision
+
+    @property
+    def world(self) -> World:
+        return self.placement.world
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement.device
+
+    @property
+    def parallel(self) -> Strategy:
+        return self.placement.parallel
+
+    @property
+    def group(self) -> Group:
+        return self.placement.group
+
+    @property
+    def ranks_meant(self) -> int:
+        """How many ranks the run was asked for; some of them may have been given up."""
+        return self.world.size if self.launch_id is None else self.placement.ranks_asked
+
+    def agree(self) -> None:
+        """Begin to agree with the other ranks, as far as they have met, on signals, `should_stop` and the clock."""
+        self.agreement = Agreement(self.group, self.signals, lambda: self.should_stop)
+
+    # Loaders
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches of a training epoch; infinite where the loader doesn't know. In `fit`, this makes the loaders."""
+        if self.make_loaders is not None:
+            self.ask_for_loaders()
+        return self.training_batches
+
+    def ask_for_loaders(self) -> LoaderPair:
+        """The loaders of a `fit`, made when they are asked for first. While they are made, a hook that asks for their
+        lengths gets those of before.
+        """
+        make, self.make_loaders = self.make_loaders, None
+        if make is not None:
+            self.found_loaders = make()
+            self.use_loader(self.found_loaders[0])
+        assert self.found_loaders is not None
+        return self.found_loaders
+
+    def use_loader(self, loader: Any) -> None:
+        """Let checkpoints say where this loader is."""
+        assert self.state is not None
+        self.state.loader = loader
+
+    def read_from(self, name: str, loaders: list[Any]) -> None:
+        """Remember what this call reads from, so that no worker process outlives it; end those of replaced loaders.
+
+        Args:
+            name: "train", "val", "test" or "predict".
+            loaders: adapted.
+        """
+        for replaced in self._read_from.get(name, []):
+            end_workers(replaced)
+        self._read_from[name] = loaders
+
+    def end_workers(self) -> None:
+        """End the worker processes of all loaders."""
+        for name in [*self._read_from]:
+            self.read_from(name, [])
+
+    def transfer(self, moved: bool = False) -> Callable[[Any, int], Any] | None:
+        """The function that brings a batch to the device, or does what is left to do with one that has been `moved`; None
+        where that is nothing.
+        """
+        return make_transfer(self.module, self.datamodule, self.device, moved)
+
+    # Metrics
+
+    def latest_metrics(self) -> dict[str, float]:
+        """The latest value of every metric, as host floats. Reads from the device what was logged since the last time."""
+        if self.training_in_progress:
+            self.reports.callback.update(self.training_metrics.step_values().callback)
+        return self.reports.callback
+
+    @contextlib.contextmanager
+    def logging_to(self, metrics: MetricLog) -> Iterator[None]:
+        """Let `self.log` of the module go to these metrics for a while."""
+        before, self.metrics = self.metrics, metrics
+        try:
+            yield
+        finally:
+            self.metrics = before
+
+    def keep_collected(self) -> None:
+        """Let checkpoints say what torchmetrics objects hold now, whatever hooks at the end of an epoch reset."""
+        assert self.state is not None
+        self.state.collected = states_of(self.module)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0, above the progress display. Rich renderables are rendered."""
+        if self.world.rank != 0:
+            return
+        for callback in self.callbacks:
+            if is_kind(callback, ProgressBar):
+                callback.print(*args, **kwargs)
+                return
+        log.info(" ".join(map(str, args)))
+
+    # Optimizers
+
+    def replace_schedulers(self, configs: list[optim.SchedulerConfig]) -> None:
+        """Let other schedulers set the learning rates from here on, in checkpoints too."""
+        assert self.state is not None
+        self.lr_scheduler_configs = configs
+        self.state.schedulers = [config.scheduler for config in configs]
+
+    def run_forward(self) -> None:
+        """Run `training_step` over the training data once more, only for what layers gather by themselves. At the end of
+        training, on all ranks.
+        """
+        assert self.loop is not None
+        self.loop.run_forward()

@@ -1,0 +1,182 @@
+"""Checkpoints of a run: copied between two steps, and written in the background.
+
+    run state  →  host memory  →  hooks (`on_save_checkpoint`)  →  the writing thread  →  disk or object store
+
+All ranks take part, since a state holds something of each. Rank 0 writes. Of a sharded model, each rank writes its own part
+onto a disk that all of them share; into an object store, rank 0 writes the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.callbacks import Callback, ModelCheckpoint
+from footplate.checkpoint.shards import cut_out
+from footplate.checkpoint.storage import Place
+from footplate.checkpoint.storage.joint import abandon, begin
+from footplate.checkpoint.writer import Joint
+from footplate.errors import CheckpointError, ConfigError
+from footplate.hardware.transfer import to_device
+from footplate.hooks import overrides
+from footplate.parallel.alike import blind
+from footplate.parallel.resharing import OWN
+from footplate.state import describe
+from footplate.training.failing import moment_of
+from footplate.training.lock import check as check_writer
+from footplate.training.reports import finite
+
+if TYPE_CHECKING:
+    from footplate.training.run import Run
+
+log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+
+
+def write_checkpoint(
+    run: Run, path: Place, weights_only: bool = False, then: Callable[[], None] = lambda: None
+) -> None:
+    """Copy the run's state and write it in the background. All ranks call it.
+
+    Args:
+        run: whose state.
+        path: where to.
+        weights_only: leave out all that resuming needs.
+        then: called once the checkpoint is complete.
+
+    Raises:
+        CheckpointError: the save before this one failed.
+        ConfigError: nothing has been trained.
+    """
+    if run.state is None:
+        raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
+    if run.group.several:
+        wait_for_save(run)
+    if run.make_loaders is not None and not weights_only:
+        run.ask_for_loaders()  # since where the loader is belongs to the state
+    state = run.state.state_dict(weights_only)
+    shared = path if run.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
+    if shared is None:
+        state = run.parallel.whole(state)
+    if run.group.several and not weights_only:
+        own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
+        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
+    _call_save_hooks(run, state, weights_only)
+    joint = None
+    if shared is not None:
+        state, parts = cut_out(state)
+        joint = _begin_joint(run, shared, parts)
+        run.writer.save_part(joint)
+    if run.world.rank != 0:
+        return
+    state["footplate"]["failed_in_step"] = run.failed_in_step
+    meta = {**describe(state, run.progress), "metrics": finite(run.reports.callback)}
+    meta |= {"launch": run.launch_id, "job_fit": run.job_fit}
+    before = functools.partial(_before_write, run)
+    if joint is None:
+        run.writer.save(state, path, meta, then, first=before)
+    else:
+        run.writer.complete(joint, state, meta, then, first=before)
+
+
+def _call_save_hooks(run: Run, state: dict[str, Any], weights_only: bool) -> None:
+    if not weights_only:
+        run.hooks.call("on_save_checkpoint", state)
+        return
+    for callback in run.callbacks:
+        if isinstance(callback, Callback):
+            state["state_dict"] = callback.weights_to_save(state["state_dict"])
+    if overrides(run.module, "on_save_checkpoint"):
+        run.module.on_save_checkpoint(state)
+
+
+def _begin_joint(run: Run, path: Path, parts: Any) -> Joint:
+    """Begin a checkpoint that every rank writes a part of.
+
+    Raises:
+        CheckpointError: a rank can't see the directory.
+    """
+    token = run.group.ask_first(lambda: begin(path))
+    joint = Joint(path, token, run.world.rank, run.world.size, parts)
+    without = blind(run.group, joint.directory)
+    if without:
+        run.group.ask_first(lambda: abandon(path, token))
+        raise CheckpointError(
+            f"The checkpoint {path} could not be written: {without} can't see its directory, which all ranks of a sharded "
+            "model write into. Set default_root_dir to a disk that all machines share, or "
+            'ModelCheckpoint(dirpath="s3://…").'
+        )
+    return joint
+
+
+def _before_write(run: Run) -> None:
+    """In the writing thread: refuse to write beside a later attempt, then write what the loggers still have."""
+    check_writer(run.run_dir)
+    for logger in run.recorders:
+        logger.flush()
+
+
+def wait_for_save(run: Run) -> None:
+    """Wait until what was saved last is complete. All ranks call it.
+
+    Of a sharded model, they first tell each other whether their parts are written, so that none waits for the part of
+    one that has died, or whose disk is full.
+
+    Raises:
+        CheckpointError: it could not be written, on whichever rank.
+    """
+    if run.parallel.sharded:
+        faults = [fault for fault in run.group.gather(run.writer.part_fault()) if fault]
+        if faults:
+            run.writer.make_haste()
+            raise CheckpointError(faults[0])
+    run.group.ask_each(run.writer.wait)
+
+
+def save_before_end(run: Run, failing: bool = False) -> str:
+    """Save the run as it stands, if it keeps its last checkpoint at all, or one of its failure. Returns what to tell the
+    user.
+
+    The first such saver does it, of those that save all that resuming needs.
+    """
+    for callback in run.callbacks:
+        if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
+            continue
+        if callback.save_last or (failing and callback.save_on_exception):
+            path = callback.save_now(run.trainer)
+            return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
+    return ""
+
+
+def end_on_signal(run: Run) -> None:
+    """Save and end, between two steps, because a signal came.
+
+    Raises:
+        SystemExit: 143, after SIGTERM.
+        KeyboardInterrupt: after SIGINT.
+    """
+    if run.training_in_progress:
+        said = save_before_end(run)
+        wait_for_save(run)
+        run.group.barrier()  # all ranks end together, so that none is taken for lost while another saves
+        run.print(f"{run.signals.reason} after step {run.progress.global_step}: {said}")
+    raise run.signals.end()
+
+
+def save_before_failing(run: Run, error: BaseException) -> None:
+    """Save a run that an exception ends, as it was before the batch that failed."""
+    run.failed_in_step = moment_of(error) != "between steps"
+    run.training_metrics.take_back()
+    try:
+        said = save_before_end(run, failing=True)
+        run.writer.wait()
+    except Exception as failure:  # the first one is what the user is to see
+        log.warning("The run could not be saved as it was when it failed: %s", failure)
+    else:
+        run.print(f"{type(error).__name__} after step {run.progress.global_step}: {said}")
