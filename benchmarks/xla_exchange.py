@@ -24,8 +24,8 @@ from ddp_overhead import free_port
 
 from footplate.parallel.group import join
 from footplate.parallel.world import World
-from footplate.step.xla.shares import Shares
-from footplate.step.xla.sharing import flat
+from footplate.step.xla.batch_exchange import Shares
+from footplate.step.xla.sharding import flat
 
 CALLS, ROUNDS, PROCESSES = 1000, 30, 2
 OURS, LIMIT = "footplate", "limit: bare all-reduce"

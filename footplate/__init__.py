@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from footplate.lazy import lazy
+from footplate.lazy_import import lazy
 from footplate.version import __version__
 
 if TYPE_CHECKING:

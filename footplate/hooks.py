@@ -16,8 +16,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from footplate.device_scalar import DeviceScalar
 from footplate.errors import ConfigError
-from footplate.later import Later
 
 Hook = Callable[..., Any]
 NONE: tuple[Hook, ...] = ()
@@ -151,7 +151,7 @@ def _with_lightnings_outputs(hook: Hook, trainer: Any, output: Any, batch: Any, 
     windows = trainer.accumulate_grad_batches
     if windows > 1 and "loss" in outputs and trainer.module.automatic_optimization:
         loss = outputs["loss"]
-        outputs["loss"] = (float(loss) if isinstance(loss, Later) else loss) / windows
+        outputs["loss"] = (float(loss) if isinstance(loss, DeviceScalar) else loss) / windows
     hook(outputs, batch, batch_idx)
 
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from footplate.device_scalar import DeviceScalar
 from footplate.errors import ConfigError
-from footplate.later import Later
 from footplate.parallel.group import ALONE, Group
 from footplate.parallel.logged import Logged
 from footplate.parallel.totals import Part, extreme, gathered, merge, reduced
@@ -472,11 +472,11 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
     values = list(values)
     result: list[float] = [0.0] * len(values)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    later: dict[type[Later], list[int]] = {}
+    later: dict[type[DeviceScalar], list[int]] = {}
     for index, value in enumerate(values):
         if isinstance(value, Tensor):
             groups.setdefault((value.device, value.dtype), []).append(index)
-        elif isinstance(value, Later):
+        elif isinstance(value, DeviceScalar):
             later.setdefault(type(value), []).append(index)
         else:
             result[index] = float(value)
@@ -532,7 +532,7 @@ def _own(value: Any) -> Any:
     """A value as it is now, whatever its owner does to it later: a copy on its device, or a number."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return value if isinstance(value, Later) else float(value)
+    return value if isinstance(value, DeviceScalar) else float(value)
 
 
 def _kept(name: str, value: Any) -> Any:

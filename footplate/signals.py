@@ -1,7 +1,7 @@
 """Signals: a handler only notes that one came; the loop looks between steps and ends in an orderly way.
 
 SIGTERM (a preempted machine, a scheduler) and the first SIGINT (Ctrl-C): finish the step, save, exit with 143 or raise
-KeyboardInterrupt. A second SIGINT stops at once. A cloud's notice (see `training/notice.py`) counts as SIGTERM.
+KeyboardInterrupt. A second SIGINT stops at once. A cloud's notice (see `training/preemption.py`) counts as SIGTERM.
 """
 
 from __future__ import annotations

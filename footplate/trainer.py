@@ -31,9 +31,10 @@ from footplate.training.changes import take_changes, take_ckpt_path
 from footplate.training.config import TrainerConfig, configured
 from footplate.training.evaluating import judge, predict, show
 from footplate.training.fitting import fit
+from footplate.training.lightning_view import View
 from footplate.training.lock import only_writer
-from footplate.training.notice import watching
 from footplate.training.placement import place
+from footplate.training.preemption import watching
 from footplate.training.prepare import (
     choose_callbacks,
     choose_loggers,
@@ -49,7 +50,6 @@ from footplate.training.resuming import or_best
 from footplate.training.run import Run, Stage
 from footplate.training.saving import wait_for_save, write_checkpoint
 from footplate.training.settings import set_deterministic
-from footplate.training.view import View
 
 
 class Trainer(View):

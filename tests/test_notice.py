@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 from footplate import checkpoint
-from footplate.training import notice
+from footplate.training import preemption
 
 
 class Metadata(http.server.ThreadingHTTPServer):
@@ -85,7 +85,7 @@ def heard(metadata, name, value, wait_s=60.0):
         said.append(reason)
         came.set()
 
-    with notice.watching(end):
+    with preemption.watching(end):
         deadline = time.monotonic() + 60
         while len(metadata.asked) < 4 and time.monotonic() < deadline:  # both have had a first answer and ask again
             time.sleep(0.01)
@@ -110,7 +110,7 @@ def test_a_machine_that_is_moved_while_it_runs_trains_on(metadata):
 
 
 def test_a_metadata_server_that_fails_is_asked_again(metadata, monkeypatch, caplog):
-    monkeypatch.setattr(notice, "RETRY_S", 0.05)
+    monkeypatch.setattr(preemption, "RETRY_S", 0.05)
     metadata.broken = True
     threading.Timer(0.3, lambda: setattr(metadata, "broken", False)).start()
     assert heard(metadata, "preempted", "TRUE") == ["this machine is being preempted"]
@@ -126,9 +126,9 @@ def test_no_thread_outlives_the_watch_though_its_question_is_open(metadata, capl
 def test_elsewhere_no_server_is_asked(monkeypatch):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     before = {*threading.enumerate()}
-    with notice.watching(pytest.fail):
+    with preemption.watching(pytest.fail):
         begun = [one for one in threading.enumerate() if one not in before and one.name == "footplate-notices"]
-        assert not begun or notice.ComputeEngine().here()
+        assert not begun or preemption.ComputeEngine().here()
 
 
 TRAINS = """

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from footplate.step.unrecorded import clearer, stepper
+from footplate.step.optimizer_fast_path import clearer, stepper
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"]
 

@@ -118,7 +118,7 @@ def _has_or_takes(machine: Any, takes: dict[str, list[int]]) -> str:
 def _accelerators(given: Namespace) -> int:
     from footplate.cli.formats import grid, show_as
     from footplate.jobs.catalog.lookup import find_machine
-    from footplate.jobs.catalog.places import accelerators_in, check_region, regions_of
+    from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of
     from footplate.jobs.catalog.rows import catalog
 
     known = catalog()
@@ -161,7 +161,7 @@ def _accelerators(given: Namespace) -> int:
 def _regions(given: Namespace) -> int:
     from footplate.cli.formats import grid, show_as
     from footplate.jobs.catalog.lookup import find_accelerator
-    from footplate.jobs.catalog.places import accelerators_in, zones_of
+    from footplate.jobs.catalog.regions import accelerators_in, zones_of
     from footplate.jobs.catalog.rows import catalog
 
     known = catalog()
@@ -186,7 +186,7 @@ def _regions(given: Namespace) -> int:
 def _check(given: Namespace) -> int:
     from footplate.cli.formats import show_as
     from footplate.jobs.catalog.lookup import find_accelerator, find_machine
-    from footplate.jobs.catalog.places import check_region, zones_of
+    from footplate.jobs.catalog.regions import check_region, zones_of
     from footplate.jobs.catalog.successors import today, what_became
     from footplate.jobs.catalog.validity import Choice, check
     from footplate.jobs.spec.flags import accelerator

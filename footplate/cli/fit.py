@@ -33,7 +33,7 @@ _CHECKPOINT = {
 
 def parser(name: str) -> ArgumentParser:
     """The parser of `fit`, `validate`, `test` or `predict`."""
-    from footplate.cli.accepted import CALLBACKS, DATA, MODELS
+    from footplate.cli.class_types import CALLBACKS, DATA, MODELS
     from footplate.cli.commands import COMMANDS
     from footplate.cli.parsing import make_parser
     from footplate.training.config import TrainerConfig
@@ -72,7 +72,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         SystemExit: 143, after SIGTERM.
         KeyboardInterrupt: after Ctrl-C.
     """
-    from footplate.cli.accepted import SHORT_NAMES
+    from footplate.cli.class_types import SHORT_NAMES
     from footplate.cli.parsing import instantiate, parse
     from footplate.rng import seed_everything
 

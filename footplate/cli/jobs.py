@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import jobs_check, jobs_local_train, jobs_submit, jobs_watch, plain, translate
 from footplate.errors import ConfigError
-from footplate.jobs.supervision import reserve
+from footplate.jobs.supervision import prestart
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -59,7 +59,7 @@ def run(name: str, argv: Sequence[str]) -> int:
             f'-- {" ".join(args)}: only "jobs submit training" and "jobs local-train" pass arguments on to a program.'
         )
     submits = ours[:2] == ["submit", "training"] and not {"--dry-run", "--help", "-h"}.intersection(ours)
-    with reserve.begun() if submits else contextlib.nullcontext():
+    with prestart.begun() if submits else contextlib.nullcontext():
         return _do(made.parse_args(ours), args)
 
 

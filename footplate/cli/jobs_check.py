@@ -35,7 +35,7 @@ def run(given: Namespace) -> int:
     from footplate.cli.formats import show_as
     from footplate.jobs.spec import checking
     from footplate.jobs.spec.draft import draft
-    from footplate.jobs.spec.modernizing import rewrite
+    from footplate.jobs.spec.migration import rewrite
     from footplate.jobs.spec.problems import dotted
     from footplate.jobs.spec.resolving import checked, problems
     from footplate.jobs.spec.yamlfile import load

@@ -47,10 +47,10 @@ def run(given: Namespace, args: list[str]) -> int:
     """
     from footplate.cli.jobs_submit import misplaced
     from footplate.jobs.backends.local import BACKEND
+    from footplate.jobs.cluster_env import seats, tf_config
     from footplate.jobs.package.files import by_own_name
     from footplate.jobs.package.modules import no_module, no_package
     from footplate.jobs.plan import Plan
-    from footplate.jobs.replicas import seats, tf_config
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.resolving import resolve
     from footplate.launch.rendezvous import HOST, free_addresses

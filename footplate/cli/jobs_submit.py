@@ -181,7 +181,7 @@ def _load(config: str) -> Document:
 
 
 def _modernized(asked: Draft) -> Draft:
-    from footplate.jobs.spec.modernizing import apply
+    from footplate.jobs.spec.migration import apply
 
     return apply(asked)
 

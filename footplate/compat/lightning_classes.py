@@ -25,7 +25,7 @@ from footplate.callbacks.model_checkpoint import format_name
 from footplate.checkpoint.storage import Place, to_place
 from footplate.compat._between import Between, between, is_lightnings, users_classes
 from footplate.errors import ConfigError
-from footplate.training.failing import moment_of, savable
+from footplate.training.crash_checkpoint import moment_of, savable
 
 if TYPE_CHECKING:
     from footplate.trainer import Trainer

@@ -60,7 +60,7 @@ from footplate.data.loader import Loader
 from footplate.data.spark import ROW_GROUP_BYTES, computed_uri, forget, is_spark
 from footplate.data.table import Table
 from footplate.errors import CheckpointError, ConfigError, DataError
-from footplate.extras import require
+from footplate.optional import require
 from footplate.parallel.world import World
 
 __all__ = [

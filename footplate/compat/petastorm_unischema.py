@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from footplate.errors import DataError
-from footplate.extras import require
+from footplate.optional import require
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ from footplate.data.sharing import Share, share_batches, share_rows
 from footplate.data.tickets import Tickets
 from footplate.errors import CheckpointError, ConfigError
 from footplate.hashing import hashed
-from footplate.parallel.alike import digest
+from footplate.parallel.consistency import digest
 from footplate.parallel.world import SINGLE, World
 
 _PIECE = 256  # items that are drawn at a time from a sampler without a length

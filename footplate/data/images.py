@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from footplate.errors import ConfigError, DataError
-from footplate.extras import require
+from footplate.optional import require
 
 ImageMode = Literal["auto", "L", "RGB", "bytes"]
 

@@ -30,7 +30,7 @@ from footplate.data.recipe import make_recipe
 from footplate.data.table import Table
 from footplate.data.workers import Workers
 from footplate.errors import CheckpointError, ConfigError, DataError
-from footplate.parallel.alike import digest
+from footplate.parallel.consistency import digest
 from footplate.parallel.world import World
 
 _ROWS_IN_MAKING = 64  # for each thread

@@ -19,7 +19,7 @@ from typing import Any
 
 from footplate.data.buffers import Buffers
 from footplate.data.cache import CachedImages
-from footplate.data.making import Maker, Making
+from footplate.data.collate import Maker, Making
 from footplate.data.plan import Epoch
 from footplate.data.recipe import Recipe
 from footplate.data.table import Table

@@ -22,7 +22,7 @@ import numpy as np
 
 from footplate.demo import LABEL_NAMES
 from footplate.errors import DataError
-from footplate.extras import require
+from footplate.optional import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.errors import ConfigError
-from footplate.extras import require
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model
+from footplate.optional import require
 
 if TYPE_CHECKING:
     from footplate.callbacks.base import Callback

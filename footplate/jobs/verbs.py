@@ -4,7 +4,7 @@
     jobs.submit(resolved, Path("trainer"))
     jobs.wait("flowers_1")
 
-Each sweeps (`supervision/sweep.py`), so that what it changes has its effect at once.
+Each sweeps (`supervision/reconcile.py`), so that what it changes has its effect at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from footplate.jobs.states import FINAL, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.locks import Held, held
-from footplate.jobs.supervision.sweep import LOCK, is_ours, sweep
+from footplate.jobs.supervision.reconcile import LOCK, is_ours, sweep
 
 if TYPE_CHECKING:
     from footplate.jobs.package import Snapshot

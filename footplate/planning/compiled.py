@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import FootplateError, MissingExtra
-from footplate.extras import require
+from footplate.optional import require
 from footplate.planning.compiler import Request
 from footplate.planning.hlo import Collective
 from footplate.planning.plainform import PlainStep, fingerprint

@@ -116,7 +116,7 @@ def configured(
         FootplateError: a mistake in the file.
         Exception: what the model's or data's code raised.
     """
-    from footplate.cli.accepted import SHORT_NAMES
+    from footplate.cli.class_types import SHORT_NAMES
     from footplate.cli.fit import parser
     from footplate.cli.parsing import instantiate, parse
     from footplate.planning.subject import precision_of

@@ -121,7 +121,7 @@ class _Captures:
 
 
 def _require_operations(captured: Captured) -> None:
-    from footplate.extras import require
+    from footplate.optional import require
 
     require("jax", "plan", "A plan for TPUs and XLA")
     from footplate.step.lowering.interpret import require_ops

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from footplate.callbacks.everywhere import everywhere
+from footplate.callbacks.ambient import everywhere
 from footplate.scaling.figures import Training
 from footplate.scaling.probe import Pace, Probe
 from footplate.scaling.rates import Rate, asked, in_force

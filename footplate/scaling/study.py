@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import ConfigError, did_you_mean
-from footplate.extras import require
 from footplate.launch import backends
 from footplate.launch.backends import Backend
 from footplate.launch.pickling import name_of
 from footplate.launch.policy import Restarts
 from footplate.launch.runner import new_log_dir, refuse_inside
 from footplate.launch.supervisor import launch
+from footplate.optional import require
 from footplate.scaling import report
 from footplate.scaling.figures import Size, Training, summarise
 from footplate.scaling.measured import Measured, Outcome, arrive

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.home import Home
-from footplate.jobs.masking import Mask
+from footplate.jobs.redaction import Mask
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
 from footplate.jobs.verbs import Jobs

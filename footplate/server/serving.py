@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from footplate.errors import ConfigError
-from footplate.extras import require
+from footplate.optional import require
 
 PORT = 8650
 _GRACE_S = 1  # for streams that are open when it ends
@@ -36,7 +36,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
 
     from footplate.jobs.backends.local import machine
     from footplate.jobs.home import Home
-    from footplate.jobs.masking import Mask
+    from footplate.jobs.redaction import Mask
     from footplate.jobs.store import open_store
     from footplate.server.app import make_app
     from footplate.server.auth import VARIABLE, take

@@ -13,7 +13,7 @@ from footplate.jobs.backends import located, named
 from footplate.jobs.package import Snapshot, stored
 from footplate.jobs.package.modules import no_module, no_package
 from footplate.jobs.spec.draft import Draft, draft
-from footplate.jobs.spec.modernizing import apply
+from footplate.jobs.spec.migration import apply
 from footplate.jobs.spec.problems import Problem, SpecError
 from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
 from footplate.jobs.spec.yamlfile import parse

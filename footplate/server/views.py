@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from footplate.jobs.masking import Mask
 from footplate.jobs.record import Job
+from footplate.jobs.redaction import Mask
 from footplate.jobs.spec.problems import Problem, dotted
 from footplate.jobs.store.jobs import Summary
 from footplate.jobs.verbs import Jobs

@@ -33,7 +33,7 @@ from footplate.optim import StepOptimizer, may_use_closure, wants_closure
 from footplate.parallel.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.base import Step, StepSpec
 from footplate.step.compiled import compile_in_place, layers
-from footplate.step.unrecorded import clearer, stepper
+from footplate.step.optimizer_fast_path import clearer, stepper
 
 
 class EagerStep(Step):

@@ -1,7 +1,7 @@
 """Runs that are over, logged to MLflow together: one, and others beneath it as its children.
 
-They take the way of all runs (`courier.py`): a spool each, delivered by one courier process. What can't be delivered now
-waits in the directory, as a training's would.
+They take the way of all runs (`mlflow_uploader.py`): a spool each, delivered by one courier process. What can't be
+delivered now waits in the directory, as a training's would.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from footplate.tracking import spool as spools
+from footplate.tracking import event_queue as spools
 from footplate.tracking.base import Status
-from footplate.tracking.courier import Courier
+from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow import CLOSE_TIMEOUT_S, MLFLOW_STATUS, destination, versions
+from footplate.tracking.mlflow_uploader import Courier
 from footplate.tracking.params import flatten, without_credentials
-from footplate.tracking.spool import Progress, Record
 
 log = logging.getLogger(__name__)
 

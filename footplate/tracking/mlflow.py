@@ -7,8 +7,8 @@ Without a tracking URI (argument or `MLFLOW_TRACKING_URI`) the runs of a project
 their directories: `runs/mlflow.db`, with artifacts in `runs/mlartifacts`.
 
 The training process never imports MLflow nor talks to a tracker. It queues records, a thread appends them to a file in
-the run's directory, and the courier process delivers that file (see `courier.py`). So a tracker that is down or slow
-costs training nothing, and what it missed waits in the file until it is back, or until the next start.
+the run's directory, and the courier process delivers that file (see `mlflow_uploader.py`). So a tracker that is down or
+slow costs training nothing, and what it missed waits in the file until it is back, or until the next start.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from footplate.errors import ConfigError, FootplateError
-from footplate.extras import require
-from footplate.tracking import spool as spools
+from footplate.optional import require
+from footplate.tracking import event_queue as spools
 from footplate.tracking.base import Logger, Status
-from footplate.tracking.courier import Courier
+from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow_model import stage
+from footplate.tracking.mlflow_uploader import Courier
 from footplate.tracking.params import flatten, with_epoch, without_credentials
-from footplate.tracking.spool import Progress, Record
 from footplate.tracking.writer import BackgroundWriter
 
 if TYPE_CHECKING:

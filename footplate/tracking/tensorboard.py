@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.errors import ConfigError
-from footplate.extras import require
+from footplate.optional import require
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.files import move_aside
 from footplate.tracking.params import flatten, with_epoch

@@ -11,9 +11,9 @@ import torch
 
 from footplate import optim
 from footplate.step.base import StepSpec
-from footplate.training.ahead import between_any_two, rates_ahead
-from footplate.training.alike import check_model
+from footplate.training.multi_step import between_any_two, rates_ahead
 from footplate.training.profiling import profile_step, recorder
+from footplate.training.rank_checks import check_model
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

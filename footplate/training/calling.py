@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.callbacks import Callback, ModelSummary, ProgressBar
-from footplate.callbacks.everywhere import present
+from footplate.callbacks.ambient import present
 from footplate.errors import CheckpointError
 from footplate.hooks import Hooks, overrides, turn
 from footplate.tracking.base import Status
-from footplate.training.alike import check_settings
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
-from footplate.training.failing import savable
+from footplate.training.crash_checkpoint import savable
 from footplate.training.prepare import attach, compat, explain, replaces, translate_callbacks
 from footplate.training.profiling import profiling, recorder
+from footplate.training.rank_checks import check_settings
 from footplate.training.saving import save_before_failing
 from footplate.training.settings import as_list
 from footplate.training.status import TrainerFn, running

@@ -25,10 +25,10 @@ from footplate.data.adapt import even, tell_samplers, weigher
 from footplate.hooks import overrides
 from footplate.metrics import MetricLog, Values
 from footplate.parallel.uneven import close, together
-from footplate.training.alike import check_order
-from footplate.training.feed import batches_of, read_ahead
 from footplate.training.loaders import LOADERS
+from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
+from footplate.training.rank_checks import check_order
 from footplate.training.saving import end_on_signal
 
 if TYPE_CHECKING:

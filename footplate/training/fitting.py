@@ -21,12 +21,12 @@ from footplate.hparams import hparams_to_log
 from footplate.metrics import MetricLog
 from footplate.parallel.resharing import part_of
 from footplate.state import RunState
-from footplate.training.alike import check_data, check_optimizers, read_alike, warn_of_own_disks
 from footplate.training.building import build_step, prepare_module
 from footplate.training.calling import call_setup
 from footplate.training.loaders import asks_hooks, evaluation_loaders, training_loader
 from footplate.training.loop import TrainingLoop
 from footplate.training.profiling import recorder
+from footplate.training.rank_checks import check_data, check_optimizers, read_alike, warn_of_own_disks
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
 from footplate.training.resuming import call_load_hooks, find_on_all, named_checkpoint, read_checkpoint
 from footplate.training.saving import save_before_end, wait_for_save

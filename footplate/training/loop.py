@@ -30,11 +30,11 @@ from footplate.hooks import overrides
 from footplate.launch import worker
 from footplate.metrics import MetricLog
 from footplate.parallel.uneven import close, together
-from footplate.training.ahead import next_chunk
-from footplate.training.alike import check_order
 from footplate.training.evaluation import evaluate
-from footplate.training.feed import batches_of, read_ahead, timed
+from footplate.training.multi_step import next_chunk
+from footplate.training.prefetching import batches_of, read_ahead, timed
 from footplate.training.profiling import profiled_batches, recorder
+from footplate.training.rank_checks import check_order
 from footplate.training.reloading import made_at, making_loaders
 from footplate.training.saving import end_on_signal
 from footplate.training.settings import validation_seconds

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from footplate.errors import ConfigError, DataError
-from footplate.parallel.alike import blind
+from footplate.parallel.consistency import blind
 from footplate.parallel.group import ALONE, Group
 
 if TYPE_CHECKING:

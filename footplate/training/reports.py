@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from footplate.later import Later
+from footplate.device_scalar import DeviceScalar
 from footplate.metrics import READ_AFTER, MetricLog, Values, to_floats
 from footplate.tracking.base import Logger
 
@@ -37,7 +37,7 @@ class Reports:
         self.not_finite: tuple[str, int] | None = None
         self._loggers = loggers
         self._row: dict[str, float] = {}
-        self._losses: list[tuple[torch.Tensor | Later, int]] = []
+        self._losses: list[tuple[torch.Tensor | DeviceScalar, int]] = []
 
     def publish(self, values: Values, log: bool = True) -> None:
         """Take in reduced metrics; `log=False` keeps them from the loggers."""
@@ -70,7 +70,7 @@ class Reports:
     def note_loss(self, output: Any, step: int) -> None:
         """Keep the loss that a training step returned, until losses are read next."""
         loss = output if type(output) is torch.Tensor else output.get("loss") if isinstance(output, Mapping) else output
-        if isinstance(loss, Later) or (isinstance(loss, torch.Tensor) and loss.ndim == 0):
+        if isinstance(loss, DeviceScalar) or (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             self._losses.append((loss, step))
             if len(self._losses) >= READ_AFTER:
                 self.check_finite()

@@ -24,10 +24,10 @@ from footplate.checkpoint.writer import Joint
 from footplate.errors import CheckpointError, ConfigError
 from footplate.hardware.transfer import to_device
 from footplate.hooks import overrides
-from footplate.parallel.alike import blind
+from footplate.parallel.consistency import blind
 from footplate.parallel.resharing import OWN
 from footplate.state import describe
-from footplate.training.failing import moment_of
+from footplate.training.crash_checkpoint import moment_of
 from footplate.training.lock import check as check_writer
 from footplate.training.reports import finite
 

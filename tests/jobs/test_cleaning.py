@@ -18,7 +18,7 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
 from footplate.jobs.package import install
 from footplate.jobs.package.environment import READY
-from footplate.jobs.package.holding import Hold
+from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.record import Job
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.jobs.backends.local.attempt import Gang, Member
-from footplate.jobs.masking import HIDDEN, Mask, Veil, secrets
+from footplate.jobs.redaction import HIDDEN, Mask, Veil, secrets
 
 SECRETS = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=8, max_size=30)
 

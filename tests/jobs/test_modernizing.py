@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from footplate.errors import ConfigError
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.spec.draft import draft
-from footplate.jobs.spec.modernizing import apply, rewrite
+from footplate.jobs.spec.migration import apply, rewrite
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_port
 
-from footplate.jobs.replicas import ReplicaProcess, processes, seats
+from footplate.jobs.cluster_env import ReplicaProcess, processes, seats
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse

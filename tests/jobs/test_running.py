@@ -23,7 +23,7 @@ from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse
 from footplate.jobs.states import State
-from footplate.jobs.supervision import supervisor, sweep
+from footplate.jobs.supervision import reconcile, supervisor
 from footplate.jobs.supervision.follow import Line
 from footplate.jobs.supervision.identity import Identity
 from jobs.conftest import CLUSTER, NET, Bench, until
@@ -160,7 +160,7 @@ def test_sweeps_at_once_start_one_supervisor(bench: Bench):
     bench.is_in(State.RUNNING)
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))
-    script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.supervision.sweep import sweep; "
+    script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.supervision.reconcile import sweep; "
     script += "jobs = Jobs.here(); [sweep(jobs.home, jobs.store) for _ in range(5)]"
     sweeps = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [one.wait() for one in sweeps] == [0, 0, 0]
@@ -199,7 +199,7 @@ def test_a_supervisor_that_is_always_lost_is_given_up(bench: Bench, monkeypatch:
     bench.program("time.sleep(600)")
     bench.submit()
     bench.is_in(State.RUNNING)
-    monkeypatch.setattr(sweep, "LIMITS", sweep.Restarts(max_host_restarts=0))
+    monkeypatch.setattr(reconcile, "LIMITS", reconcile.Restarts(max_host_restarts=0))
     pid = bench.supervisor()
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))

@@ -12,11 +12,11 @@ import pytest
 from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
-from footplate.jobs.spec.mistakes import unknown
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.reading import Reading, plain
 from footplate.jobs.spec.resolving import problems, resolve
+from footplate.jobs.spec.unknown_keys import unknown
 from footplate.jobs.spec.yamlfile import parse
 
 LEGACY = """\

@@ -22,8 +22,8 @@ from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import supervisor
 from footplate.jobs.supervision.locks import held
+from footplate.jobs.supervision.reconcile import PATIENCE_S
 from footplate.jobs.supervision.supervisor import Supervisor
-from footplate.jobs.supervision.sweep import PATIENCE_S
 from footplate.launch.failure import Failure
 from jobs.conftest import Bench, until
 

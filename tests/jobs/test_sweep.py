@@ -20,7 +20,7 @@ from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.follow import Follower
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import held
-from footplate.jobs.supervision.sweep import LIMITS, LOCK, sweep
+from footplate.jobs.supervision.reconcile import LIMITS, LOCK, sweep
 from footplate.jobs.verbs import Jobs
 from jobs.conftest import is_held
 
@@ -131,7 +131,7 @@ def test_output_that_is_deleted_while_it_is_followed_has_ended(home: Home):
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that sweeps start; their supervisors are not."""
     names: list[str] = []
-    monkeypatch.setattr("footplate.jobs.supervision.sweep._spawn", lambda home, store, job: names.append(job.name))
+    monkeypatch.setattr("footplate.jobs.supervision.reconcile._spawn", lambda home, store, job: names.append(job.name))
     return names
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from footplate.jobs.supervision.verdict import GRACE_S, PEERS_S, End, Orders, Verdict, outcome
+from footplate.jobs.supervision.exit_status import GRACE_S, PEERS_S, End, Orders, Verdict, outcome
 
 NOTHING = Orders()
 

@@ -25,7 +25,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.checkpoint.storage.local import LocalStore
 from footplate.errors import CheckpointError
-from footplate.parallel import alike
+from footplate.parallel import consistency
 
 from .common import Plain, equal, loader, make, seeded, weights
 
@@ -44,7 +44,7 @@ def on_hosts(root: Path, function: Callable[[], Any]) -> list[Any]:
         os.environ["HOME"] = str(home)
         socket.gethostname = lambda: home.name
         monotonic, wall = time.monotonic, time.time
-        alike.SEEN_WITHIN_S = 0.3
+        consistency.SEEN_WITHIN_S = 0.3
         time.monotonic, time.time = lambda: monotonic() + 1000.0 * rank, lambda: wall() - 100.0 * rank
         return function()
 
@@ -89,7 +89,7 @@ def test_hosts_that_cannot_see_the_checkpoints_are_named_before_training(there_a
         lines: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())
-        logging.getLogger("footplate.training.alike").addHandler(handler)
+        logging.getLogger("footplate.training.rank_checks").addHandler(handler)
         make(HERE / "run", max_epochs=1).fit(seeded(), loader())
         return lines
 
@@ -105,7 +105,7 @@ def test_hosts_that_share_a_disk_get_no_warning_of_it(tmp_path):
         lines: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: lines.append(record.getMessage())
-        logging.getLogger("footplate.training.alike").addHandler(handler)
+        logging.getLogger("footplate.training.rank_checks").addHandler(handler)
         make(tmp_path / "run", max_epochs=1).fit(seeded(), loader())
         return lines
 

@@ -12,7 +12,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
-from footplate.callbacks.everywhere import everywhere
+from footplate.callbacks.ambient import everywhere
 from footplate.errors import ConfigError
 from footplate.scaling import learning_rate
 from footplate.scaling.probe import Pace

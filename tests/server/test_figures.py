@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
-from footplate.jobs.masking import Mask
 from footplate.jobs.record import Job
+from footplate.jobs.redaction import Mask
 from footplate.jobs.states import State
 from footplate.server.figures import POINTS, figures, of_metrics, of_usage, thin
 

@@ -15,8 +15,8 @@ import torch
 
 import footplate.module as fp
 from footplate.tracking import MLflow
+from footplate.tracking.event_queue import Progress, pending
 from footplate.tracking.mlflow import deliver_pending
-from footplate.tracking.spool import Progress, pending
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -24,7 +24,7 @@ from footplate.hardware.tpu.pitfalls import (
 )
 from footplate.step.capture import capture_training
 from footplate.step.capture.products import products_of
-from footplate.step.xla.programs import Compilation
+from footplate.step.xla.program_cache import Compilation
 
 SIZES = st.integers(1, 1000)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.later import Later
+from footplate.device_scalar import DeviceScalar
 from xla.trained import Steady, equal, worst
 
 ROWS = 115  # eleven batches of 10 and one of 5
@@ -330,7 +330,7 @@ def test_a_lightning_module_trains_as_it_is(trainer):
 
 
 def test_a_number_that_is_read_later_is_one_as_soon_as_it_is_asked_for():
-    class Known(Later):
+    class Known(DeviceScalar):
         def __init__(self, value):
             self.value = value
 

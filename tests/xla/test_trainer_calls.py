@@ -15,7 +15,7 @@ import footplate as fp
 import footplate.optim
 import footplate.state
 from footplate import checkpoint
-from footplate.training.ahead import next_chunk, rates_ahead
+from footplate.training.multi_step import next_chunk, rates_ahead
 from xla.trained import Steady, equal
 
 

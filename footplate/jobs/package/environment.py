@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.errors import PackageError
-from footplate.jobs.package.holding import Hold
+from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import MAIN, is_list, users_environ
 
 READY = "footplate-ready"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.jobs.package.environment import Wanted, environment, our_packages
-from footplate.jobs.package.holding import Hold
+from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import needed
-from footplate.jobs.package.taking import PACKAGES, SOURCE, Snapshot
+from footplate.jobs.package.snapshots import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
 from footplate.version import LIBRARY
 

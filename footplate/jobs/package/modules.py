@@ -11,7 +11,7 @@ from pathlib import Path
 
 from footplate.errors import PackageError
 from footplate.jobs.package.files import by_own_name
-from footplate.jobs.package.taking import SOURCE, Snapshot, snapshot, stored
+from footplate.jobs.package.snapshots import SOURCE, Snapshot, snapshot, stored
 
 
 def take_program(package: Path | Snapshot | None, packages: Sequence[str], module: str | None, home: Path) -> Snapshot:

@@ -25,7 +25,7 @@ from footplate.errors import PackageError
 from footplate.jobs.package import requirements, secrets
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.files import LEFT_OUT
-from footplate.jobs.package.taking import MAX_BYTES, SOURCE, Snapshot, check_size, put_away
+from footplate.jobs.package.snapshots import MAX_BYTES, SOURCE, Snapshot, check_size, put_away
 from footplate.jobs.package.unpacking import checked
 
 _GZIP = b"\x1f\x8b"

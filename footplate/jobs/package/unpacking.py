@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 
 from footplate.errors import PackageError
 from footplate.jobs.package.archive import EXECUTABLE, PLAIN
-from footplate.jobs.package.holding import Hold
-from footplate.jobs.package.taking import MAX_BYTES, PACKAGES, SOURCE
+from footplate.jobs.package.environment_locks import Hold
+from footplate.jobs.package.snapshots import MAX_BYTES, PACKAGES, SOURCE
 from footplate.jobs.supervision.identity import boot
 
 _MAX_MEMBERS = 200_000

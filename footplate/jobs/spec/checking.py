@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from footplate.jobs.catalog.places import check_region
+from footplate.jobs.catalog.regions import check_region
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.successors import what_became
 from footplate.jobs.catalog.validity import check

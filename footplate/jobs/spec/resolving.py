@@ -16,11 +16,11 @@ from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
-from footplate.jobs.spec.mistakes import unknown
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, Problem, SpecError
 from footplate.jobs.spec.reading import Reading, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
+from footplate.jobs.spec.unknown_keys import unknown
 
 DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
 

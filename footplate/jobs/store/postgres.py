@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from footplate.errors import ConfigError, Unavailable
-from footplate.extras import require
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
+from footplate.optional import require
 
 CONNECT_S = 5
 VANISHED_MS = 10_000  # without an acknowledgement; else a machine that is switched off is waited for, for minutes

@@ -2,7 +2,7 @@
 
     in use      a package: of a job that has not ended, or that isn't of this store
                 what is unpacked, an environment, the directory of a guest: while an attempt holds its lock
-                (`package/holding.py`)
+                (`package/environment_locks.py`)
     not in use  deleted once nobody has used it for so long; what a kill has left, after a day
 
 Each use sets the time of last change. What goes is moved into `trash/` first; deleting, which takes time, comes after.

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 from footplate.errors import ConfigError
-from footplate.jobs.masking import Veil
+from footplate.jobs.redaction import Veil
 
 log = logging.getLogger(__name__)
 

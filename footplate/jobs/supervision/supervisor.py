@@ -5,7 +5,7 @@
              after a failure:   what launch/policy.py decides: another attempt, after a pause, or the end
     ──► SUCCEEDED, FAILED or CANCELLED ──► sweep, so that the next job begins; once a day, clean up
 
-A sweep starts it, or tells one that was started ahead of its job, without a name (`reserve.py`). While an attempt is under
+A sweep starts it, or tells one that was started ahead of its job, without a name (`prestart.py`). While an attempt is under
 way it asks the store, a few times a second, whether the job is to be cancelled, and sweeps every few seconds. An end that
 was asked for (cancelled, its time is over) begins with SIGTERM to all processes: a trainer finishes the step, saves, and
 exits; what is left after the grace is killed. A job that waits elsewhere for its first attempt to run, longer than it was
@@ -39,11 +39,11 @@ from footplate.jobs.scheduling import why_too_long
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
-from footplate.jobs.supervision import reserve
+from footplate.jobs.supervision import prestart
 from footplate.jobs.supervision.cleaning import clean_daily
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
-from footplate.jobs.supervision.sweep import LIMITS, LOCK, SUPERVISOR_LOG, sweep
+from footplate.jobs.supervision.reconcile import LIMITS, LOCK, SUPERVISOR_LOG, sweep
 from footplate.launch import policy
 from footplate.launch.failure import Failure
 
@@ -315,6 +315,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(sys.argv[1])
     else:
-        job, home = reserve.awaited(), Home.here()
-        reserve.settle(home, home.job(job) / SUPERVISOR_LOG)
+        job, home = prestart.awaited(), Home.here()
+        prestart.settle(home, home.job(job) / SUPERVISOR_LOG)
         main(job)

@@ -17,7 +17,7 @@ import socket
 from typing import Any
 
 from footplate.errors import LaunchError
-from footplate.extras import require
+from footplate.optional import require
 
 ANSWER_S = 5.0
 LOOPBACK = "127.0.0.1"

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from footplate.errors import ConfigError, LaunchError
-from footplate.extras import require
 from footplate.launch.rendezvous import HOST, listen
+from footplate.optional import require
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from footplate.jobs.catalog.lookup import find_accelerator, find_machine
-from footplate.jobs.catalog.places import accelerators_in, check_region, regions_of
+from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of
 from footplate.jobs.catalog.rows import Accelerator, Machine, Region, catalog
 from footplate.jobs.catalog.successors import what_became
 from footplate.jobs.catalog.validity import Choice, check

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.package.receiving import receive
-from footplate.jobs.package.taking import MAX_BYTES
+from footplate.jobs.package.snapshots import MAX_BYTES
 from footplate.server.desk import TheDesk
 from footplate.server.guard import Refusal
 from footplate.server.models import FileView, PackageView

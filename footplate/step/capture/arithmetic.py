@@ -1,6 +1,6 @@
 """Python's arithmetic with numbers that change from step to step, written down to be done anew before each step.
 
-What such numbers are, and what becomes of them, is said in `counters.py`.
+What such numbers are, and what becomes of them, is said in `symbolic_scalars.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from footplate.step.capture.refusals import CaptureError, calling_place
 
 if TYPE_CHECKING:
-    from footplate.step.capture.counters import Counters, Present
+    from footplate.step.capture.symbolic_scalars import Counters, Present
 
 
 Method = Callable[..., Any]

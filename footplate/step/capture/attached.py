@@ -1,8 +1,8 @@
 """The module as it sees itself while its step is captured.
 
 Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step become
-inputs (`counters.py`), plain attributes that are read are noted (`reads.py`), and what a trainer would do for it
-(`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
+inputs (`symbolic_scalars.py`), plain attributes that are read are noted (`attribute_guards.py`), and what a trainer would
+do for it (`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from footplate.hooks import step_arguments
 from footplate.module import Module
 from footplate.step.capture.arithmetic import Number
-from footplate.step.capture.counters import Counters, CountingTrainer
-from footplate.step.capture.reads import Reads
+from footplate.step.capture.attribute_guards import Reads
 from footplate.step.capture.refusals import CaptureError, calling_place
+from footplate.step.capture.symbolic_scalars import Counters, CountingTrainer
 
 
 class Logs:

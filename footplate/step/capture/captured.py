@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from footplate.step.capture.counters import Counted
+from footplate.step.capture.attribute_guards import Reads
 from footplate.step.capture.optimizers import Optimizers
 from footplate.step.capture.optimizers import settings as optimizer_settings
-from footplate.step.capture.reads import Reads
 from footplate.step.capture.refusals import CaptureError
 from footplate.step.capture.state import Path
+from footplate.step.capture.symbolic_scalars import Counted
 
 
 @dataclass(frozen=True)

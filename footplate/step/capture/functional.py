@@ -34,8 +34,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from footplate.step.capture.draws import Draws
 from footplate.step.capture.refusals import place_within
+from footplate.step.capture.rng_ops import Draws
 
 __all__ = [
     "FakeTensorMode", "as_compiled", "drop_inputs", "fake_like", "fake_mode", "is_traced", "outside_of_capture", "pytree",

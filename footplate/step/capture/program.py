@@ -21,20 +21,20 @@ from footplate.step.capture import functional
 from footplate.step.capture.arithmetic import NumbersAsInputs, pythons_functions
 from footplate.step.capture.attached import Logs, attached, call_step
 from footplate.step.capture.attention import AttentionAsOne
+from footplate.step.capture.attribute_guards import Attribute, form_of
+from footplate.step.capture.attribute_guards import fed as feeding
 from footplate.step.capture.captured import Captured
-from footplate.step.capture.counters import MOST, Counters, Present
-from footplate.step.capture.draws import NoGenerators
-from footplate.step.capture.frozen import Change, Changes, refuse_changes
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import Optimizers, as_list, rates_of
 from footplate.step.capture.optimizers import settings as optimizer_settings
-from footplate.step.capture.reads import Attribute, form_of
-from footplate.step.capture.reads import fed as feeding
 from footplate.step.capture.recurrence import RecurrenceAsOne
 from footplate.step.capture.refusals import CaptureError, explained
+from footplate.step.capture.rng_ops import NoGenerators
 from footplate.step.capture.sequence import Sequence, Settings
 from footplate.step.capture.shapes import FixedShapes
+from footplate.step.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.capture.state import Installed, Path, State, state_of
+from footplate.step.capture.symbolic_scalars import MOST, Counters, Present
 from footplate.step.precision import Precision
 
 

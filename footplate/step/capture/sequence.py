@@ -33,7 +33,7 @@ from footplate.errors import ConfigError
 from footplate.hooks import overrides
 from footplate.optim import StepOptimizer
 from footplate.parallel.loss_sum import loss_sum_of, mean, refuse_loss_sum
-from footplate.step.capture import stamping
+from footplate.step.capture import optimizer_replay
 from footplate.step.capture.attached import Logs, attached, call_step
 from footplate.step.capture.averaging import average_gradients, average_logs, average_step
 from footplate.step.capture.optimizers import TensorRates, begin_momentum
@@ -177,7 +177,7 @@ class Sequence:
             clip(optimizer, value, algorithm)
         begin_momentum(optimizer)
         with TensorRates():
-            stamping.step(optimizer)
+            optimizer_replay.step(optimizer)
         self._logs.counters.steps += 1
 
     def _clip_gradients(

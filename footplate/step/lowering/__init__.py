@@ -29,7 +29,7 @@ This package needs the extra `xla`; importing it imports JAX.
 
 from importlib import import_module
 
-from footplate.extras import require
+from footplate.optional import require
 
 require("jax", "xla", "A step compiled by XLA")
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from footplate.errors import FootplateError
-from footplate.step.capture.draws import DRAW
+from footplate.step.capture.rng_ops import DRAW
 from footplate.step.lowering.arrays import NotRepresentable, array_type, to_array
 from footplate.step.lowering.table import Context, is_array, lowering_of
 

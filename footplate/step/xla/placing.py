@@ -21,9 +21,9 @@ from footplate.errors import DataError
 from footplate.step.base import StepSpec
 from footplate.step.capture.functional import pytree
 from footplate.step.lowering.arrays import NotRepresentable, host_array
-from footplate.step.xla import sharing
-from footplate.step.xla.programs import Programs
-from footplate.step.xla.sharing import Flat
+from footplate.step.xla import sharding
+from footplate.step.xla.program_cache import Programs
+from footplate.step.xla.sharding import Flat
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Placing:
         """Put a batch onto the devices: to train on it, as if every process had as many rows."""
         flat, programs = self.flat(batch), self._programs
         if stage != "training":
-            parts = sharing.parts_to_evaluate(flat.leaves, programs.here.size)
+            parts = sharding.parts_to_evaluate(flat.leaves, programs.here.size)
             return Placed(batch, flat, flat, self._place(programs.here, flat, parts, parts))
-        everyones = sharing.of_all(flat, programs.processes)
+        everyones = sharding.of_all(flat, programs.processes)
         parts = programs.parts(everyones)
         if not programs.divides(parts):
             return Placed(batch, flat, everyones, None)
@@ -92,25 +92,25 @@ class Placing:
 
     def _place(self, mesh: Mesh, flat: Flat, parts: int, own_parts: int) -> tuple[jax.Array, ...]:
         with self.numbers():
-            return sharing.place(mesh, self._arrays(flat, own_parts), sharing.spec_of(parts, sharing.ROWS))
+            return sharding.place(mesh, self._arrays(flat, own_parts), sharding.spec_of(parts, sharding.ROWS))
 
     def place_all(self, batch: Any, own: Flat, everyones: Flat) -> Placed:
         """Put a batch onto the devices that each process has as a whole, to train on it."""
         mesh, parts = self._programs.mesh, self._programs.parts(everyones)
         with self.numbers():
-            cut = [sharing.spread(array, parts, mesh.size) for array in _host_arrays(everyones)]
-            arrays = sharing.place_all(mesh, cut, sharing.spec_of(parts, sharing.ROWS))
+            cut = [sharding.spread(array, parts, mesh.size) for array in _host_arrays(everyones)]
+            arrays = sharding.place_all(mesh, cut, sharding.spec_of(parts, sharding.ROWS))
         return Placed(batch, own, everyones, arrays)
 
     def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
         """Put batches of one form onto the devices, to train on one after the other in one call."""
         own_parts = parts // self._programs.processes
         stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, own_parts) for one in batches), strict=True)]
-        return sharing.place(self._programs.mesh, stacked, sharing.spec_of(parts, sharing.ROWS_OF_EACH), copy=False)
+        return sharding.place(self._programs.mesh, stacked, sharding.spec_of(parts, sharding.ROWS_OF_EACH), copy=False)
 
     def flat(self, batch: Any) -> Flat:
         """A batch's tensors, in the types of the step."""
-        return sharing.flat(batch, self._spec.precision.convert_batch)
+        return sharding.flat(batch, self._spec.precision.convert_batch)
 
     def numbers(self) -> Any:
         """64-bit numbers for 64-true, and 32-bit ones for all other precisions, whatever JAX is set to."""
@@ -119,7 +119,7 @@ class Placing:
     def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
         """A batch's values in the order in which this process's devices take its rows."""
         devices = self._programs.here.size
-        return [sharing.spread(array, parts, devices) for array in _host_arrays(batch)]
+        return [sharding.spread(array, parts, devices) for array in _host_arrays(batch)]
 
 
 def _host_arrays(batch: Flat) -> list[np.ndarray]:

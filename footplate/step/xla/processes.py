@@ -9,7 +9,7 @@ interface (`parallel/interfaces.py`). JAX's coordinator is the first process, at
 else at torch's `MASTER_ADDR`: one port above `MASTER_PORT`, or, where that is taken, another, which the first process tells
 the others through torch's store. (A coordinator that doesn't get its port ends in a segmentation fault.)
 
-Every process makes the same calls for the same forms of batches, each with its share of the rows; see `shares.py`.
+Every process makes the same calls for the same forms of batches, each with its share of the rows; see `batch_exchange.py`.
 
 When one dies, its connections close, and what the others next ask of it raises. If it was the first, JAX aborts them
 (SIGABRT) within a second. A silent one, whose machine is gone, JAX's coordinator misses after a hundred seconds: then all

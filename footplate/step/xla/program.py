@@ -17,7 +17,7 @@ from footplate.step.capture import Captured
 from footplate.step.capture.attached import reduction_of
 from footplate.step.lowering import lower
 from footplate.step.lowering.parallel import AXIS, platform_of
-from footplate.step.xla.sharing import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
+from footplate.step.xla.sharding import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
 
 KEYS = "threefry2x32"
 
@@ -27,7 +27,7 @@ class Program:
 
     Attributes:
         captured: the step, of one device's part of the batch where `parts` says so.
-        parts: into how many parts the rows of a batch are cut; see `sharing.py`.
+        parts: into how many parts the rows of a batch are cut; see `sharding.py`.
         ends_window: whether the optimizer steps after the batch, or only its gradients are added to those before.
         called: how many steps a call of it has made: those of its functions that are compiled.
         reason: why it was made beside others, as the end of a sentence; empty where another form of batch is why.

@@ -1,14 +1,14 @@
 """The step of the trainer, by programs of XLA.
 
 Where the weights are is said in `weights.py`. When they were lent to somebody, the next step checks that its programs
-still hold (`programs.py`). At the end of training they are lent for good.
+still hold (`program_cache.py`). At the end of training they are lent for good.
 
 What dropout draws comes from the seed that the loop gives to torch's generator before each batch, so that a run that
 continues draws what it would have drawn. A call of several steps is given the learning rates that the schedulers will have
 set by then, and returns everything for each of its steps: what follows it is as if they had run one by one.
 
 How batches get to the devices is said in `placing.py`. Several processes, each with devices of its own, run the same
-programs on all devices; each brings its rows (`shares.py`), and evaluates by itself, on its own devices.
+programs on all devices; each brings its rows (`batch_exchange.py`), and evaluates by itself, on its own devices.
 
 Nothing waits for the devices, except that virtual devices, which share one pool of threads, run one step at a time.
 """
@@ -30,17 +30,17 @@ from footplate.rng import mix
 from footplate.step.base import Step, StepSpec
 from footplate.step.capture import Captured
 from footplate.step.capture.attached import reduction_of
-from footplate.step.capture.counters import Present
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import constants_reader, rates_of
+from footplate.step.capture.symbolic_scalars import Present
 from footplate.step.eager import EagerStep
 from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import mesh_of
-from footplate.step.xla import sharing
+from footplate.step.xla import sharding
+from footplate.step.xla.batch_exchange import Shares
 from footplate.step.xla.placing import Placed, Placing
-from footplate.step.xla.programs import Compilation, Program, Programs, trained_by
-from footplate.step.xla.shares import Shares
-from footplate.step.xla.sharing import Flat
+from footplate.step.xla.program_cache import Compilation, Program, Programs, trained_by
+from footplate.step.xla.sharding import Flat
 from footplate.step.xla.support import check_module
 from footplate.step.xla.values import OnDevice
 from footplate.step.xla.weights import Weights
@@ -128,7 +128,7 @@ class XLAStep(Step):
         """Train on all batches in one call; None where they differ, or a step would take another way than the first."""
         count, module = len(batches), self.spec.module
         flat = [self._placing.flat(batch) for batch in batches]
-        everyones = sharing.of_all(flat[0], self._programs.processes)
+        everyones = sharding.of_all(flat[0], self._programs.processes)
         alike = all(one.alike(flat[0]) for one in flat) and self._programs.divides(self._programs.parts(everyones))
         if self._several:
             alike, seed = self._shares.agree(flat, batch_idx, alike, seed)
@@ -162,7 +162,7 @@ class XLAStep(Step):
 
     def _call(self, program: Program, run: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
         if self._several:
-            given = (*sharing.place(self._mesh, given[:-1], sharing.WHOLE), given[-1])
+            given = (*sharding.place(self._mesh, given[:-1], sharding.WHOLE), given[-1])
         loss, logs = self._weights.change(program.captured.paths, lambda state: run(state, *given))
         if not program.captured.skips:
             self._weights.summed = 0 if program.ends_window else self._weights.summed + 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from footplate.errors import ConfigError
 from footplate.hooks import overrides
-from footplate.parallel.alike import check_alike
+from footplate.parallel.consistency import check_alike
 from footplate.parallel.world import World
 from footplate.step.base import StepSpec
 

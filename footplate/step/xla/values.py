@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from footplate.later import Later
+from footplate.device_scalar import DeviceScalar
 
 
-class OnDevice(Later):
+class OnDevice(DeviceScalar):
     """A number that a program returns, or one of those that a call of several steps returns together.
 
     Args:
@@ -29,7 +29,7 @@ class OnDevice(Later):
 
     @classmethod
     def read(cls, values: Sequence[OnDevice]) -> list[float]:
-        """See `Later.read`: each array is read once, whatever the number of values that are in it."""
+        """See `DeviceScalar.read`: each array is read once, whatever the number of values that are in it."""
         arrays = {id(value.array): value.array for value in values}
         numbers: dict[int, Any] = dict(zip(arrays, jax.device_get(list(arrays.values())), strict=True))
         found = (

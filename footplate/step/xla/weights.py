@@ -36,8 +36,8 @@ from footplate.step.lowering import tensors_like
 from footplate.step.lowering.arrays import to_tensor
 from footplate.step.lowering.parallel import AXIS
 from footplate.step.lowering.run import Arrays
-from footplate.step.xla import sharing
-from footplate.step.xla.programs import trained_by
+from footplate.step.xla import sharding
+from footplate.step.xla.program_cache import trained_by
 
 
 class Weights:
@@ -77,7 +77,7 @@ class Weights:
             raise ConfigError("A step failed while it changed the weights: begin anew, or from a checkpoint.")
         if self._state is None:
             self._like = self._host_state()
-            self._state = sharing.put_state(self._mesh, self._like, self._spec.sharded)
+            self._state = sharding.put_state(self._mesh, self._like, self._spec.sharded)
             self._state_here, self._ahead = None, False
         return self._state
 
@@ -86,9 +86,9 @@ class Weights:
         if self._mesh.size == self._here.size:
             return self.put()
         if self._state_here is None and self._apart:  # nothing has been trained since the host had everything
-            self._state_here = sharing.put_state(self._here, _evaluated(self._host_state()), True)
+            self._state_here = sharding.put_state(self._here, _evaluated(self._host_state()), True)
         if self._state_here is None:
-            self._state_here = {path: sharing.part_here(array, self._here) for path, array in self.put().items()}
+            self._state_here = {path: sharding.part_here(array, self._here) for path, array in self.put().items()}
         return self._state_here
 
     def gather(self) -> None:
@@ -99,10 +99,10 @@ class Weights:
 
     def _brought(self, array: jax.Array) -> jax.Array:
         """An array of all processes' devices on those of this one; all processes call it together."""
-        spec = sharing.layout(array.shape, self._here.size, True)
+        spec = sharding.layout(array.shape, self._here.size, True)
         rows = np.array(self._mesh.devices).reshape(-1, self._here.size)  # (processes, devices of each)
         lying = NamedSharding(Mesh(rows, ("process", AXIS)), spec)
-        return sharing.part_here(jax.block_until_ready(_relaid(lying)(array)), self._here, spec)
+        return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._here, spec)
 
     def change(self, paths: Sequence[Path], program: Callable[..., Any]) -> tuple[Any, ...]:
         """Let a program change the state, which it is given in the order of `paths`; returns what it returns beside it."""

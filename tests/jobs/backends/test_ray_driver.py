@@ -16,8 +16,8 @@ from footplate.jobs.backends.ray import driver, request
 from footplate.jobs.backends.ray.driver import Driver, Replica
 from footplate.jobs.backends.ray.lines import OURS, decode
 from footplate.jobs.backends.ray.seat import ANSWER_S, Said
+from footplate.jobs.cluster_env import seats
 from footplate.jobs.plan import Plan
-from footplate.jobs.replicas import seats
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse

@@ -12,7 +12,7 @@ import pytest
 
 from footplate.jobs.backends.ray import driver
 from footplate.jobs.home import Home
-from footplate.jobs.package.holding import Hold
+from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.states import State
 from footplate.jobs.supervision.cleaning import NODE_UNUSED_S
 from footplate.jobs.supervision.identity import Identity

@@ -9,8 +9,8 @@ import pytest
 from footplate.errors import ConfigError
 from footplate.jobs.backends import named
 from footplate.jobs.backends.ray.driver import VARIABLE
+from footplate.jobs.cluster_env import seats
 from footplate.jobs.plan import Plan
-from footplate.jobs.replicas import seats
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.errors import PackageError
-from footplate.jobs.package import taking
+from footplate.jobs.package import snapshots
 from footplate.jobs.package.receiving import receive
-from footplate.jobs.package.taking import snapshot, stored
+from footplate.jobs.package.snapshots import snapshot, stored
 from footplate.jobs.package.unpacking import unpack
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_package_is_refused(tmp_path):
 
 
 def test_a_package_may_be_as_large_as_one_that_is_taken_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(taking, "MAX_BYTES", 1000)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 1000)
     receive(tar(file("trainer/__init__.py", b"x" * 1000)), tmp_path)
     with pytest.raises(PackageError, match=r"The biggest: trainer/data\.bin \(0\.0 MiB\)"):
         receive(tar(file("trainer/__init__.py", b"x" * 400), file("trainer/data.bin", b"x" * 700)), tmp_path)

@@ -14,7 +14,7 @@ from ports import free_port
 
 from footplate.data.location import connect
 from footplate.errors import PackageError
-from footplate.jobs.package import archive, snapshot, stored, taking
+from footplate.jobs.package import archive, snapshot, snapshots, stored
 from footplate.jobs.package.archive import Member
 
 
@@ -125,7 +125,7 @@ def test_a_name_that_is_no_utf8_is_refused(project):
 
 
 def test_a_package_that_is_too_large_is_refused_and_the_biggest_files_are_named(project, monkeypatch):
-    monkeypatch.setattr(taking, "MAX_BYTES", 3 * 2**20)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 3 * 2**20)
     project.write("trainer/small.bin", bytes(2**20))
     project.write("trainer/large.bin", bytes(5 * 2**20))
     with pytest.raises(

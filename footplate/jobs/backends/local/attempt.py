@@ -1,4 +1,4 @@
-"""The processes of one attempt on this machine: started together, heard, judged (`supervision/verdict.py`), ended together.
+"""The processes of one attempt on this machine: started, heard, judged (`supervision/exit_status.py`) and ended together.
 
 Each process leads a group of its own. It dies with this one, and what it has left of its group dies with it. What has left
 the group, by setsid, dies when the attempt is over: it is found by `FOOTPLATE_JOB_ID` among its variables.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.jobs.backends.local.usage import Meter
-from footplate.jobs.masking import Veil, secrets
 from footplate.jobs.record import Process
+from footplate.jobs.redaction import Veil, secrets
+from footplate.jobs.supervision.exit_status import GRACE_S, End, Orders, Verdict, outcome
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
-from footplate.jobs.supervision.verdict import GRACE_S, End, Orders, Verdict, outcome
 from footplate.launch.failure import Failure
 from footplate.launch.family import die_with, kill_group, kill_marked
 

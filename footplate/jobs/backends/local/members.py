@@ -12,8 +12,8 @@ from footplate.jobs import environment
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local.attempt import Member
 from footplate.jobs.backends.local.machine import resources, share_devices
+from footplate.jobs.cluster_env import processes
 from footplate.jobs.package import Installed, install, stored
-from footplate.jobs.replicas import processes
 from footplate.launch.rendezvous import HOST, free_addresses
 
 if TYPE_CHECKING:

@@ -81,9 +81,9 @@ class Ray:
             Unavailable: nobody takes jobs there.
             ConfigError: the job can't run on Ray as it is.
         """
-        from footplate.extras import require
         from footplate.jobs.backends.ray import request, room
         from footplate.jobs.backends.ray.client import Away, Client
+        from footplate.optional import require
 
         request.refuse(resolved)
         require("ray.job_submission", "ray", "A job on a Ray cluster")

@@ -3,7 +3,7 @@
     placement group ──► an actor for each replica (`seat.py`) ──► their addresses ──► the processes ──► the verdict
 
 It is to the replicas what the supervisor is to those of a job on its own machine: one gang, begun together, judged by the
-same rules (`supervision/verdict.py`), ended together. What they write, and what happens to them, it writes to its own
+same rules (`supervision/exit_status.py`), ended together. What they write, and what happens to them, it writes to its own
 output (`lines.py`), which is all that the supervisor far away hears of it. It goes on without that.
 
     who dies             what follows
@@ -31,9 +31,9 @@ from footplate.errors import FootplateError
 from footplate.jobs.backends.ray import room
 from footplate.jobs.backends.ray.lines import encode, event
 from footplate.jobs.backends.ray.seat import Order, Said, Seat
+from footplate.jobs.cluster_env import processes, seats
 from footplate.jobs.plan import Plan
-from footplate.jobs.replicas import processes, seats
-from footplate.jobs.supervision.verdict import End, Orders, Verdict, outcome
+from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
 from footplate.launch.failure import Failure
 
 VARIABLE = "FOOTPLATE_RAY_TASK"

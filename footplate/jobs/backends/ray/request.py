@@ -16,7 +16,7 @@ from footplate.errors import ConfigError
 from footplate.jobs.backends.ray import room
 from footplate.jobs.backends.ray.driver import VARIABLE
 from footplate.jobs.plan import BUCKETS, Plan
-from footplate.jobs.supervision.verdict import GRACE_S
+from footplate.jobs.supervision.exit_status import GRACE_S
 from footplate.jobs.translate.common import no_tpus, no_tuning, refuse_if
 
 if TYPE_CHECKING:

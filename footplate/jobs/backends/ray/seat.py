@@ -231,7 +231,7 @@ def _variables(order: Order, installed: Mapping[str, str], address: str) -> dict
 @contextlib.contextmanager
 def _directory(order: Order, home: Home) -> Iterator[Path]:
     """The one that the job was submitted in, if the node has it, or one of the attempt's own, held while it is used."""
-    from footplate.jobs.package.holding import Hold
+    from footplate.jobs.package.environment_locks import Hold
 
     place = Path(order.directory)
     if place.is_dir():

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from footplate.errors import ConfigError, FootplateError
-from footplate.extras import require
+from footplate.optional import require
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
     python /gcs/BUCKET/…/launch.py PACKAGE… -- trainer.task --lr 0.1       an image of the user's: packages are installed
 
 Vertex AI describes the cluster in CLUSTER_SPEC. The variables that torch and a trainer read follow from it, as on this
-machine (`jobs/replicas.py`); what is there already stays.
+machine (`jobs/cluster_env.py`); what is there already stays.
 """
 
 import json

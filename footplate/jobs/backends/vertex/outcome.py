@@ -7,9 +7,9 @@ Vertex AI says it in a state, a code of gRPC and a sentence, which are here read
     Resources are insufficient in region: us-central1. Try a different region …                     the machine's
     Internal error occurred for the current attempt.                                                the machine's
 
-It tells of one replica's exit code at most, which means what it does everywhere (`supervision/verdict.py`). A signal is its
-number + 128, or, in Google's own images, its number. A job that ends when its time-out is over was ended by that, whatever
-the sentence.
+It tells of one replica's exit code at most, which means what it does everywhere (`supervision/exit_status.py`). A signal is
+its number + 128, or, in Google's own images, its number. A job that ends when its time-out is over was ended by that,
+whatever the sentence.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from footplate.jobs.backends.vertex.times import SECOND, to_time
-from footplate.jobs.supervision import verdict
-from footplate.jobs.supervision.verdict import End
+from footplate.jobs.supervision import exit_status
+from footplate.jobs.supervision.exit_status import End
 from footplate.launch.failure import Failure
 
 RUNNING = ("JOB_STATE_RUNNING", "JOB_STATE_UPDATING")
@@ -64,7 +64,7 @@ def outcome(job: Mapping[str, Any], role: str, index: int, said: Said) -> str:
         said: what it said last.
     """
     if job.get("state") == "JOB_STATE_SUCCEEDED" and role == "master":
-        return verdict.outcome(0, "")
+        return exit_status.outcome(0, "")
     end = _end(job, said)
     return end.outcome if end and (end.role, end.index) == (role, index) else "ended with its job"
 
@@ -81,7 +81,7 @@ def failure(job: Mapping[str, Any], said: Said) -> Failure:
     if _ran_s(job) > longest_s - _CLOCK_S:
         return Failure("exception", f"its longest time, {longest_s:g} s, is over", now, mistake=True)
     if (end := _end(job, said)) is not None:
-        return verdict.failure_of(end)
+        return exit_status.failure_of(end)
     if state == "JOB_STATE_CANCELLED" and not message:
         return Failure("exception", "was cancelled at Vertex AI, and not by jobs cancel", now, mistake=True)
     text = f"Vertex AI ended it: {message or state}"
@@ -101,9 +101,9 @@ def _end(job: Mapping[str, Any], said: Said) -> End | None:
     if code in _SIGNALS or 128 < code < 160:
         code = -(code % 128)
     if _NO_MEMORY.search(message):
-        text = f"{verdict.outcome(code, '')}: it ran out of memory"
+        text = f"{exit_status.outcome(code, '')}: it ran out of memory"
     else:
-        text = verdict.outcome(code, said(*who))
+        text = exit_status.outcome(code, said(*who))
     return End(*who, code, text, time.monotonic())
 
 

@@ -30,7 +30,7 @@ from footplate.jobs.backends.vertex.client import LOG_IN, Refused, Unanswered
 from footplate.jobs.package import Snapshot, archive
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.requirements import MAIN
-from footplate.jobs.package.taking import PACKAGES, SOURCE
+from footplate.jobs.package.snapshots import PACKAGES, SOURCE
 
 LAUNCHER = "footplate_launch"
 SCRIPT = "launch.py"

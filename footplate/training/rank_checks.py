@@ -1,4 +1,4 @@
-"""What of a run and its data all ranks must have alike, as `parallel/alike.py` compares it."""
+"""What of a run and its data all ranks must have alike, as `parallel/consistency.py` compares it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, Mo
 from footplate.checkpoint.storage import Place
 from footplate.data.adapt import content, draw
 from footplate.errors import CheckpointError, DataError
-from footplate.parallel.alike import blind, check_alike, digest, parameters_of
+from footplate.parallel.consistency import blind, check_alike, digest, parameters_of
 from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:

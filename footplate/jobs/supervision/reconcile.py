@@ -36,7 +36,7 @@ from footplate.jobs.record import Job
 from footplate.jobs.scheduling import MIN_WAIT_S, Resources, Waiting, starts, why_too_long
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store.jobs import Store
-from footplate.jobs.supervision import reserve
+from footplate.jobs.supervision import prestart
 from footplate.jobs.supervision.identity import Identity, boot, end_groups
 from footplate.jobs.supervision.locks import Held, held
 from footplate.launch.family import kill_marked
@@ -149,7 +149,7 @@ def _spawn(home: Home, store: Store, job: Job) -> None:
     plan = Plan.from_dict(job.plan)
     folder = home.job(job.name)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-    process = reserve.take(plan.python, plan.library)
+    process = prestart.take(plan.python, plan.library)
     waits = process is not None
     if process is None:
         python = plan.python if Path(plan.python).exists() else sys.executable
@@ -160,14 +160,14 @@ def _spawn(home: Home, store: Store, job: Job) -> None:
                 stdout=log,
                 stderr=log,
                 cwd=home.root,
-                env=reserve.surroundings(plan.library, home.variables()),
+                env=prestart.surroundings(plan.library, home.variables()),
                 start_new_session=True,
             )
     _started.append(process)
     identity = Identity.of(process.pid)
     store.own(job.name, identity and identity.to_dict())
     if waits:
-        reserve.post(process, job.name)
+        prestart.post(process, job.name)
 
 
 def _what_was_lost(job: Job) -> str:

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from footplate.tracking import spool as spools
+from footplate.tracking import event_queue as spools
+from footplate.tracking.event_queue import Progress
 from footplate.tracking.params import without_credentials
-from footplate.tracking.spool import Progress
 
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -48,7 +48,7 @@ ENVIRONMENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQ
 _BOOTSTRAP = (
     "import json, sys; config = json.loads(open(0, 'rb', buffering=0, closefd=False).readline()); "
     "sys.path[:] = config.pop('sys_path'); "
-    "from footplate.tracking.courier import main; sys.exit(main(**config))"
+    "from footplate.tracking.mlflow_uploader import main; sys.exit(main(**config))"
 )
 
 
@@ -193,7 +193,7 @@ class Round:
 
     def _connect(self) -> Any:
         if self._delivery is None:
-            from footplate.tracking.delivery import Delivery
+            from footplate.tracking.mlflow_client import Delivery
 
             self._delivery = Delivery(self._uri, list(self._progress.dropped))
         return self._delivery

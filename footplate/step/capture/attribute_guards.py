@@ -6,7 +6,7 @@ which classes its parts are, in which modes, and of which shapes its tensors. `R
 still so, so that whoever runs the program can capture it anew.
 
 A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
-it becomes an input of the program (`counters.py`).
+it becomes an input of the program (`symbolic_scalars.py`).
 """
 
 from __future__ import annotations

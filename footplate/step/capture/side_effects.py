@@ -7,7 +7,7 @@ A captured step is run once by Python, and what it does to Python's objects it d
   second time when there was a change, to tell the two apart.
 - Draws from Python's and NumPy's generators would be the same in every step. They are refused.
 
-What a step reads, and so has as constants, is in `reads.py`.
+What a step reads, and so has as constants, is in `attribute_guards.py`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 from torch import nn
 
 from footplate.step.capture.arithmetic import Number
+from footplate.step.capture.attribute_guards import PLAIN
 from footplate.step.capture.functional import is_traced, pytree
-from footplate.step.capture.reads import PLAIN
 from footplate.step.capture.refusals import CaptureError, calling_place
 
 

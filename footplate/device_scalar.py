@@ -1,7 +1,7 @@
 """Numbers that are in the making on a device that torch doesn't know.
 
-A step may run on hardware whose values aren't torch tensors (XLA's arrays). What it logs is then kept as a `Later`: nobody
-waits for it until somebody needs the number, and all that are needed at once are read at once.
+A step may run on hardware whose values aren't torch tensors (XLA's arrays). What it logs is then kept as a `DeviceScalar`:
+nobody waits for it until somebody needs the number, and all that are needed at once are read at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Later(ABC):
+class DeviceScalar(ABC):
     """One number on a device."""
 
     @classmethod

@@ -13,7 +13,7 @@ what eager torch would be. `min`, `max`, the functions of `math` and NumPy's of 
 answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`) is refused, with
 the line.
 
-Numbers among the module's attributes that are known to change (`reads.py`) are the same.
+Numbers among the module's attributes that are known to change (`attribute_guards.py`) are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from footplate.step.capture.arithmetic import Number
-from footplate.step.capture.reads import Attribute, is_number
+from footplate.step.capture.attribute_guards import Attribute, is_number
 from footplate.step.capture.refusals import CaptureError, calling_place
 
 MOST = 64

@@ -6,7 +6,7 @@ A program holds for batches of the same shapes and types, and for the module and
 learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever changes one
 of these pays for a compilation, and is told so with what has changed; changing them over and over is refused. A number
 among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the like
-(`capture/counters.py`). Where a step decides by such a number, there is a program for each way that was taken.
+(`capture/symbolic_scalars.py`). Where a step decides by such a number, there is a program for each way that was taken.
 
 Training on several devices is data parallel, as with DDP: each has its part of the batch, and gradients, loss, logs and
 statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note that
@@ -31,13 +31,13 @@ from footplate.errors import ConfigError
 from footplate.hooks import step_arguments
 from footplate.step.base import StepSpec
 from footplate.step.capture import Captured, capture_evaluation, capture_training
-from footplate.step.capture.counters import Present
+from footplate.step.capture.attribute_guards import Attribute, is_number
 from footplate.step.capture.functional import pytree
 from footplate.step.capture.optimizers import Optimizers, settings
-from footplate.step.capture.reads import Attribute, is_number
+from footplate.step.capture.symbolic_scalars import Present
 from footplate.step.lowering.interpret import products_of_whole_numbers
 from footplate.step.xla.program import Program
-from footplate.step.xla.sharing import Flat, part, parts_of, parts_to_evaluate, rows_of
+from footplate.step.xla.sharding import Flat, part, parts_of, parts_to_evaluate, rows_of
 
 log = logging.getLogger(__name__)
 

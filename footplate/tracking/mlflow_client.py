@@ -24,9 +24,9 @@ import psutil
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from footplate.tracking.event_queue import Record
 from footplate.tracking.mlflow_model import log_staged
 from footplate.tracking.params import without_credentials
-from footplate.tracking.spool import Record
 
 KEY_TAG = "footplate.run"
 MOST_METRICS = 1000  # in one call, as for the lengths below: MLflow's limits

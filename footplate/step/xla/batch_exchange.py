@@ -4,7 +4,7 @@
     process 1   4 5 6 7
 
     process 0   0 1 2       else: they tell each other their rows, so that both have 0 1 2 3 4, and lay these out
-    process 1   3 4         over all devices as one process does that has them all (`sharing.py`)
+    process 1   3 4         over all devices as one process does that has them all (`sharding.py`)
 
 A program that some processes call for one form of batch and others for another would make them wait for each other in
 vain. So before each call they compare the forms, in one small exchange between hosts; for it a device has time, which is
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from footplate.errors import DataError
 from footplate.step.base import StepSpec
-from footplate.step.xla.programs import Form
-from footplate.step.xla.sharing import Flat, rows_of
+from footplate.step.xla.program_cache import Form
+from footplate.step.xla.sharding import Flat, rows_of
 
 _POSITIVE = (1 << 63) - 1
 _APART = -1  # in the place of a form: this process's rows can't be trained on as they are

@@ -14,8 +14,8 @@ rows that a loss would have to be told to leave out. It costs time, for some row
 The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along the
 longest of its dimensions that they divide.
 
-With several processes, each brings its own rows, and holds what lies on its own devices; `shares.py` says what becomes of
-rows that they don't divide.
+With several processes, each brings its own rows, and holds what lies on its own devices; `batch_exchange.py` says what
+becomes of rows that they don't divide.
 """
 
 from __future__ import annotations
