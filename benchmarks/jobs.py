@@ -77,7 +77,7 @@ class Workplace:
         (package / "task.py").write_text(TASK)
         os.environ["FOOTPLATE_HOME"] = str(directory / "home")
         os.chdir(directory)
-        self.jobs = Jobs.here()
+        self.jobs = Jobs.from_env()
 
     def name(self) -> str:
         """A new job's."""

@@ -124,7 +124,7 @@ def once(name: str) -> common.Figures:
     found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
     assert found is not None
     return {
-        "foretold_mb": found.foretold_peak_bytes / 1e6,
+        "foretold_mb": found.predicted_peak_bytes / 1e6,
         "peak_mb": found.peak_bytes / 1e6,
         "least_ms": found.least_step_s * 1e3,
         "fastest_ms": found.xla_fastest_step_s * 1e3,

@@ -5,7 +5,7 @@ begins and keeps, for every hook name, the functions that really do something, i
 
     callbacks in their order  →  the data module  →  the module  →  late callbacks
 
-A hook that nobody overrides is an empty tuple, so that asking costs nothing in the loop. Late callbacks (`turn` above 0)
+A hook that nobody overrides is an empty tuple, so that asking costs nothing in the loop. Late callbacks (`order` above 0)
 are on their own: `EarlyStopping` acts on what the others log, `ModelCheckpoint` saves what all of them did.
 """
 
@@ -52,12 +52,12 @@ class Hooks:
         self._trainer = trainer
         self._module, self._callbacks, self._before_looking = module, list(callbacks), before_looking
         self._owners: list[tuple[Any, tuple[Any, ...]]] = [
-            (callback, (trainer, module)) for callback in callbacks if not turn(callback)
+            (callback, (trainer, module)) for callback in callbacks if not order_of(callback)
         ]
         if datamodule is not None:
             self._owners.append((datamodule, ()))
         self._owners.append((module, ()))
-        self._late = [(callback, (trainer, module)) for callback in callbacks if turn(callback)]
+        self._late = [(callback, (trainer, module)) for callback in callbacks if order_of(callback)]
         self._found: dict[str, tuple[Hook, ...]] = {}
         self._set_on: dict[
             tuple[int, str], tuple[Any, Any]
@@ -71,7 +71,7 @@ class Hooks:
         """The overridden `name` of late callbacks."""
         return self._cached(f"late:{name}", name, self._late)
 
-    def lookers(self, name: str) -> list[str]:
+    def weight_readers(self, name: str) -> list[str]:
         """Who overrides `name` and may look at the weights, or change them, by their classes' names."""
         owners = [owner for owner in (*self._callbacks, self._module) if may_look(owner)]
         return [type(owner).__name__ for owner in owners if overrides(owner, name)]
@@ -162,9 +162,9 @@ def may_look(owner: Any) -> bool:
     return getattr(owner, "sees_weights", True) or not type(owner).__module__.startswith("footplate.")
 
 
-def turn(callback: Any) -> int:
+def order_of(callback: Any) -> int:
     """When a callback is called; see `Callback`."""
-    return getattr(callback, "turn", 0)
+    return getattr(callback, "order", 0)
 
 
 _BASES = {

@@ -225,7 +225,7 @@ class MetricLog:
         over_ranks = any(entry.sync_dist for entry in entries)
         if sync:  # a rank that has logged none of them yet gathers with the others
             over_ranks = bool(self._group.maximum([int(over_ranks)])[0])
-        if self._group.several and over_ranks:
+        if self._group.is_distributed and over_ranks:
             values = self._over_ranks(entries, values, sync)
         result = Values()
         for entry, value in zip(entries, values, strict=True):

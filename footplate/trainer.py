@@ -335,7 +335,7 @@ class Trainer(View):
         with one process, `data` itself.
         """
         ranks = self.run.group
-        if not ranks.several:
+        if not ranks.is_distributed:
             return data
         return map_tensors(as_tensors(data, self.run.device), lambda tensor: ranks.stack(tensor, sync_grads))
 

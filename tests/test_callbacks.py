@@ -23,7 +23,7 @@ class Named(fp.Callback):
 
 
 class Saver(Named):
-    turn = 2
+    order = 2
 
 
 def test_they_act_in_the_order_given_and_those_that_save_come_last(trainer):

@@ -29,7 +29,7 @@ def recording(owner: type, base: type, who: str, events: list[str]) -> type:
         return hook
 
     names = [name for name in vars(base) if not name.startswith("_") and callable(getattr(base, name))]
-    skipped = {*NOT_EVENTS, "state_dict", "load_state_dict", "turn"}
+    skipped = {*NOT_EVENTS, "state_dict", "load_state_dict", "order"}
     hooks = {name: recorder(name) for name in names if name not in skipped}
     return type(f"Recording{owner.__name__}", (owner,), hooks)
 

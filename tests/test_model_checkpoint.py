@@ -483,7 +483,7 @@ def test_a_metric_of_the_training_epoch_is_that_of_the_epoch_which_ends(trainer)
     scores: list[float] = []
 
     class Ending(fp.Callback):
-        turn = 3  # after the saver
+        order = 3  # after the saver
 
         def on_train_epoch_end(self, trainer, pl_module):
             scores.append(trainer.checkpoint_callback.current_score)

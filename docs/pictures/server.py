@@ -40,7 +40,7 @@ def main() -> None:
         from footplate.jobs.states import State
         from footplate.jobs.verbs import Jobs
 
-        jobs = Jobs.here()
+        jobs = Jobs.from_env()
         submit("census_1", SMALL, "team=tables", "--epochs", "many")
         submit("flowers_0", SMALL, "team=vision", "--epochs", "1")
         submit("flowers_2", SMALL, "team=vision", "--epochs", "9")

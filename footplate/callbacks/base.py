@@ -20,13 +20,13 @@ class Callback:
     """Base class: every hook does nothing.
 
     Class attributes:
-        turn: when it is called among callbacks. 0: in the order given, before the module's own hooks. 1: after them, since
+        order: when it is called among callbacks. 0: in the order given, before the module's own hooks. 1: after them, since
             it acts on what they log. 2: last, since it saves what all of them did.
         sees_weights: whether it looks at the module's parameters, or changes them. Those that don't are spared a copy where
             the weights live on a device of their own; this counts for Footplate's own callbacks alone.
     """
 
-    turn: int = 0
+    order: int = 0
     sees_weights: bool = True
 
     @property

@@ -31,7 +31,7 @@ class EarlyStopping(Callback):
         log_rank_zero_only: accepted for Lightning's sake.
     """
 
-    turn = 1
+    order = 1
     sees_weights = False
 
     def __init__(

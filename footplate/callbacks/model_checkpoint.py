@@ -59,7 +59,7 @@ class ModelCheckpoint(Callback):
     A `monitor` that has not been logged yet is waited for until validation has run.
     """
 
-    turn = 2
+    order = 2
     sees_weights = False
 
     def __init__(

@@ -59,11 +59,11 @@ class Pitfalls(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
         self._first = trainer.world.rank == 0
         trainer.data_wait_s = trainer.data_wait_s or 0.0
-        lookers = [
-            who for name in ("on_train_batch_start", "on_train_batch_end") for who in trainer.hooks.lookers(name)
+        weight_readers = [
+            who for name in ("on_train_batch_start", "on_train_batch_end") for who in trainer.hooks.weight_readers(name)
         ]
         state_bytes = sum(one.nbytes for one in (*pl_module.parameters(), *pl_module.buffers()))
-        self._tell(pitfalls.transfers(lookers, state_bytes, trainer.log_every_n_steps))
+        self._tell(pitfalls.transfers(weight_readers, state_bytes, trainer.log_every_n_steps))
         if self._on_tpu:
             self._tell(pitfalls.full_precision(trainer.precision.name))
             self._examine()

@@ -109,7 +109,7 @@ class StochasticWeightAveraging(Callback):
         limited = trainer.max_epochs not in (None, -1)
         faults = {
             'strategy="fsdp": the weights are sharded over ranks': trainer.parallel.sharded,
-            f'accelerator="{trainer.accelerator.name}": it keeps the weights': trainer.accelerator.keeps_weights,
+            f'accelerator="{trainer.accelerator.name}": it keeps the weights': trainer.accelerator.owns_weights,
             "optimisation by hand": not pl_module.automatic_optimization,
             f"{len(trainer.optimizers)} optimizers": len(trainer.optimizers) != 1,
             f"{len(trainer.lr_scheduler_configs)} schedulers": len(trainer.lr_scheduler_configs) > 1,

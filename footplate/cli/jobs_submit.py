@@ -226,7 +226,7 @@ def _enter(job: ResolvedJob, given: Namespace, place: Mapping[str, str], variabl
     from footplate.cli.jobs_watch import stream, tell
     from footplate.jobs.verbs import Jobs
 
-    jobs = Jobs.here()
+    jobs = Jobs.from_env()
     package = Path(given.package_path) if given.package_path else None
     for notice in jobs.submit(job, package, given.backend, place, variables):
         print(notice, file=sys.stderr)

@@ -82,7 +82,7 @@ def run(action: str, given: Namespace) -> int:
     """
     from footplate.jobs.verbs import Jobs
 
-    jobs = Jobs.here()
+    jobs = Jobs.from_env()
     return _ACTIONS[action](jobs, given)
 
 

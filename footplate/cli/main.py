@@ -3,7 +3,7 @@
     0     done
     1     the user's code, or Footplate's, raised an exception: its traceback is shown; or what was looked at isn't well: by
           `doctor`, `jobs check`, `catalog check`, …; or a job that was waited for has failed
-    2     a mistake that the user can mend: a flag, a configuration, a table, a checkpoint; one message, no traceback
+    2     a mistake that the user can correct: a flag, a configuration, a table, a checkpoint; one message, no traceback
     130   Ctrl-C, after the run was saved
     143   SIGTERM, after the run was saved
 

@@ -124,9 +124,9 @@ def attach_module(module: Any, trainer: Trainer) -> None:
 
 def _refuse(module: Any) -> None:
     who = type(module).__name__
-    for name, mend in REFUSED_HOOKS.items():
+    for name, hint in REFUSED_HOOKS.items():
         if hasattr(module, name) and overrides(module, name):
-            raise ConfigError(f"{who}.{name}() is not supported: {mend}.")
+            raise ConfigError(f"{who}.{name}() is not supported: {hint}.")
     for name in STEPS:
         if overrides(module, name):
             function = getattr(module, name)
@@ -166,9 +166,9 @@ def refused_arguments(given: dict[str, Any]) -> ConfigError | None:
     for name, value in given.items():
         if name not in REFUSED_ARGUMENTS:
             return ConfigError(f"Trainer({name}=…): there is no such argument. {_known_arguments(Trainer, name)}")
-        harmless, mend = REFUSED_ARGUMENTS[name]
+        harmless, hint = REFUSED_ARGUMENTS[name]
         if value != harmless:
-            return ConfigError(f"Trainer({name}={value!r}) is Lightning's and not supported here: {mend}.")
+            return ConfigError(f"Trainer({name}={value!r}) is Lightning's and not supported here: {hint}.")
     return None
 
 
@@ -223,7 +223,7 @@ def _strategy(trainer: Trainer) -> Any:
         return group.everybody(decision) if all else bool(group.maximum([int(decision)])[0])
 
     def reduce(tensor: Any, _: Any = None, reduce_op: str = "mean") -> Any:
-        if not group.several or not hasattr(tensor, "shape"):
+        if not group.is_distributed or not hasattr(tensor, "shape"):
             return tensor
         stacked = group.stack(tensor)
         return stacked.float().mean(0).to(tensor.dtype) if reduce_op in ("mean", "avg") else stacked.sum(0)
@@ -243,7 +243,7 @@ def _strategy(trainer: Trainer) -> Any:
 def _log_dir(trainer: Trainer) -> Any:
     """Where the first logger writes, if it is Lightning's and there is one process; else the run's directory."""
     logger = trainer.logger
-    if not is_lightning(logger) or trainer.group.several:
+    if not is_lightning(logger) or trainer.group.is_distributed:
         return str(trainer.run_dir)
     has_own = any(kind.__name__ in ("TensorBoardLogger", "CSVLogger", "LitLogger") for kind in type(logger).__mro__)
     return logger.log_dir if has_own else logger.save_dir  # type: ignore[union-attr]

@@ -78,7 +78,7 @@ class AsItIs:
 class Stopping(AsItIs):
     """`EarlyStopping`: acts on what other callbacks and the module log."""
 
-    turn = 1
+    order = 1
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         if self._check_on_train_epoch_end is None:
@@ -202,12 +202,16 @@ def _as_tensor(score: float | None) -> Any:
 class SavingOnException(AsItIs):
     """`OnExceptionCheckpoint`: keeps what it has saved, where Lightning's `teardown` is not called after an exception."""
 
-    turn = 2
+    order = 2
     _has_failed = False
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._has_failed = True
-        ended = trainer.training_in_progress and not trainer.group.several and moment_of(exception) == "between steps"
+        ended = (
+            trainer.training_in_progress
+            and not trainer.group.is_distributed
+            and moment_of(exception) == "between steps"
+        )
         if ended or savable(trainer.run, exception):
             trainer.save_checkpoint(self.ckpt_path)  # type: ignore[attr-defined]
 

@@ -50,8 +50,8 @@ class Accelerator(ABC):
         process_group_backend: what `torch.distributed` uses between its devices.
         batches_ahead: how many batches are put onto a device ahead of the step, by a thread of their own; 0 where that
             gains nothing, since a copy holds up either the host or the device.
-        drives_all: whether a process drives all devices of its machine; else there is a process for each.
-        keeps_weights: whether training changes a copy of the weights on the device, which is fetched before anybody looks.
+        single_controller: whether a process drives all devices of its machine; else there is a process for each.
+        owns_weights: whether training changes a copy of the weights on the device, which is fetched before anybody looks.
     """
 
     name: ClassVar[str]
@@ -59,8 +59,8 @@ class Accelerator(ABC):
     precisions: ClassVar[frozenset[str]] = frozenset({"32-true"})
     process_group_backend: ClassVar[str] = "gloo"
     batches_ahead: ClassVar[int] = 0
-    drives_all: ClassVar[bool] = False
-    keeps_weights: ClassVar[bool] = False
+    single_controller: ClassVar[bool] = False
+    owns_weights: ClassVar[bool] = False
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -86,18 +86,18 @@ class Accelerator(ABC):
         """
         found = [device.index for device in self.devices()]
         listed = ", ".join(f"{self.name}:{index}" for index in found)
-        mend = f'This machine has {len(found)} ({listed}). Use devices={len(found)} or "auto".'
+        hint = f'This machine has {len(found)} ({listed}). Use devices={len(found)} or "auto".'
 
-        wanted = read_devices(devices, mend)
+        wanted = read_devices(devices, hint)
         if wanted == "auto":
             return found[: self.default_devices()]
         if isinstance(wanted, int):
             if wanted > len(found):
-                raise ConfigError(f"devices={devices!r}: {mend}")
+                raise ConfigError(f"devices={devices!r}: {hint}")
             return found if wanted == -1 else found[:wanted]
         absent = [index for index in wanted if index not in found]
         if absent:
-            raise ConfigError(f"devices={devices!r}: no device has index {absent[0]}. {mend}")
+            raise ConfigError(f"devices={devices!r}: no device has index {absent[0]}. {hint}")
         return list(wanted)
 
     def check_precision(self, precision: str) -> None:

@@ -50,17 +50,17 @@ class CPU(Accelerator):
         """
         cores = max(1, math.floor(usable_cores()))
         most = max(MAX_PROCESSES, cores)
-        mend = (
+        hint = (
             f'On the CPU a device is one process: use devices="auto" for one that uses all {cores} core(s), '
             f"or a count up to {most}."
         )
-        wanted = read_devices(devices, mend)
+        wanted = read_devices(devices, hint)
         if wanted == "auto":
             return [0]
         if isinstance(wanted, int):
             wanted = tuple(range(cores if wanted == -1 else wanted))
         if max(wanted) >= most:
-            raise ConfigError(f"devices={devices!r}: too many processes. {mend}")
+            raise ConfigError(f"devices={devices!r}: too many processes. {hint}")
         return list(wanted)
 
     def stats(self, device: torch.device) -> dict[str, float]:

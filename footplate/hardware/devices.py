@@ -20,26 +20,26 @@ Form = Literal["auto"] | int | tuple[int, ...]
 _FORMS = '"auto", a count, or a list of indices such as [0, 2]'
 
 
-def read_devices(devices: Devices, mend: str) -> Form:
+def read_devices(devices: Devices, hint: str) -> Form:
     """The form that `devices` stands for: `"auto"`, a count that is at least 1 or is -1, or distinct indices.
 
     Args:
         devices: what the user gave.
-        mend: what there is and what to write instead; the end of every error's text.
+        hint: what there is and what to write instead; the end of every error's text.
 
     Raises:
         ConfigError: it is none of the three forms.
     """
     if isinstance(devices, str):
-        return _read_text(devices, mend)
+        return _read_text(devices, hint)
     if isinstance(devices, int) and not isinstance(devices, bool):
-        return _count(devices, devices, mend)
+        return _count(devices, devices, hint)
     if isinstance(devices, Sequence):
-        return _indices(devices, devices, mend)
-    raise ConfigError(f"devices={devices!r}: expected {_FORMS}. {mend}")
+        return _indices(devices, devices, hint)
+    raise ConfigError(f"devices={devices!r}: expected {_FORMS}. {hint}")
 
 
-def _read_text(text: str, mend: str) -> Form:
+def _read_text(text: str, hint: str) -> Form:
     if text.strip() == "auto":
         return "auto"
     try:
@@ -47,18 +47,18 @@ def _read_text(text: str, mend: str) -> Form:
     except ValueError:
         numbers = []
     if not numbers:
-        raise ConfigError(f'devices={text!r}: expected {_FORMS}; as text "2" or "0,2". {mend}')
-    return _indices(numbers, text, mend) if "," in text else _count(numbers[0], text, mend)
+        raise ConfigError(f'devices={text!r}: expected {_FORMS}; as text "2" or "0,2". {hint}')
+    return _indices(numbers, text, hint) if "," in text else _count(numbers[0], text, hint)
 
 
-def _count(count: int, given: Devices, mend: str) -> int:
+def _count(count: int, given: Devices, hint: str) -> int:
     if count < 1 and count != -1:
-        raise ConfigError(f"devices={given!r}: expected a count of 1 or more, or -1 for all. {mend}")
+        raise ConfigError(f"devices={given!r}: expected a count of 1 or more, or -1 for all. {hint}")
     return count
 
 
-def _indices(numbers: Sequence[object], given: Devices, mend: str) -> tuple[int, ...]:
+def _indices(numbers: Sequence[object], given: Devices, hint: str) -> tuple[int, ...]:
     indices = tuple(number for number in numbers if isinstance(number, int) and not isinstance(number, bool))
     if not indices or len(indices) != len(numbers) or len(set(indices)) != len(indices) or min(indices) < 0:
-        raise ConfigError(f"devices={given!r}: expected at least one index, each a whole number given once. {mend}")
+        raise ConfigError(f"devices={given!r}: expected at least one index, each a whole number given once. {hint}")
     return indices

@@ -45,8 +45,8 @@ class XLA(Accelerator):
     priority = -10
     precisions = frozenset({"32-true", "bf16-mixed", "bf16-true", "64-true"})
     batches_ahead = 2
-    drives_all = True
-    keeps_weights = True
+    single_controller = True
+    owns_weights = True
 
     def unavailable(self) -> str | None:
         """Whether JAX is installed."""
@@ -73,11 +73,11 @@ class XLA(Accelerator):
         join(_jax(), os.environ)
         if tpu_chips():
             return _among(self.name, len(_jax().local_devices()), devices)
-        mend = f"Virtual devices of the CPU: a count up to {MOST_VIRTUAL}, or indices below it."
-        wanted = read_devices(devices, mend)
+        hint = f"Virtual devices of the CPU: a count up to {MOST_VIRTUAL}, or indices below it."
+        wanted = read_devices(devices, hint)
         least = 1 if wanted in ("auto", -1) else wanted if isinstance(wanted, int) else max(wanted) + 1
         if not isinstance(least, int) or least > MOST_VIRTUAL:
-            raise ConfigError(f"devices={devices!r}: too many. {mend}")
+            raise ConfigError(f"devices={devices!r}: too many. {hint}")
         found = _start(least)
         if found < least:
             raise ConfigError(
@@ -193,11 +193,11 @@ def _start(least: int) -> int:
 
 def _among(name: str, count: int, devices: Devices) -> list[int]:
     """The indices that `devices` stands for among so many."""
-    mend = f'There are {count} here ({name}:0 to {name}:{count - 1}). Use devices={count} or "auto".'
-    wanted = read_devices(devices, mend)
+    hint = f'There are {count} here ({name}:0 to {name}:{count - 1}). Use devices={count} or "auto".'
+    wanted = read_devices(devices, hint)
     indices = (
         list(range(count)) if wanted in ("auto", -1) else list(range(wanted)) if isinstance(wanted, int) else wanted
     )
     if max(indices) >= count:  # type: ignore[type-var]
-        raise ConfigError(f"devices={devices!r}: {mend}")
+        raise ConfigError(f"devices={devices!r}: {hint}")
     return list(indices)  # type: ignore[arg-type]

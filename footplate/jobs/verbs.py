@@ -1,6 +1,6 @@
 """What can be done with jobs, whoever asks: the command line, a server, a program.
 
-    jobs = Jobs.here()
+    jobs = Jobs.from_env()
     jobs.submit(resolved, Path("trainer"))
     jobs.wait("flowers_1")
 
@@ -52,7 +52,7 @@ class Jobs:
     store: Store
 
     @classmethod
-    def here(cls) -> Jobs:
+    def from_env(cls) -> Jobs:
         """Those that `FOOTPLATE_HOME` and `FOOTPLATE_STORE` name.
 
         Raises:

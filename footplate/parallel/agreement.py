@@ -53,15 +53,15 @@ class Agreement:
 
     @property
     def stop(self) -> bool:
-        return self._stop if self._group.several else self._wants_stop()
+        return self._stop if self._group.is_distributed else self._wants_stop()
 
     @property
     def interrupted(self) -> bool:
-        return bool(self._signal) if self._group.several else self._signals.received is not None
+        return bool(self._signal) if self._group.is_distributed else self._signals.received is not None
 
     @property
     def now_s(self) -> float:
-        return self._now_s if self._group.several else time.monotonic()
+        return self._now_s if self._group.is_distributed else time.monotonic()
 
     def begin(self) -> None:
         """Begin a stretch of steps (of training, of a validation) whose pace isn't known; all ranks do."""
@@ -76,7 +76,7 @@ class Agreement:
 
     def settle(self) -> None:
         """Exchange notes now; all ranks do."""
-        if self._group.several:
+        if self._group.is_distributed:
             self._exchange(0)
 
     def _exchange(self, steps: int) -> None:

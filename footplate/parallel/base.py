@@ -26,7 +26,7 @@ class Strategy:
 
     Attributes:
         name: what `Trainer(strategy=…)` is given.
-        several: whether there are other ranks.
+        is_distributed: whether there are other ranks.
         copies: whether this process trains on several devices by itself, with a copy of the module on each.
         skips: whether a rank may skip a batch by returning no loss.
         own_gradients: whether a rank's gradients differ from the others' until a window ends.
@@ -35,7 +35,7 @@ class Strategy:
     """
 
     name: str = "auto"
-    several: bool = False
+    is_distributed: bool = False
     copies: bool = False
     skips: bool = True
     own_gradients: bool = True

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 SEEN_WITHIN_S = 5.0  # a file system that several machines share may take a moment to show what one of them has made
 
 
-def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[Exception] = ConfigError) -> None:
+def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
     """Compare what the ranks have; all ranks call it.
 
     Args:
         group: the ranks.
         meant: plain values by name, as they are to stand in a sentence.
-        mend: what to do where one differs.
+        hint: what to do where one differs.
         error: raised then.
 
     Raises:
         Exception: `error`, on every rank.
     """
-    if not group.several:
+    if not group.is_distributed:
         return
     everyone = group.gather((socket.gethostname(), dict(meant)))
     first_host, first = everyone[0]
@@ -46,7 +46,7 @@ def check_alike(group: Group, meant: Mapping[str, Any], mend: str, error: type[E
             if first.get(name) != other.get(name):
                 raise error(
                     f"The ranks differ in {name}: rank 0 ({first_host}) has {first.get(name)}, rank {rank} ({host}) has "
-                    f"{other.get(name)}. {mend}"
+                    f"{other.get(name)}. {hint}"
                 )
 
 

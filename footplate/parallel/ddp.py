@@ -47,7 +47,7 @@ class DDP(Strategy):
     """
 
     name = "ddp"
-    several = True
+    is_distributed = True
 
     def __init__(self, find_unused_parameters: bool = False) -> None:
         self._find_unused_parameters = find_unused_parameters

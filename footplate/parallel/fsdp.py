@@ -28,7 +28,7 @@ class FSDP(Strategy):
     """See the module's docstring."""
 
     name = "fsdp"
-    several = True
+    is_distributed = True
     skips = False
     own_gradients = False
     sharded = True

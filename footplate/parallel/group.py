@@ -52,13 +52,13 @@ class Group:
         self._host = host
 
     @property
-    def several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether there is anybody else."""
         return self.world.size > 1
 
     def gather(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks. It is pickled: plain values and tensors of the CPU."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
         found: list[Any] = [None] * self.world.size
         dist.all_gather_object(found, value, group=self._host)
@@ -66,7 +66,7 @@ class Group:
 
     def gather_to_first(self, value: Any) -> list[Any]:
         """`gather` for rank 0 alone; the others get an empty list."""
-        if not self.several:
+        if not self.is_distributed:
             return [value]
         found: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
         dist.gather_object(value, found, dst=0, group=self._host)
@@ -74,7 +74,7 @@ class Group:
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank."""
-        if not self.several:
+        if not self.is_distributed:
             return value
         box = [value if self.world.rank == 0 else None]
         dist.broadcast_object_list(box, src=0, group=self._host)
@@ -82,7 +82,7 @@ class Group:
 
     def ask_first(self, question: Callable[[], Any]) -> Any:
         """What `question()` gives on rank 0, on every rank; an exception that it raises there, every rank raises."""
-        if not self.several:
+        if not self.is_distributed:
             return question()
         answer, error = None, None
         if self.world.rank == 0:
@@ -97,7 +97,7 @@ class Group:
 
     def ask_each(self, question: Callable[[], Any]) -> Any:
         """What `question()` gives on this rank; where it raises on some ranks only, the others raise too, and say which."""
-        if not self.several:
+        if not self.is_distributed:
             return question()
         answer, error = None, None
         try:
@@ -114,7 +114,7 @@ class Group:
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
         """The largest of each of some integers over all ranks."""
-        if not self.several:
+        if not self.is_distributed:
             return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host)
@@ -130,7 +130,7 @@ class Group:
 
     def stack(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         """`tensor` of every rank, of one shape, in a new first dimension; with `sync_grads`, gradients flow back."""
-        if not self.several:
+        if not self.is_distributed:
             return tensor
         if sync_grads:
             from torch.distributed.nn.functional import all_gather

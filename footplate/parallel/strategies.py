@@ -31,8 +31,8 @@ def check_strategy(strategy: str) -> str:
     if strategy in NAMES:
         return strategy
     instead = _INSTEAD.get(strategy) or _INSTEAD.get(strategy.partition("_")[0])
-    mend = f"{instead}." if instead else did_you_mean(strategy, NAMES)
-    raise ConfigError(f'strategy="{strategy}" is not supported: {mend}')
+    hint = f"{instead}." if instead else did_you_mean(strategy, NAMES)
+    raise ConfigError(f'strategy="{strategy}" is not supported: {hint}')
 
 
 def make_strategy(name: str, ranks: int, devices: Sequence[torch.device] = ()) -> Strategy:

@@ -13,7 +13,7 @@
     rates.py      this machine's own peak rates
     roofline.py   the least time of a step
     largest.py    the largest batch that fits
-    measure.py    some steps run here, beside what was foretold
+    measure.py    some steps run here, beside what was predicted
     report.py     a plan for people and for programs
     chart.py      a plan as a picture
 

@@ -93,7 +93,7 @@ class Plan:
     Attributes:
         subject: what was planned.
         choices: one for each target, in the order in which they were asked for.
-        measured: some steps run here, beside what was foretold; None unless asked for.
+        measured: some steps run here, beside what was predicted; None unless asked for.
     """
 
     subject: Subject

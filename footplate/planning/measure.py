@@ -30,10 +30,10 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """What was foretold for this machine, and what was found.
+    """What was predicted for this machine, and what was found.
 
     Attributes:
-        foretold_peak_bytes: memory, as the plan has it.
+        predicted_peak_bytes: memory, as the plan has it.
         peak_bytes: state and batch, and how much the process that ran the program grew at most within a step.
         least_step_s: the roofline.
         xla_step_s: the median of some steps of XLA's program.
@@ -41,7 +41,7 @@ class Measured:
         eager_step_s: the median of as many with eager torch.
     """
 
-    foretold_peak_bytes: int
+    predicted_peak_bytes: int
     peak_bytes: int
     least_step_s: float
     xla_step_s: float
@@ -64,7 +64,7 @@ def measure(about: Subject, choice: Choice) -> Measured:
     made = program(plain(subject.captured(about, about.batch_size, averages=False)), choice.target, STEPS)
     assert made.measured is not None
     return Measured(
-        foretold_peak_bytes=choice.memory.peak,
+        predicted_peak_bytes=choice.memory.peak,
         peak_bytes=made.measured["peak_bytes"],
         least_step_s=choice.roofline.step_s,
         xla_step_s=made.measured["step_s"],

@@ -148,7 +148,7 @@ def _notes(plan: Plan) -> list[str]:
         lines.append(
             f"Measured on this CPU: {_seconds(found.xla_step_s)} a step by XLA, {_seconds(found.eager_step_s)} by eager "
             f"torch, where {_seconds(found.least_step_s)} was the least; {_gib(found.peak_bytes)} of memory, where "
-            f"{_gib(found.foretold_peak_bytes)} was foretold."
+            f"{_gib(found.predicted_peak_bytes)} was predicted."
         )
     return lines
 

@@ -54,7 +54,7 @@ class EagerStep(Step):
         self._ranks_return_sums: bool | None = None  # what all ranks know when the first window has ended
         self._arguments: dict[str, int] = {}
         self._strategy = spec.strategy
-        self._several, self._copies = spec.strategy.several, spec.strategy.copies
+        self._several, self._copies = spec.strategy.is_distributed, spec.strategy.copies
         self._batch_weight = 1.0
         self._counts = False  # whether this rank has not skipped every batch of the window so far
         self._unscaled: dict[

@@ -33,7 +33,7 @@ def prepare_module(run: Run) -> None:
 
 def build_step(run: Run) -> None:
     """Build the step of a run, from its module and its optimizers."""
-    config, drives_all = run.config, run.accelerator.drives_all
+    config, single_controller = run.config, run.accelerator.single_controller
     spec = StepSpec(
         module=run.module,
         optimizers=run.optimizers,
@@ -50,8 +50,8 @@ def build_step(run: Run) -> None:
         weight=functools.partial(_weight_of, run) if run.stage == "fit" and run.world.size > 1 else None,
         device_ids=run.placement.device_ids,
         iterations_per_loop=_steps_per_call(run),
-        sync_batchnorm=config.sync_batchnorm and drives_all,
-        sharded=config.strategy == "fsdp" and drives_all,
+        sync_batchnorm=config.sync_batchnorm and single_controller,
+        sharded=config.strategy == "fsdp" and single_controller,
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
     )

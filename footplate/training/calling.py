@@ -20,7 +20,7 @@ import torch
 from footplate.callbacks import Callback, ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
 from footplate.errors import CheckpointError
-from footplate.hooks import Hooks, overrides, turn
+from footplate.hooks import Hooks, order_of, overrides
 from footplate.tracking.base import Status
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
 from footplate.training.crash_checkpoint import savable
@@ -67,7 +67,7 @@ def _fail(run: Run, error: BaseException) -> None:
         FootplateError: a plain error in the place of some exceptions.
     """
     run.status = "interrupted"
-    if run.group.several and hasattr(run, "step"):
+    if run.group.is_distributed and hasattr(run, "step"):
         run.step.leave()
     if savable(run, error):
         save_before_failing(run, error)
@@ -81,7 +81,7 @@ def _end(run: Run, status: Status) -> None:
     run.training_in_progress = run.sanity_checking = False
     run.make_loaders = run.found_loaders = None
     run.end_workers()
-    apart = run.parallel.several or run.parallel.copies or run.accelerator.keeps_weights
+    apart = run.parallel.is_distributed or run.parallel.copies or run.accelerator.owns_weights
     if apart and hasattr(run, "step"):
         run.step.release()
     if status != "success":
@@ -99,7 +99,7 @@ def join(run: Run) -> None:
     if run.placement.meet():
         run.seed = run.group.from_first(run.seed)
         run.run_dir = Path(run.group.from_first(run.placement.for_all(run.run_dir)))
-    if run.group.several:
+    if run.group.is_distributed:
         run.agree()
         run.agreement.settle()  # so that there is one clock before any callback asks for it
 
@@ -109,7 +109,7 @@ def use_callbacks(run: Run, callbacks: list[Any]) -> None:
     run.trainer.show_callbacks(callbacks)
     for callback in callbacks:
         callback.log, callback.log_dict = run.module.log, run.module.log_dict
-    before_looking = (lambda: _lend_weights(run)) if run.accelerator.keeps_weights else None
+    before_looking = (lambda: _lend_weights(run)) if run.accelerator.owns_weights else None
     run.hooks = Hooks(run.trainer, run.module, run.datamodule, callbacks, before_looking, recorder(run.profiler))
 
 
@@ -129,7 +129,7 @@ def _callbacks_of(run: Run) -> list[Any]:
         callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
     if not all(isinstance(one, Callback) for one in callbacks):
         callbacks = [one for one in callbacks if not compat().is_finder(one)]
-    return sorted(callbacks, key=turn)
+    return sorted(callbacks, key=order_of)
 
 
 def call_setup(run: Run) -> None:
@@ -142,7 +142,7 @@ def call_setup(run: Run) -> None:
         hook(stage=stage)
     while changed(run.trainer):  # by one of these hooks: what it has added takes part in this call
         added = take_callbacks(run.trainer)
-        use_callbacks(run, sorted(run.trainer.callbacks, key=turn))
+        use_callbacks(run, sorted(run.trainer.callbacks, key=order_of))
         for callback in added:
             if overrides(callback, "setup"):
                 callback.setup(run.trainer, run.module, stage=stage)

@@ -38,7 +38,7 @@ def savable(run: Run, error: BaseException) -> bool:
 
     Not with several ranks: the others may be anywhere, and the supervisor starts all again from the newest checkpoint.
     """
-    if not run.training_in_progress or run.group.several:
+    if not run.training_in_progress or run.group.is_distributed:
         return False
     if not isinstance(error, Exception) or isinstance(error, CheckpointError):
         return False

@@ -97,9 +97,9 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
                         hook(output, batch, batch_idx, *positions)
                     if sink is not None:
                         sink(output, batch_idx, index)
-                if alike and run.group.several:
+                if alike and run.group.is_distributed:
                     agreement.step()
-                if agreement.interrupted and (alike or not run.group.several):
+                if agreement.interrupted and (alike or not run.group.is_distributed):
                     end_on_signal(run)
             close(batches)
         agreement.settle()

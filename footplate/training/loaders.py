@@ -82,7 +82,7 @@ def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | No
     if saved is not None:
         loader.load_state_dict(saved)
     total = count_batches(loader)
-    if run.group.several and not even(loader):
+    if run.group.is_distributed and not even(loader):
         total = shortest(total, run.group, "training")
     if total == 0:
         raise ConfigError("The training loader has no batches: is the data empty, or drop_last with too few rows?")
@@ -133,7 +133,7 @@ def evaluation_loaders(run: Run, stage: str, given: Any, limit: Any) -> tuple[li
     loaders = [share_out(loader, run.seed, run.world, shared) for loader in given]
     run.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]
-    if run.parallel.lockstep and run.group.several:
+    if run.parallel.lockstep and run.group.is_distributed:
         pairs = zip(loaders, totals, strict=True)
         totals = [one if even(loader) else shortest(one, run.group, stage) for loader, one in pairs]
     limits = [limit_batches(f"limit_{name}_batches", limit, total) for total in totals]

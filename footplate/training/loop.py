@@ -68,7 +68,7 @@ class TrainingLoop:
         self.logs_this_step = False
         self._progress, self._reports = run.progress, run.reports
         self._agreement, self._signals = run.agreement, run.signals
-        self._several = run.group.several
+        self._several = run.group.is_distributed
         self._known: set[str] = set()
         self._skipped = 0
         self._checked = run.progress.batches > 0

@@ -27,7 +27,7 @@ def between_any_two(run: Run) -> str | None:
     if not run.module.automatic_optimization:
         return f"{type(run.module).__name__} optimises by hand"
     for name in ("on_train_batch_start", "on_train_batch_end"):
-        for who in run.hooks.lookers(name):
+        for who in run.hooks.weight_readers(name):
             return f"{who} overrides {name}() and may look at the weights after each step"
     by_step = [config for config in run.lr_scheduler_configs if config.interval == "step"]
     if by_step and overrides(run.module, "lr_scheduler_step"):

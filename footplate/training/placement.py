@@ -63,7 +63,7 @@ class Placement:
     @property
     def ranks_asked(self) -> int:
         """How many processes `num_nodes` and `devices` stand for."""
-        return self.nodes * (1 if self.accelerator.drives_all else len(self.device_ids))
+        return self.nodes * (1 if self.accelerator.single_controller else len(self.device_ids))
 
     @property
     def starts_ranks(self) -> bool:
@@ -74,14 +74,14 @@ class Placement:
         """Meet the other ranks. Returns whether this was the first time; False in a process that is alone."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # so that "cuda" in a user's code is the device of this process
-        if self.world.size == 1 or self.group.several:
+        if self.world.size == 1 or self.group.is_distributed:
             return False
         self.group = join(self.world, self.accelerator.process_group_backend, self.device)
         return True
 
     def for_all(self, place: Place) -> Place:
         """A place as the other ranks can use it, which may have another working directory."""
-        return place.absolute() if self.group.several and isinstance(place, Path) else place
+        return place.absolute() if self.group.is_distributed and isinstance(place, Path) else place
 
 
 def place(config: TrainerConfig) -> Placement:
@@ -100,15 +100,15 @@ def place(config: TrainerConfig) -> Placement:
     world = World.from_environ()
     share_rank(world)
     device_ids = choose_devices(accelerator, devices, world)
-    drives_all = accelerator.drives_all
-    nodes = check_nodes(config.num_nodes, 1 if drives_all else len(device_ids), world)
-    own = worker.slot() if world.launched and not drives_all else 0
+    single_controller = accelerator.single_controller
+    nodes = check_nodes(config.num_nodes, 1 if single_controller else len(device_ids), world)
+    own = worker.slot() if world.launched and not single_controller else 0
     device = accelerator.torch_device(device_ids[own])
     refused = {
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if drives_all else world.size  # that torch is to bring together
+    ranks = 1 if single_controller else world.size  # that torch is to bring together
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
@@ -124,7 +124,7 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
         ConfigError: fewer devices than processes.
     """
     found = accelerator.parse_devices(devices)
-    if not world.launched or accelerator.drives_all:
+    if not world.launched or accelerator.single_controller:
         return found
     if len(found) < world.local_size and len(found) == 1:  # one for each process
         found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")

@@ -42,7 +42,7 @@ class PredictionWriter:
         group.ask_first(lambda: self._check(path))
         self.path = path
         self._group = group
-        self._prefix = f"part-{group.world.rank:03}-" if group.several else "part-"
+        self._prefix = f"part-{group.world.rank:03}-" if group.is_distributed else "part-"
         self._temporary = path.with_name(f".tmp-{path.name}-{group.from_first(uuid.uuid4().hex)}")
         self._writer: pq.ParquetWriter | None = None
         self._files = 0

@@ -40,7 +40,7 @@ def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
     count = run.accelerator.batches_ahead
     if not count or not made_elsewhere(loader) or not moves_plainly(run.module, run.datamodule):
         return None
-    if run.accelerator.keeps_weights and run.transfer(moved=True) is not None:
+    if run.accelerator.owns_weights and run.transfer(moved=True) is not None:
         return None  # the step's own copy of the batch would be made before on_after_batch_transfer
     move = run.step.mover(stage)
     return None if move is None else Prefetcher(loader, move, run.device, count)

@@ -34,8 +34,8 @@ def check_settings(run: Run) -> None:
     meant = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
     meant |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
     meant |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
-    mend = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."
-    check_alike(run.group, meant, mend)
+    hint = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."
+    check_alike(run.group, meant, hint)
 
 
 def check_model(run: Run) -> None:
@@ -44,9 +44,9 @@ def check_model(run: Run) -> None:
     Raises:
         ConfigError: they differ.
     """
-    if run.group.several:
-        mend = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
-        check_alike(run.group, {"the model": parameters_of(run.module)}, mend)
+    if run.group.is_distributed:
+        hint = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
+        check_alike(run.group, {"the model": parameters_of(run.module)}, hint)
 
 
 def check_optimizers(run: Run) -> None:
@@ -55,15 +55,15 @@ def check_optimizers(run: Run) -> None:
     Raises:
         ConfigError: a rank has another optimizer, learning rate or scheduler.
     """
-    if not run.group.several:
+    if not run.group.is_distributed:
         return
     schedulers = [(type(one.scheduler).__name__, one.interval, one.frequency) for one in run.lr_scheduler_configs]
     meant = {
         "the optimizers": ", ".join(map(_learns, run.optimizers)) or "none",
         "the schedulers": ", ".join(f"{name} (every {n} {interval}s)" for name, interval, n in schedulers) or "none",
     }
-    mend = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
-    check_alike(run.group, meant, mend)
+    hint = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
+    check_alike(run.group, meant, hint)
 
 
 def warn_of_own_disks(run: Run) -> None:
@@ -72,7 +72,7 @@ def warn_of_own_disks(run: Run) -> None:
     A run that is never restarted needs no shared disk, so this is not an error. A directory of the same name may be there
     on every machine, so the ranks look for a new file of rank 0.
     """
-    if not run.group.several:
+    if not run.group.is_distributed:
         return
     directories = dict.fromkeys(
         callback.dirpath
@@ -122,12 +122,12 @@ def check_data(run: Run, loaders: dict[str, list[tuple[Any, float]]]) -> None:
     Raises:
         DataError: it differs.
     """
-    if not run.group.several:
+    if not run.group.is_distributed:
         return
     described = {what: ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
     meant = {f"the {what} data": said or "none" for what, said in described.items()}
-    mend = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
-    check_alike(run.group, meant, mend, DataError)
+    hint = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
+    check_alike(run.group, meant, hint, DataError)
 
 
 def check_order(run: Run, loader: Any) -> None:
@@ -136,14 +136,14 @@ def check_order(run: Run, loader: Any) -> None:
     Raises:
         DataError: it differs.
     """
-    drawn = draw(loader) if run.group.several else None
+    drawn = draw(loader) if run.group.is_distributed else None
     if drawn is not None:
-        mend = (
+        hint = (
             "A sampler must give every rank the same order of all rows, of which each then gets its share. Let it draw "
             "from torch's, NumPy's or Python's global generator, or seed its own; don't let it go through a set, nor "
             "share out by RANK."
         )
-        check_alike(run.group, {"the order of rows": drawn}, mend, DataError)
+        check_alike(run.group, {"the order of rows": drawn}, hint, DataError)
 
 
 def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
@@ -153,8 +153,8 @@ def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
         CheckpointError: a rank can't read it, or finds another one in its place.
     """
     state, found = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
-    mend = "Each rank reads it: let it lie on a disk that all machines share, in an object store, or the same on each."
-    check_alike(run.group, {f"the checkpoint {path}": found}, mend, CheckpointError)
+    hint = "Each rank reads it: let it lie on a disk that all machines share, in an object store, or the same on each."
+    check_alike(run.group, {f"the checkpoint {path}": found}, hint, CheckpointError)
     return state
 
 

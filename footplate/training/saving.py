@@ -56,7 +56,7 @@ def write_checkpoint(
     """
     if run.state is None:
         raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
-    if run.group.several:
+    if run.group.is_distributed:
         wait_for_save(run)
     if run.make_loaders is not None and not weights_only:
         run.ask_for_loaders()  # since where the loader is belongs to the state
@@ -64,7 +64,7 @@ def write_checkpoint(
     shared = path if run.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
     if shared is None:
         state = run.parallel.whole(state)
-    if run.group.several and not weights_only:
+    if run.group.is_distributed and not weights_only:
         own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
         state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
     _call_save_hooks(run, state, weights_only)

@@ -294,11 +294,11 @@ def test_argument_is_taken(row: Row, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", named(table.ARGUMENTS, "refused"), ids=ids)
 def test_argument_is_refused_unless_it_says_what_holds_anyway(row: Row) -> None:
-    harmless, mend = table.REFUSED_ARGUMENTS[row.name]
+    harmless, hint = table.REFUSED_ARGUMENTS[row.name]
     fp.Trainer(max_epochs=1, accelerator="cpu", **{row.name: harmless})
 
     with pytest.raises(
-        fp.ConfigError, match=re.escape(f"Trainer({row.name}='other') is Lightning's") + ".*" + re.escape(mend)
+        fp.ConfigError, match=re.escape(f"Trainer({row.name}='other') is Lightning's") + ".*" + re.escape(hint)
     ):
         fp.Trainer(max_epochs=1, accelerator="cpu", **{row.name: "other"})
 

@@ -142,7 +142,7 @@ def a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     directory = tmp_path / "work"
     directory.mkdir()
     monkeypatch.chdir(directory)
-    made = Bench(Jobs.here(), directory)
+    made = Bench(Jobs.from_env(), directory)
     yield made
     for job in made.jobs.store.of_host(os.uname().nodename, SUPERVISED):
         owner = Identity.from_dict(job.owner)

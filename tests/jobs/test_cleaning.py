@@ -149,7 +149,9 @@ def test_what_a_kill_has_left_goes_after_a_day(home):
 
 def test_a_job_that_is_being_submitted_keeps_its_package_though_everything_unused_is_cleaned(bench: Bench):
     bench.program("print('ran')")
-    script = "from footplate.jobs.verbs import Jobs; jobs = Jobs.here(); print(flush=True)\nwhile True: jobs.clean(0)"
+    script = (
+        "from footplate.jobs.verbs import Jobs; jobs = Jobs.from_env(); print(flush=True)\nwhile True: jobs.clean(0)"
+    )
     cleaner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:
         assert cleaner.stdout is not None

@@ -100,7 +100,7 @@ def test_a_dry_run_and_a_submission_agree(
         submitted = submit(*argv)
         assert rehearsed == submitted
         if not submitted:
-            jobs = Jobs.here()
+            jobs = Jobs.from_env()
             plan = Plan.from_dict(jobs.store.find("my_job").plan)
             jobs.store.close()
             names = {name for name, _ in stored(plan.package, root / "home").files}

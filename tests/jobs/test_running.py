@@ -161,7 +161,7 @@ def test_sweeps_at_once_start_one_supervisor(bench: Bench):
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))
     script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.supervision.reconcile import sweep; "
-    script += "jobs = Jobs.here(); [sweep(jobs.home, jobs.store) for _ in range(5)]"
+    script += "jobs = Jobs.from_env(); [sweep(jobs.home, jobs.store) for _ in range(5)]"
     sweeps = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [one.wait() for one in sweeps] == [0, 0, 0]
     (bench.directory / "go").touch()

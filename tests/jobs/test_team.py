@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture
 def team(bench: Bench, server: Server, monkeypatch: pytest.MonkeyPatch) -> Bench:  # noqa: F811
     monkeypatch.setenv("FOOTPLATE_STORE", f"postgresql://jobs@127.0.0.1:{server.port}/postgres")
-    alone, bench.jobs = bench.jobs, Jobs.here()
+    alone, bench.jobs = bench.jobs, Jobs.from_env()
     alone.store.close()
     return bench
 

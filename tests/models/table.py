@@ -39,7 +39,7 @@ def _supported(names: str) -> tuple[Row, ...]:
 
 
 def _refused(reasons: dict[str, str]) -> tuple[Row, ...]:
-    return tuple(Row(name, "refused", mend) for name, mend in reasons.items())
+    return tuple(Row(name, "refused", hint) for name, hint in reasons.items())
 
 
 _ORDER = "an epoch's schedulers step after it: it sees the rate of the epoch that ends"
@@ -118,7 +118,7 @@ ARGUMENTS = (
     Row("profiler", "different", "Lightning's profilers, by name or as objects. Hooks that nobody overrides are not "
         "recorded, nor is a data module's `state_dict`. The strategy's name is ours"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
-    *(Row(name, "refused", mend) for name, (_, mend) in REFUSED_ARGUMENTS.items()),
+    *(Row(name, "refused", hint) for name, (_, hint) in REFUSED_ARGUMENTS.items()),
 )  # fmt: skip
 
 ATTRIBUTES = (
@@ -150,7 +150,7 @@ ATTRIBUTES = (
     Row("logger", "different", "on every rank but the first, a silent one that takes every call"),
     Row("val_check_interval", "different", "None where Lightning has 1.0"),
     Row("gradient_clip_algorithm", "different", "\"norm\" where Lightning has None"),
-    *(Row(name, "refused", mend) for name, mend in REFUSED_ATTRIBUTES.items() if name != "predict_loop"),
+    *(Row(name, "refused", hint) for name, hint in REFUSED_ATTRIBUTES.items() if name != "predict_loop"),
     Row("predict_loop", "different", "only with a `BasePredictionWriter`: `predictions`, `current_batch_indices`, "
         "`epoch_batch_indices`"),
 )  # fmt: skip

@@ -187,7 +187,7 @@ class Large(fp.Module):
 class Kill(fp.Callback):
     """Kills a rank so long after its first save has begun."""
 
-    turn = 3
+    order = 3
 
     def __init__(self, who, after_s):
         self.who, self.after_s = who, after_s

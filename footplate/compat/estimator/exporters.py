@@ -125,7 +125,7 @@ class Exporting(Callback):
     What is evaluated when training ends is left to `train_and_evaluate`.
     """
 
-    turn = 2
+    order = 2
     sees_weights = False
 
     def __init__(self, estimator: Estimator, exporters: Sequence[Exporter], saver: ModelCheckpoint) -> None:

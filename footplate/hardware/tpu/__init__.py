@@ -6,7 +6,7 @@
     older.py           XRT_TPU_CONFIG, from the days of TPU nodes
     versions.py        jax, jaxlib, libtpu, torch, torch_tpu: which go together
     findings.py        all of this together, for the doctor and for a trainer that begins
-    pitfalls.py        what makes training slow on a TPU without a word, as sentences with the mend
+    pitfalls.py        what makes training slow on a TPU without a word, as sentences with a hint
     native.py          the `tpu` device of torch itself, from the package torch_tpu
 
 Nothing here has run on a TPU.

@@ -1,4 +1,4 @@
-"""What makes training slow on a TPU without a word: each as a pure function to a sentence with the mend, or to None.
+"""What makes training slow on a TPU without a word: each as a pure function to a sentence with a hint, or to None.
 
 A TPU gives no error when it is used badly. A program is compiled again for each form of batch; products in full single
 precision are made of six in bfloat16; a matrix unit of 128 × 128 multiplies zeros where a matrix is smaller; rows are
@@ -112,18 +112,18 @@ def tiny_batches(rows: int, devices: int) -> str | None:
     )
 
 
-def transfers(lookers: Sequence[str], state_bytes: int, log_every_n_steps: int) -> str | None:
+def transfers(weight_readers: Sequence[str], state_bytes: int, log_every_n_steps: int) -> str | None:
     """What to say of what is carried between host and devices at every step.
 
     Args:
-        lookers: who has hooks between two steps and may look at the weights.
+        weight_readers: who has hooks between two steps and may look at the weights.
         state_bytes: parameters and buffers; what the optimizer remembers comes on top.
         log_every_n_steps: how often metrics are read.
     """
-    if lookers:
+    if weight_readers:
         return (
-            f"{' and '.join(dict.fromkeys(lookers))} may look at the weights at every batch, so they go to the host and "
-            f"back each time: 2 × {state_bytes / 1e6:,.1f} MB, and the optimizer's. Do it at the end of epochs, or in "
+            f"{' and '.join(dict.fromkeys(weight_readers))} may look at the weights at every batch, so they go to the host "
+            f"and back each time: 2 × {state_bytes / 1e6:,.1f} MB, and the optimizer's. Do it at the end of epochs, or in "
             "training_step."
         )
     if log_every_n_steps == 1:

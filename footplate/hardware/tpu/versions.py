@@ -80,14 +80,14 @@ def mismatches(packages: Mapping[str, str], requires: Requires = requires) -> li
             if one.other == need.other and one.package != need.package and fits(there, one.specifiers)
         ]
         also = "".join(f"; {one.package} {packages[one.package]} needs {one.specifiers}" for one in rivals)
-        mend = (
+        hint = (
             f"Keep {need.package} and {rivals[0].package} in environments of their own"
             if rivals
             else f'Install what goes with it: pip install "{need.package}{_extra(need.package)}=={packages[need.package]}"'
         )
         said.append(
             f"{need.package} {packages[need.package]} needs {need.other}{need.specifiers}, and {need.other} {there} is "
-            f"installed{also}. {mend}."
+            f"installed{also}. {hint}."
         )
     torch = packages.get("torch")
     if "torch_xla" in packages and torch is not None and not is_older(torch, LAST_TORCH_XLA):
@@ -109,14 +109,14 @@ def wrong_software(software: str | None, generation: Generation | None, torch: s
     if software is None:
         return None
     made = f"The machine's software is {software}"
-    mend = f" Make the machine with --version={generation.software}." if generation is not None else ""
+    hint = f" Make the machine with --version={generation.software}." if generation is not None else ""
     old = re.fullmatch(r"(?:tpu-vm-pt|pytorch)-(\d+(?:\.\d+)*)(?:-.*)?", software)
     if old and torch is not None:
-        return f"{made}, which brings torch {old[1]}, and torch {torch} is installed.{mend}"
+        return f"{made}, which brings torch {old[1]}, and torch {torch} is installed.{hint}"
     if re.match(r"tpu-vm-tf-|\d+\.\d+", software):
-        return f"{made}, which is TensorFlow's.{mend}"
+        return f"{made}, which is TensorFlow's.{hint}"
     if re.match(r"v2-alpha-tpu|tpu-ubuntu2204-base$", software) and generation and software != generation.software:
-        return f"{made}, and that of TPU {generation.name} is {generation.software}.{mend}"
+        return f"{made}, and that of TPU {generation.name} is {generation.software}.{hint}"
     return None
 
 

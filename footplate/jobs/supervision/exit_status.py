@@ -7,7 +7,7 @@
 If a process of the work fails, or a parameter server, the attempt has failed: the others, which mostly fail of it at once,
 have `PEERS_S`. Its cause is the first failure (`launch/failure.py`).
 
-An exit code tells what kind of failure it is. 2 is a mistake that trying again won't mend, as argparse and Footplate
+An exit code tells what kind of failure it is. 2 is a mistake that trying again won't correct, as argparse and Footplate
 have it. 143, or SIGTERM, which nobody here has sent, is the machine's: it is going to stop. 1 is an exception. The cause
 of a failure by 1 or 2 has the last line that the process wrote. A process without an exit code was lost with its machine.
 """

@@ -60,7 +60,7 @@ class Placing:
         """See `Step.mover`."""
         self.forget(stage)
         begins = "on_train_batch_start" if stage == "training" else f"on_{stage}_batch_start"
-        if (stage == "training" and self._spec.iterations_per_loop > 1) or self._spec.hooks.lookers(begins):
+        if (stage == "training" and self._spec.iterations_per_loop > 1) or self._spec.hooks.weight_readers(begins):
             return None
 
         def move(batch: Any) -> Any:

@@ -71,7 +71,7 @@ class XLAStep(Step):
         self._weights = Weights(spec, self._mesh, self._here)
         self._constants = constants_reader(self._optimizers)
         self._settings = self._constants()
-        self._shows_loss = bool(spec.hooks.lookers("on_train_batch_end"))
+        self._shows_loss = bool(spec.hooks.weight_readers("on_train_batch_end"))
         self._last: Any = None  # the loss of the step that the devices were given last
         self._shares = Shares(spec)
         self._weights.begin_alike()
@@ -213,7 +213,7 @@ class XLAStep(Step):
             if self._virtual:
                 jax.block_until_ready(logs)
         self._record(program, batch, {name: OnDevice(one) for name, one in zip(captured.logs, logs, strict=True)})
-        if stage != "predict" and not self.spec.hooks.lookers(f"on_{stage}_batch_end"):
+        if stage != "predict" and not self.spec.hooks.weight_readers(f"on_{stage}_batch_end"):
             return None
         with torch.inference_mode(False):
             return pytree.tree_unflatten(_tensors(program, outputs), captured.output)
@@ -233,7 +233,7 @@ class XLAStep(Step):
 
     def gather(self, stage: str) -> None:
         """Bring weights that are shared out to where this process evaluates, or to the host, if a hook may look there."""
-        if any(self.spec.hooks.lookers(f"on_{stage}_batch_{moment}") for moment in ("start", "end")):
+        if any(self.spec.hooks.weight_readers(f"on_{stage}_batch_{moment}") for moment in ("start", "end")):
             self.show()
         with self._placing.numbers():
             self._weights.gather()

@@ -25,7 +25,7 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: which one, and what to do.
     """
-    mends = {
+    hints = {
         "strategy": (
             "auto",
             'all devices train data parallel in this process; leave it out, or use "fsdp" to share out the weights too',
@@ -40,10 +40,10 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
         "min_devices": (None, "all devices are this process's; leave it out"),
     }
     allowed = {"strategy": "fsdp", "num_nodes": World.from_environ().size}
-    for argument, (only, mend) in mends.items():
+    for argument, (only, hint) in hints.items():
         value = given.get(argument, only)
         if value not in (only, allowed.get(argument)) and value is not False:
-            raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{name}": {mend}.')
+            raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{name}": {hint}.')
 
 
 def check_module(spec: StepSpec) -> None:

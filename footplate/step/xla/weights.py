@@ -158,7 +158,7 @@ class Weights:
 
     def begin_alike(self) -> None:
         """Give the modules and optimizers of all processes the state of the first one's."""
-        if self._spec.group.several:
+        if self._spec.group.is_distributed:
             self._load({path: self._spec.group.from_first(one.clone()) for path, one in self._host_state().items()})
 
     def _load(self, state: State) -> None:

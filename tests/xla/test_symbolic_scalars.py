@@ -161,7 +161,7 @@ def test_what_asks_for_its_value_is_refused_with_its_line(kind, trainer):
     module.trainer = trainer()
     with pytest.raises(CaptureError, match=r"captured once|captured step can't know") as refused:
         capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), BATCH)
-    assert f"test_counters.py:{compute.__code__.co_firstlineno}:" in str(refused.value)
+    assert f"test_symbolic_scalars.py:{compute.__code__.co_firstlineno}:" in str(refused.value)
 
 
 def test_a_number_that_is_kept_in_an_attribute_is_refused_and_taken_out():
