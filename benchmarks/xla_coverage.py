@@ -25,9 +25,9 @@ import transformers
 from common import arguments_parser, machine, report
 from xla_coverage_models import Model, models
 
-from footplate.errors import FootplateError
-from footplate.step.capture import capture_training
-from footplate.step.lowering import missing_ops
+from footplate.core.errors import FootplateError
+from footplate.step.xla.capture import capture_training
+from footplate.step.xla.lowering import missing_ops
 
 LIMIT_S = 240
 

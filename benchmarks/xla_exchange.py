@@ -22,10 +22,10 @@ import torch.distributed as dist
 from common import LESS, QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
 from ddp_overhead import free_port
 
-from footplate.parallel.group import join
-from footplate.parallel.world import World
-from footplate.step.xla.batch_exchange import Shares
-from footplate.step.xla.sharding import flat
+from footplate.distributed.group import join
+from footplate.distributed.world import World
+from footplate.step.xla.runtime.batch_exchange import Shares
+from footplate.step.xla.runtime.sharding import flat
 
 CALLS, ROUNDS, PROCESSES = 1000, 30, 2
 OURS, LIMIT = "footplate", "limit: bare all-reduce"

@@ -47,9 +47,9 @@ from torch.utils import _pytree as pytree
 from xla_models import Classifier, Entry, Tagger, Transformer
 
 import footplate as fp
-from footplate.step.capture import capture_training, state_of
-from footplate.step.lowering import arrays_of, batch_arrays, lower, rates_of
-from footplate.step.lowering.parallel import data_parallel, mesh_of
+from footplate.step.xla.capture import capture_training, state_of
+from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of
+from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
 
 WORDS, LENGTH = 1000, 64
 AT_ONCE = 4

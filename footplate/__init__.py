@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from footplate.lazy_import import lazy
-from footplate.version import __version__
+from footplate.core.lazy_import import lazy
+from footplate.core.version import __version__
 
 if TYPE_CHECKING:
-    from footplate.callbacks.accumulation import GradientAccumulationScheduler as GradientAccumulationScheduler
     from footplate.callbacks.base import Callback as Callback
     from footplate.callbacks.data_wait import DataWaitMonitor as DataWaitMonitor
     from footplate.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from footplate.callbacks.gradient_accumulation import GradientAccumulationScheduler as GradientAccumulationScheduler
     from footplate.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from footplate.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from footplate.callbacks.progress import ProgressBar as ProgressBar
@@ -28,65 +28,65 @@ if TYPE_CHECKING:
     from footplate.callbacks.summary import ModelSummary as ModelSummary
     from footplate.callbacks.timer import Timer as Timer
     from footplate.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
-    from footplate.data.combined import CombinedLoader as CombinedLoader
+    from footplate.checkpoint.export import export_model as export_model
+    from footplate.core.errors import CheckpointError as CheckpointError
+    from footplate.core.errors import ConfigError as ConfigError
+    from footplate.core.errors import DataError as DataError
+    from footplate.core.errors import FootplateError as FootplateError
+    from footplate.core.errors import MissingExtra as MissingExtra
+    from footplate.core.rng import seed_everything as seed_everything
+    from footplate.data.adapters.combined import CombinedLoader as CombinedLoader
     from footplate.data.loader import Loader as Loader
-    from footplate.data.module import TableDataModule as TableDataModule
     from footplate.data.table import Table as Table
-    from footplate.errors import CheckpointError as CheckpointError
-    from footplate.errors import ConfigError as ConfigError
-    from footplate.errors import DataError as DataError
-    from footplate.errors import FootplateError as FootplateError
-    from footplate.errors import MissingExtra as MissingExtra
-    from footplate.export import export_model as export_model
     from footplate.hardware.base import Accelerator as Accelerator
     from footplate.launch.runner import Runner as Runner
-    from footplate.module import DataModule as DataModule
-    from footplate.module import Module as Module
     from footplate.planning.study import plan as plan
-    from footplate.rng import seed_everything as seed_everything
     from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
     from footplate.tracking.csv import CSV as CSV
     from footplate.tracking.mlflow import MLflow as MLflow
     from footplate.tracking.tensorboard import TensorBoard as TensorBoard
-    from footplate.trainer import Trainer as Trainer
+    from footplate.training.datamodule import DataModule as DataModule
+    from footplate.training.module import Module as Module
+    from footplate.training.table_datamodule import TableDataModule as TableDataModule
+    from footplate.training.trainer import Trainer as Trainer
     from footplate.training.tuner import Tuner as Tuner
 
 _HOMES = {
     "Accelerator": "footplate.hardware.base",
     "CSV": "footplate.tracking.csv",
     "Callback": "footplate.callbacks.base",
-    "CheckpointError": "footplate.errors",
-    "CombinedLoader": "footplate.data.combined",
-    "ConfigError": "footplate.errors",
-    "DataError": "footplate.errors",
-    "DataModule": "footplate.module",
+    "CheckpointError": "footplate.core.errors",
+    "CombinedLoader": "footplate.data.adapters.combined",
+    "ConfigError": "footplate.core.errors",
+    "DataError": "footplate.core.errors",
+    "DataModule": "footplate.training.datamodule",
     "DataWaitMonitor": "footplate.callbacks.data_wait",
     "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
-    "FootplateError": "footplate.errors",
-    "GradientAccumulationScheduler": "footplate.callbacks.accumulation",
+    "FootplateError": "footplate.core.errors",
+    "GradientAccumulationScheduler": "footplate.callbacks.gradient_accumulation",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",
     "Loader": "footplate.data.loader",
     "Logger": "footplate.tracking.base",
     "MLflow": "footplate.tracking.mlflow",
-    "MissingExtra": "footplate.errors",
+    "MissingExtra": "footplate.core.errors",
     "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
     "ModelSummary": "footplate.callbacks.summary",
-    "Module": "footplate.module",
+    "Module": "footplate.training.module",
     "ProgressBar": "footplate.callbacks.progress",
     "Runner": "footplate.launch.runner",
     "StochasticWeightAveraging": "footplate.callbacks.stochastic_weight_avg",
     "Table": "footplate.data.table",
-    "TableDataModule": "footplate.data.module",
+    "TableDataModule": "footplate.training.table_datamodule",
     "TensorBoard": "footplate.tracking.tensorboard",
     "Timer": "footplate.callbacks.timer",
-    "Trainer": "footplate.trainer",
+    "Trainer": "footplate.training.trainer",
     "Tuner": "footplate.training.tuner",
-    "export_model": "footplate.export",
+    "export_model": "footplate.checkpoint.export",
     "plan": "footplate.planning.study",
     "scale": "footplate.scaling.study",
-    "seed_everything": "footplate.rng",
+    "seed_everything": "footplate.core.rng",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

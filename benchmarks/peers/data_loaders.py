@@ -28,7 +28,7 @@ sys.path.insert(0, ROOT)
 
 SIZE = 224
 IMPORTS = {
-    "footplate": ("footplate.data.loader", "footplate.data.opening", "deltalake", "cv2"),
+    "footplate": ("footplate.data.loader", "footplate.data.sources.opening", "deltalake", "cv2"),
     "torch": ("cv2", "torch.utils.data"),
     "webdataset": ("cv2", "webdataset"),
     "litdata": ("cv2", "litdata"),
@@ -50,7 +50,7 @@ def decode(data):
     """A picture's bytes to (3, 224, 224): Footplate's own decoding, which needs nothing but OpenCV."""
     import cv2
 
-    from footplate.data import images
+    from footplate.data.pipeline.threads import images
 
     cv2.setNumThreads(1)  # there are as many processes as cores
     found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
@@ -370,7 +370,7 @@ def image_limit(directory, batch, workers):
     """No loader: encoded images are in memory, all cores decode them into kept memory."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from footplate.data import images
+    from footplate.data.pipeline.threads import images
 
     files = [np.fromfile(file, np.uint8) for file in _found(directory, "folder/*/*.jpg")]
     kept = threading.local()

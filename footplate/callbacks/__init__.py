@@ -1,9 +1,9 @@
 """Callbacks: what watches a run and now and then acts."""
 
-from footplate.callbacks.accumulation import GradientAccumulationScheduler
 from footplate.callbacks.base import Callback
 from footplate.callbacks.data_wait import DataWaitMonitor
 from footplate.callbacks.early_stopping import EarlyStopping
+from footplate.callbacks.gradient_accumulation import GradientAccumulationScheduler
 from footplate.callbacks.lr_monitor import LearningRateMonitor
 from footplate.callbacks.model_checkpoint import ModelCheckpoint
 from footplate.callbacks.progress import ProgressBar

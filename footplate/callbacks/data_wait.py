@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from footplate.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 class DataWaitMonitor(Callback):
@@ -28,25 +29,27 @@ class DataWaitMonitor(Callback):
         self._waited = 0.0  # s, when it was logged last
         self._batches = -1
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         trainer.data_wait_s = 0.0
         self._waited, self._batches, self._since = 0.0, trainer.progress.batches, time.perf_counter()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.logs_this_step:
             self._log(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.progress.batches != self._batches:
             self._log(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._paused = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._since += time.perf_counter() - self._paused
 
-    def _log(self, trainer: Trainer) -> None:
+    def _log(self, trainer: TrainerView) -> None:
         now, waited = time.perf_counter(), trainer.data_wait_s or 0.0
         trainer.log_now({"data_wait": (waited - self._waited) / max(now - self._since, 1e-9)})
         self._since, self._waited, self._batches = now, waited, trainer.progress.batches

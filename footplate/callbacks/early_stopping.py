@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from footplate.callbacks.base import Callback
-from footplate.callbacks.monitor import better, check_mode, monitored
+from footplate.callbacks.monitored_metric import better, check_mode, monitored
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 class EarlyStopping(Callback):
@@ -83,31 +84,33 @@ class EarlyStopping(Callback):
         self.stopped_epoch = state_dict["stopped_epoch"]
         self.best_score = float(state_dict["best_score"])
 
-    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+    def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
             self._forget()
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         """A run that had already stopped, and is continued with the same patience, is still stopped."""
         if self.check_on_train_epoch_end is None:
             self.check_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
         if self.wait_count and self.wait_count >= self.patience:
             self._stop(trainer, f"{self.monitor} had not improved for {self.wait_count} checks before this run resumed")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.check_finite and trainer.not_finite is not None and not trainer.should_stop:
             name, step = trainer.not_finite
             self._stop(trainer, f"{name} became NaN or infinite, first at step {step}")
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if self.check_on_train_epoch_end:
             self._check(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if not self.check_on_train_epoch_end and not trainer.sanity_checking and trainer.training_in_progress:
             self._check(trainer)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: TrainerView) -> None:
         if trainer.fast_dev_run:
             return
         score = monitored(trainer, self.monitor, "EarlyStopping", self.strict)
@@ -117,7 +120,7 @@ class EarlyStopping(Callback):
         if reason is not None:
             self._stop(trainer, reason)
 
-    def _reason_to_stop(self, score: float, trainer: Trainer) -> str | None:
+    def _reason_to_stop(self, score: float, trainer: TrainerView) -> str | None:
         if self.check_finite and not math.isfinite(score):
             first = f"; {trainer.not_finite[0]} first at step {trainer.not_finite[1]}" if trainer.not_finite else ""
             return f"{self.monitor} is {score} at step {trainer.global_step}{first}"
@@ -137,7 +140,7 @@ class EarlyStopping(Callback):
             return None
         return f"{self.monitor} has not improved for {self.wait_count} checks (best: {self.best_score:.6g})"
 
-    def _stop(self, trainer: Trainer, reason: str) -> None:
+    def _stop(self, trainer: TrainerView, reason: str) -> None:
         self.stopped_epoch = trainer.current_epoch
         self.stopping_reason = reason
         trainer.should_stop = True

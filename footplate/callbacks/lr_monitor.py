@@ -6,11 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from footplate.callbacks.base import Callback
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 class LearningRateMonitor(Callback):
@@ -50,32 +51,34 @@ class LearningRateMonitor(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._epoch = dict(state_dict["epoch"])
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._epoch = {} if self.logging_interval == "step" else self._read(trainer, "epoch")
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: TrainerView, pl_module: Module, batch: Any, batch_idx: int) -> None:
         if batch_idx == trainer.progress.batch_idx:  # inside a call of several steps, the end of the one before is read
             self._read_ahead(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.logs_this_step and self._next:
             self._log(trainer, self._next)
         self._read_ahead(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._log(trainer, self._epoch)
 
-    def _read_ahead(self, trainer: Trainer) -> None:
+    def _read_ahead(self, trainer: TrainerView) -> None:
         """Before a step that is reported, read the values that it will use: schedulers change them after it."""
         due = trainer.logs_next_step or not trainer.module.automatic_optimization
         self._next = self._read(trainer, "step") if due and self.logging_interval != "epoch" else None
 
-    def _log(self, trainer: Trainer, values: dict[str, float]) -> None:
+    def _log(self, trainer: TrainerView, values: dict[str, float]) -> None:
         for name, value in values.items():
             self.lrs.setdefault(name, []).append(value)
         trainer.log_now(values)
 
-    def _read(self, trainer: Trainer, interval: str) -> dict[str, float]:
+    def _read(self, trainer: TrainerView, interval: str) -> dict[str, float]:
         """The present values of the optimizers that are logged by `interval`."""
         values: dict[str, float] = {}
         seen: Counter[str] = Counter()

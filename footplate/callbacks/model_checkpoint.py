@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from footplate import checkpoint
 from footplate.callbacks.base import Callback
-from footplate.callbacks.monitor import better, check_mode, monitored
+from footplate.callbacks.monitored_metric import better, check_mode, monitored
 from footplate.checkpoint.storage import Place, is_remote, to_place
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 log = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class ModelCheckpoint(Callback):
         self._saved_batches = state_dict["saved_batches"]
         self._due_after_validation = state_dict.get("due_after_validation", False)
 
-    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+    def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         dirpath = trainer.checkpoint_dir if self.dirpath is None else self._directory
         self.dirpath = dirpath = trainer.group.from_first(trainer.for_all(dirpath))
         if stage != "fit":
@@ -196,14 +197,16 @@ class ModelCheckpoint(Callback):
             log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
         self._there = set(map(str, checkpoint.find(dirpath)))  # once: a save must not wait for an answer
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
         best = self._kept_scores, self.best_model_path, self.best_model_score
         self._kept_scores, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
         if self.save_on_train_epoch_end is None:
             self.save_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not self._by_step or trainer.global_step == self._saved_at:
             return
         if self.train_time_interval is not None:
@@ -215,7 +218,7 @@ class ModelCheckpoint(Callback):
         elif due:
             self._save(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if not trainer.training_in_progress:
             return
         if self._due_after_validation:
@@ -224,16 +227,16 @@ class ModelCheckpoint(Callback):
         elif not self._by_step and not self.save_on_train_epoch_end:
             self._save_in_epoch(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if not self._by_step and self.save_on_train_epoch_end:
             self._save_in_epoch(trainer)
 
-    def _save_in_epoch(self, trainer: Trainer) -> None:
+    def _save_in_epoch(self, trainer: TrainerView) -> None:
         due = self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if due and trainer.global_step != self._saved_at:
             self._save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: TrainerView) -> None:
         """Save if it is among the best, or as the last; forget and delete what is no longer kept."""
         if trainer.fast_dev_run or trainer.sanity_checking:
             return
@@ -250,19 +253,19 @@ class ModelCheckpoint(Callback):
         if kept or self.save_last:
             self._write(trainer, self._path(trainer, values, score, kept), score, kept)
 
-    def _values(self, trainer: Trainer) -> dict[str, float]:
+    def _values(self, trainer: TrainerView) -> dict[str, float]:
         """What can be monitored and written into names: the metrics, and the epoch and step unless these were logged."""
         metrics = trainer.latest_metrics()
         counters = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         logged = {name: int(metrics[name]) for name in counters if math.isfinite(metrics.get(name, math.nan))}
         return {**metrics, **counters, **logged}
 
-    def _may_wait(self, trainer: Trainer) -> bool:
+    def _may_wait(self, trainer: TrainerView) -> bool:
         """Whether a metric may be missing: validation has not run yet, or the first epoch is not over."""
         before_validation = trainer.has_validation and trainer.progress.validated_at < 0
         return before_validation or (self._by_step and trainer.current_epoch == 0)
 
-    def save_now(self, trainer: Trainer) -> Place | None:
+    def save_now(self, trainer: TrainerView) -> Place | None:
         """Save the run as it stands, as the last, unless it has been: before an early end, and at the end."""
         if trainer.fast_dev_run or self.save_weights_only:
             return None
@@ -273,7 +276,7 @@ class ModelCheckpoint(Callback):
         self._write(trainer, path, None, kept)
         return path
 
-    def _write(self, trainer: Trainer, path: Place, score: float | None, kept: bool) -> None:
+    def _write(self, trainer: TrainerView, path: Place, score: float | None, kept: bool) -> None:
         """Write a checkpoint, as the last; once it is complete, delete what it makes superfluous."""
         before = self._own_paths()
         if kept:
@@ -331,7 +334,7 @@ class ModelCheckpoint(Callback):
         self._kept_scores = dict(ranked)
         self.best_model_path, self.best_model_score = ranked[0]
 
-    def _path(self, trainer: Trainer, values: Mapping[str, float], score: float | None, kept: bool) -> Place:
+    def _path(self, trainer: TrainerView, values: Mapping[str, float], score: float | None, kept: bool) -> Place:
         """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
         links = self._links(trainer)
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
@@ -345,7 +348,7 @@ class ModelCheckpoint(Callback):
             version += 1
         return trainer.group.from_first(path)
 
-    def _links(self, trainer: Trainer) -> tuple[Place | None, Place | None]:
+    def _links(self, trainer: TrainerView) -> tuple[Place | None, Place | None]:
         """`last.ckpt` and `best.ckpt`, as far as this saver keeps them."""
         last = self._directory / checkpoint.LAST if self.save_last else None
         return last, self._directory / f"best{checkpoint.SUFFIX}" if self.monitor is not None else None
@@ -359,7 +362,7 @@ class ModelCheckpoint(Callback):
     def _own_paths(self) -> set[str]:
         return {*self._kept_scores, self._latest} - {""}
 
-    def _others_paths(self, trainer: Trainer) -> set[str]:
+    def _others_paths(self, trainer: TrainerView) -> set[str]:
         """What other savers keep, which may be in the same directory."""
         others = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint) and one is not self]
         return set().union(*(one._own_paths() for one in others))

@@ -22,15 +22,22 @@ from typing import TYPE_CHECKING, Any
 from footplate.callbacks.base import Callback
 from footplate.hardware.tpu import findings, pitfalls
 from footplate.hardware.tpu.surroundings import wrong_count
-from footplate.metrics import batch_rows
+from footplate.hardware.transfer import batch_rows
+from footplate.hardware.xla import XLA, jax, tpu_chips
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 
 USUAL_UNIT = 128
+
+
+def watch(accelerator: XLA) -> Pitfalls:
+    """The callback for one of XLA's accelerators, which name this function."""
+    return Pitfalls(jax().devices()[0].platform, len(tpu_chips()))
 
 
 class Pitfalls(Callback):
@@ -56,7 +63,7 @@ class Pitfalls(Callback):
         self._began = False  # watching the wait, which begins when the first programs have been compiled
         self._since = self._waited = self._paused_at = self._paused_s = 0.0  # s
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._first = trainer.world.rank == 0
         trainer.data_wait_s = trainer.data_wait_s or 0.0
         weight_readers = [
@@ -68,7 +75,9 @@ class Pitfalls(Callback):
             self._tell(pitfalls.full_precision(trainer.precision.name))
             self._examine()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not trainer.logs_this_step:
             return
         if self._on_tpu and not self._looked:
@@ -78,13 +87,13 @@ class Pitfalls(Callback):
         if self._watches:
             self._watch(trainer.data_wait_s or 0.0)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._paused_at = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._paused_s += time.perf_counter() - self._paused_at
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_end(self, trainer: TrainerView, pl_module: Module) -> None:
         for said in pitfalls.recompilations(getattr(trainer.step, "compilations", ())):
             self._tell(said)
 
@@ -114,9 +123,9 @@ class Pitfalls(Callback):
             log.warning("%s", said)
 
 
-def _products(trainer: Trainer, unit: int) -> str | None:
+def _products(trainer: TrainerView, unit: int) -> str | None:
     """What to say of the matrices of the training step."""
-    from footplate.step.capture.products import products_of
+    from footplate.step.xla.capture.products import products_of
 
     steps = [one for one in getattr(trainer.step, "captured", ()) if one.trains]
     return pitfalls.small_products(products_of(steps[0].graph), unit) if steps else None

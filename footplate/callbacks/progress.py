@@ -15,9 +15,10 @@ from footplate.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from torch.nn import Module
 
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from footplate.callbacks.trainer_view import TrainerView
+
 
 REDRAW_S = 0.1
 LINE_S = 10.0
@@ -54,61 +55,63 @@ class ProgressBar(Callback):
         """Whether a line can be redrawn."""
         return self.stream.isatty() if self._terminal is None else self._terminal
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         now = time.monotonic()
         if now >= self._due:
             self._draw(now, self._epoch(trainer), batch_idx + 1, trainer.progress_bar_metrics)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
         metrics, done = trainer.progress_bar_metrics, trainer.progress.batch_idx
         self.print(self._line(time.monotonic(), self._epoch(trainer), done, metrics))
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._epoch_began = (self._began - time.monotonic(), self._began_at)
         self._begin(sum(trainer.num_val_batches), 0)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._evaluated("sanity check" if trainer.sanity_checking else "validation", batch_idx)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
         if trainer.training_in_progress:  # go on with the epoch, as if validation had taken no time
             before, began_at = self._epoch_began
             self._begin(trainer.num_training_batches, began_at)
             self._began += before
 
-    def on_test_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_test_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(sum(trainer.num_test_batches), 0)
 
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._evaluated("test", batch_idx)
 
-    def on_test_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_test_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
 
-    def on_predict_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_predict_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(sum(trainer.num_predict_batches), 0)
 
     def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._evaluated("prediction", batch_idx)
 
-    def on_predict_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_predict_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerView, pl_module: Module, exception: BaseException) -> None:
         self._close()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -133,7 +136,7 @@ class ProgressBar(Callback):
         if now >= self._due:
             self._draw(now, name, batch_idx + 1, {})
 
-    def _epoch(self, trainer: Trainer) -> str:
+    def _epoch(self, trainer: TrainerView) -> str:
         of = f"/{trainer.max_epochs}" if trainer.max_epochs not in (None, -1) and not trainer.has_step_limit else ""
         return f"epoch {trainer.current_epoch + 1}{of}"
 

@@ -23,12 +23,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
 from footplate.callbacks.base import Callback
-from footplate.errors import ConfigError
-from footplate.optim import SchedulerConfig
+from footplate.core.errors import ConfigError
+from footplate.step.optimizers import SchedulerConfig
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 class StochasticWeightAveraging(Callback):
@@ -101,11 +102,11 @@ class StochasticWeightAveraging(Callback):
         self._begun = state_dict["begun"]
         self._average = {name: value.clone() for name, value in state_dict["average_model_state"].items()}
 
-    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+    def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
             self._forget()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
         limited = trainer.max_epochs not in (None, -1)
         faults = {
             'strategy="fsdp": the weights are sharded over ranks': trainer.parallel.sharded,
@@ -124,7 +125,7 @@ class StochasticWeightAveraging(Callback):
         if self._begun:
             self._take_over(trainer)  # so that the states of optimizer and scheduler fit, which are restored next
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         epoch = trainer.current_epoch
         if not self._first(trainer) <= epoch < self._epochs(trainer):
             return
@@ -135,7 +136,7 @@ class StochasticWeightAveraging(Callback):
             self._latest_update_epoch = epoch
             self._update(pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_end(self, trainer: TrainerView, pl_module: Module) -> None:
         limited = trainer.max_epochs not in (None, -1)
         if not self.n_averaged or (limited and trainer.current_epoch != trainer.max_epochs):
             return
@@ -145,14 +146,14 @@ class StochasticWeightAveraging(Callback):
         if norms and limited:
             _renew(trainer, norms)
 
-    def _first(self, trainer: Trainer) -> int:
+    def _first(self, trainer: TrainerView) -> int:
         start = self._swa_epoch_start
         return max((int((trainer.max_epochs or 0) * start) if isinstance(start, float) else start) - 1, 0)
 
-    def _epochs(self, trainer: Trainer) -> float:
+    def _epochs(self, trainer: TrainerView) -> float:
         return float("inf") if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
 
-    def _take_over(self, trainer: Trainer) -> None:
+    def _take_over(self, trainer: TrainerView) -> None:
         """Let SWALR set the learning rate from here on."""
         optimizer = trainer.optimizers[0]
         rates = self._swa_lrs if isinstance(self._swa_lrs, list) else [self._swa_lrs] * len(optimizer.param_groups)
@@ -177,7 +178,7 @@ def _mean(average: Tensor, weights: Tensor, number: Tensor) -> Tensor:
     return average + (weights - average) / (number + 1)
 
 
-def _renew(trainer: Trainer, norms: list[_BatchNorm]) -> None:
+def _renew(trainer: TrainerView, norms: list[_BatchNorm]) -> None:
     """Gather the running statistics of batch norm over one pass of the training data."""
     momenta = [part.momentum for part in norms]
     for part in norms:

@@ -10,9 +10,9 @@ from footplate.callbacks.base import Callback
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.nn import Module
 
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from footplate.callbacks.trainer_view import TrainerView
 
 
 class ModelSummary(Callback):
@@ -27,7 +27,7 @@ class ModelSummary(Callback):
     def __init__(self, max_depth: int = 1) -> None:
         self.max_depth = max_depth
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.world.rank != 0:
             return
         from rich.table import Table

@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from footplate.callbacks.base import Callback
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 Duration = str | timedelta | dict[str, int]
 
@@ -53,43 +54,45 @@ class Timer(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._elapsed_s = dict(state_dict["elapsed_s"])
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._began["train"] = time.monotonic()
         self._check(trainer)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._stop("train")
 
-    def on_validation_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._began["validate"] = time.monotonic()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._stop("validate")
 
-    def on_test_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_test_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._began["test"] = time.monotonic()
 
-    def on_test_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_test_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._stop("test")
 
-    def on_predict_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_predict_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._began["predict"] = time.monotonic()
 
-    def on_predict_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_predict_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._stop("predict")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.interval == "step":
             self._check(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._check(trainer)
 
     def _stop(self, stage: str) -> None:
         self._elapsed_s[stage] = self.time_elapsed(stage)
         self._began.pop(stage, None)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: TrainerView) -> None:
         remaining = self.time_remaining() if trainer.world.rank == 0 else None
         if remaining is not None and remaining <= 0 and not trainer.should_stop:
             trainer.should_stop = True

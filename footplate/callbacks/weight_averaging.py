@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from footplate.callbacks.base import Callback
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from torch.nn import Module
+
+    from footplate.callbacks.trainer_view import TrainerView
 
 TRAINED = "current_model_state"
 Pairs = tuple[list[Tensor], list[Tensor]]
@@ -75,17 +76,17 @@ class EMAWeightAveraging(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._steps = state_dict["steps"]
 
-    def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:
+    def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
             self._forget()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.parallel.sharded:
             raise ConfigError(
                 'EMAWeightAveraging can\'t average a model whose weights are sharded over ranks: use strategy="ddp".'
             )
 
-    def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         trained = pl_module.state_dict()
         if not self._aside:
             self._aside = _copied(trained)
@@ -102,7 +103,9 @@ class EMAWeightAveraging(Callback):
             here.append(live[name])
 
     @torch.no_grad()
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         step = trainer.global_step
         if step == self._steps:
             return  # inside an accumulation window
@@ -119,18 +122,18 @@ class EMAWeightAveraging(Callback):
         for kept, value in zip(*self._following, strict=True):
             kept.copy_(value)
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.training_in_progress:
             self._exchange(pl_module)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_validation_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.training_in_progress:
             self._exchange(pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
+    def on_train_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._exchange(pl_module)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: TrainerView, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if not self._aside:
             return  # nothing has been averaged yet
         if self._in_use:
@@ -141,7 +144,7 @@ class EMAWeightAveraging(Callback):
     def weights_to_save(self, weights: dict[str, Any]) -> dict[str, Any]:
         return weights if self._in_use or not self._aside else self._aside
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: TrainerView, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if TRAINED in checkpoint:
             self._aside = _copied(pl_module.state_dict())
             pl_module.load_state_dict(checkpoint[TRAINED])

@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from footplate.checkpoint import shards, statefile
+from footplate.checkpoint.format import shards, statefile
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.checkpoint.storage.base import META, STATE, SUFFIX, note_time
-from footplate.errors import CheckpointError, ConfigError, did_you_mean
+from footplate.core.errors import CheckpointError, ConfigError, did_you_mean
 
 __all__ = ["LAST", "META", "STATE", "SUFFIX", "load", "load_module", "newest", "read_meta", "save"]
 
@@ -204,7 +204,7 @@ def unpoint(link: str | Place) -> None:
 
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """See `footplate.Module.load_from_checkpoint`."""
-    from footplate.state import load_weights
+    from footplate.checkpoint.run_state import load_weights
 
     state = load(path, map_location)
     module = _make(cls, state, path, arguments)
@@ -228,7 +228,7 @@ def _make(cls: type, state: dict[str, Any], path: str | Place, arguments: dict[s
     """An object of a class, by the hyper-parameters in a state and the arguments that are given over them."""
     import inspect
 
-    from footplate.hparams import arguments_from
+    from footplate.core.hparams import arguments_from
 
     parameters = inspect.signature(cls.__init__).parameters
     variable = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL  # *args and **kwargs are no names

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from footplate import checkpoint
-from footplate.checkpoint import statefile
+from footplate.checkpoint.format import statefile
 from footplate.checkpoint.lightning import is_lightnings, translate
 from footplate.checkpoint.storage import Place, store_of, to_place
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
 
 FORMS = {".safetensors": "weights", ".pt": "torch file", ".pth": "torch file", checkpoint.SUFFIX: "checkpoint"}
 

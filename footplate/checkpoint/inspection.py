@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from footplate import checkpoint
-from footplate.checkpoint import statefile
+from footplate.checkpoint.format import statefile
+from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place, store_of, to_place
-from footplate.errors import CheckpointError, did_you_mean
-from footplate.state import Progress
+from footplate.core.errors import CheckpointError, did_you_mean
 
 _PARTS = (
     "state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loader", "datamodule", "step", "metrics", "loggers",

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from footplate.state import FORMAT, Progress
-from footplate.version import __version__
+from footplate.checkpoint.run_state import FORMAT, Progress
+from footplate.core.version import __version__
 
 _OURS = ("loops", "precision_plugin", "MixedPrecision", "native_amp_scaling_state")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from footplate.checkpoint import shards
-from footplate.checkpoint.shards import Shards
-from footplate.checkpoint.statefile import Snapshot
+from footplate.checkpoint.format import shards
+from footplate.checkpoint.format.shards import Shards
+from footplate.checkpoint.format.statefile import Snapshot
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.checkpoint.storage.joint import complete, directory_of, write_part
-from footplate.errors import CheckpointError
+from footplate.core.errors import CheckpointError
 
 
 def _nothing() -> None: ...

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from footplate import callbacks, tracking
 from footplate.callbacks import Callback
-from footplate.data.module import TableDataModule
-from footplate.module import DataModule, Module
+from footplate.training.datamodule import DataModule
+from footplate.training.module import Module
+from footplate.training.table_datamodule import TableDataModule
 
 _PACKAGES = ("lightning", "pytorch_lightning")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from footplate.version import __version__
+from footplate.core.version import __version__
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from footplate.errors import did_you_mean
+from footplate.core.errors import did_you_mean
 
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<body>.*)', re.S)
 _GIVEN = re.compile(r"G(?:iven|ot) value: (?P<value>.*)\Z", re.S)

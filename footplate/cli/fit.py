@@ -74,7 +74,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     """
     from footplate.cli.class_types import SHORT_NAMES
     from footplate.cli.parsing import instantiate, parse
-    from footplate.rng import seed_everything
+    from footplate.core.rng import seed_everything
 
     sys.path.insert(0, str(Path.cwd()))
     made = parser(name)
@@ -92,8 +92,8 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 def _fit(objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
     from footplate.cli.save_config import SaveConfig
-    from footplate.trainer import Trainer
     from footplate.training.settings import as_list
+    from footplate.training.trainer import Trainer
 
     def to_yaml(run_dir: Path) -> str:
         config.trainer.default_root_dir = str(run_dir)
@@ -113,7 +113,7 @@ def _fit(objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
 
 
 def _evaluate(name: str, objects: Namespace) -> None:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
     if objects.ckpt_path is None:
         print("No --ckpt_path was given: the model is used with the weights it was made with.", file=sys.stderr)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli import jobs_check, jobs_local_train, jobs_submit, jobs_watch, plain, translate
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.supervision import prestart
 
 if TYPE_CHECKING:

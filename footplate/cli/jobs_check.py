@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
 from footplate.cli.formats import add_format
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace

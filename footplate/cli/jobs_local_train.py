@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import environment
 
 if TYPE_CHECKING:

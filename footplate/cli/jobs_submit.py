@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
 from footplate.cli.formats import add_format
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import environment
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
 from footplate.cli.formats import add_format, show_as
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from footplate.cli.commands import COMMANDS, overview
-from footplate.errors import FootplateError, did_you_mean
-from footplate.version import __version__
+from footplate.core.errors import FootplateError, did_you_mean
+from footplate.core.version import __version__
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from footplate.cli.explain import explain
-from footplate.errors import ConfigError, FootplateError
+from footplate.core.errors import ConfigError, FootplateError
 
 
 def make_parser(name: str, description: str) -> ArgumentParser:

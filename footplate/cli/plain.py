@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):

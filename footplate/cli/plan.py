@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -79,6 +79,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _subject(given: Namespace) -> Subject:
+    from footplate.cli import plan_subjects
     from footplate.planning import known
     from footplate.planning.subject import precision_of, require_sizes
 
@@ -90,7 +91,7 @@ def _subject(given: Namespace) -> Subject:
     if given.model is not None:
         return known.library_model(given.model, given.input, *sizes, precision)
     if given.what == "demo":
-        return known.demo(*sizes, precision)
+        return plan_subjects.demo(*sizes, precision)
     path = Path(given.what)
     if not path.is_file():
         raise ConfigError(f'"{given.what}" is neither demo nor a file. A model of a library: --model module:callable.')
@@ -98,4 +99,4 @@ def _subject(given: Namespace) -> Subject:
         path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{given.what} is no text: expected a configuration file of footplate fit.") from None
-    return known.configured(path, *sizes, given.precision)
+    return plan_subjects.configured(path, *sizes, given.precision)

@@ -54,7 +54,7 @@ def describe_bytes(value: bytes) -> dict[str, Any]:
 
 def image_kind(value: bytes) -> str | None:
     """The format of an encoded image by its first bytes; None when it is none that Footplate decodes."""
-    from footplate.data.images import looks_like_image
+    from footplate.data.pipeline.images import looks_like_image
 
     if not looks_like_image(value):
         return None
@@ -78,7 +78,7 @@ def image_size(value: bytes, kind: str) -> tuple[int, int] | None:
     if kind == "JPEG":
         import numpy as np
 
-        from footplate.data.images import jpeg_size
+        from footplate.data.pipeline.images import jpeg_size
 
         return jpeg_size(np.frombuffer(value, np.uint8))
     return None

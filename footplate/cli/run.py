@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace

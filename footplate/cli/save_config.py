@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from footplate.callbacks import Callback
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from footplate.training.module import Module
+    from footplate.training.trainer import Trainer
 
 
 class SaveConfig(Callback):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

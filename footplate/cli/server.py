@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.server.serving import PORT
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -24,13 +24,13 @@ from footplate.checkpoint import load_datamodule, load_module
 from footplate.compat.lightning_callbacks import PredictionCollector, is_lightning, translate_callbacks
 from footplate.compat.lightning_loggers import translate_loggers
 from footplate.compat.lightning_tuner import is_finder, searched
-from footplate.data.combined import is_combined
-from footplate.errors import ConfigError, did_you_mean
-from footplate.hooks import overrides, step_arguments
-from footplate.module import TrainerBound
+from footplate.core.errors import ConfigError, did_you_mean
+from footplate.core.hooks import overrides, step_arguments
+from footplate.data.adapters.combined import is_combined
+from footplate.training.module import TrainerBound
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 __all__ = [
     "attach_module",
@@ -161,7 +161,7 @@ def load_from_checkpoint(
 
 def refused_arguments(given: dict[str, Any]) -> ConfigError | None:
     """The error for arguments that our `Trainer` has not; None when they only say what holds anyway."""
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
     for name, value in given.items():
         if name not in REFUSED_ARGUMENTS:

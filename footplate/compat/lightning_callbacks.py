@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from footplate import callbacks as ours
 from footplate.compat.lightning_classes import replace_methods
-from footplate.data.sharing import share_rows
-from footplate.errors import ConfigError
-from footplate.parallel.world import World
+from footplate.core.errors import ConfigError
+from footplate.data.order.sharding import share_rows
+from footplate.distributed.world import World
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 REFUSED_CALLBACKS = {
     "ThroughputMonitor": "it reads Lightning's own loops. The progress display shows batches per second",

@@ -24,11 +24,12 @@ from footplate import checkpoint
 from footplate.callbacks.model_checkpoint import format_name
 from footplate.checkpoint.storage import Place, to_place
 from footplate.compat._between import Between, between, is_lightnings, users_classes
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.training.crash_checkpoint import moment_of, savable
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.callbacks.trainer_view import TrainerView
+    from footplate.training.trainer import Trainer
 
 
 def replace_methods(callback: Any) -> None:
@@ -178,7 +179,7 @@ class Saving(ours.ModelCheckpoint):
     def _last_checkpoint_saved(self) -> str:
         return self._latest
 
-    def _links(self, trainer: Trainer) -> tuple[Place | None, Place | None]:
+    def _links(self, trainer: TrainerView) -> tuple[Place | None, Place | None]:
         shown: Any = self
         if not self.save_last:
             return None, None

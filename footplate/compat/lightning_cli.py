@@ -20,8 +20,8 @@ from lightning.pytorch.profilers import Profiler
 
 from footplate.callbacks import Callback
 from footplate.tracking.base import Logger
-from footplate.trainer import Trainer
 from footplate.training.settings import as_list
+from footplate.training.trainer import Trainer
 
 CALLBACK = LightningsCallback | Callback
 LOGGER = LightningsLogger | Logger

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.compat.lightning_callbacks import is_lightning
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.params import plain, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

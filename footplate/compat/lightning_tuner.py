@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.training.tuner import Tuner
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 FINDERS = ("LearningRateFinder", "BatchSizeFinder")
 _AGAIN = ("on_train_epoch_start", "on_fit_start", "on_validation_start", "on_test_start", "on_predict_start")

@@ -56,12 +56,12 @@ from footplate.compat.petastorm_unischema import (
     Unischema,
     UnischemaField,
 )
+from footplate.core.errors import CheckpointError, ConfigError, DataError
+from footplate.core.optional import require
 from footplate.data.loader import Loader
-from footplate.data.spark import ROW_GROUP_BYTES, computed_uri, forget, is_spark
+from footplate.data.sources.spark import ROW_GROUP_BYTES, computed_uri, forget, is_spark
 from footplate.data.table import Table
-from footplate.errors import CheckpointError, ConfigError, DataError
-from footplate.optional import require
-from footplate.parallel.world import World
+from footplate.distributed.world import World
 
 __all__ = [
     "BatchLoader", "BatchedDataLoader", "CompressedImageCodec", "CompressedNdarrayCodec", "DataLoader", "NdarrayCodec",

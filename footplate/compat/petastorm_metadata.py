@@ -28,8 +28,8 @@ from footplate.compat.petastorm_unischema import (
     Unischema,
     UnischemaField,
 )
-from footplate.data.location import exists, locate
-from footplate.errors import DataError
+from footplate.core.errors import DataError
+from footplate.data.remote.location import exists, locate
 
 _KEY = b"dataset-toolkit.unischema.v1"
 _PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")  # the old names too

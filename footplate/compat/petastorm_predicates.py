@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 _BUCKETS = 2**63 - 1  # as Petastorm on a 64-bit machine
 

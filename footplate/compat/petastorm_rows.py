@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from footplate.compat.petastorm_unischema import UnischemaField
-from footplate.errors import DataError
+from footplate.core.errors import DataError
 
 # Torch computes little with these types, so Petastorm's loaders give the type that holds all of their values.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.bool_): np.uint8}

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from footplate.compat.petastorm_unischema import Unischema, UnischemaField
-from footplate.data.arrow import indices
-from footplate.data.source import Source
+from footplate.core.errors import DataError, did_you_mean
+from footplate.data.sources.arrow import indices
+from footplate.data.sources.base import Source
 from footplate.data.table import Table
-from footplate.errors import DataError, did_you_mean
 
 
 def encoded(table: Table, schema: Unischema | None, predicate: Any) -> Table:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from footplate.errors import DataError
-from footplate.optional import require
+from footplate.core.errors import DataError
+from footplate.core.optional import require
 
 
 @dataclass(frozen=True)

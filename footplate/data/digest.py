@@ -20,8 +20,8 @@ import warnings
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from footplate.errors import CheckpointError
-from footplate.hashing import hashed
+from footplate.core.errors import CheckpointError
+from footplate.core.hashing import hashed
 
 
 @dataclass(frozen=True)

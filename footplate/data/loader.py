@@ -21,26 +21,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from footplate.data import rows
-from footplate.data.cache import CachedImages, DecodedCache
-from footplate.data.images import ImageMode, parse_size
-from footplate.data.pipeline import Pipeline
-from footplate.data.plan import Epoch, Order, choose_streams, choose_window_rows
-from footplate.data.recipe import make_recipe
+from footplate.core.errors import CheckpointError, ConfigError, DataError
+from footplate.data.order.plan import Epoch, Order, choose_streams, choose_window_rows
+from footplate.data.pipeline import row_transform
+from footplate.data.pipeline.decoded_cache import CachedImages, DecodedCache
+from footplate.data.pipeline.images import ImageMode, parse_size
+from footplate.data.pipeline.recipe import make_recipe
+from footplate.data.pipeline.row_workers import Workers
+from footplate.data.pipeline.threads import Pipeline
 from footplate.data.table import Table
-from footplate.data.workers import Workers
-from footplate.errors import CheckpointError, ConfigError, DataError
-from footplate.parallel.consistency import digest
-from footplate.parallel.world import World
+from footplate.distributed.consistency import digest
+from footplate.distributed.world import World
 
 _ROWS_IN_MAKING = 64  # for each thread
 _BYTES_IN_MAKING = 64 * 2**20  # encoded and decoded
 
 
 class Loader:
-    """Batches of a table as dicts of column to tensor (see `footplate.data.columns` for what each type becomes).
+    """Batches of a table as dicts of column to tensor (see `footplate.data.pipeline.columns` for what each type becomes).
 
-    The order is a pure function of the table, the seed, the epoch and the global batch (see `footplate.data.plan`).
+    The order is a pure function of the table, the seed, the epoch and the global batch (see `footplate.data.order.plan`).
 
     Args:
         table: the rows.
@@ -53,17 +53,17 @@ class Loader:
             keep their size, which must then be the same for all.
         image_mode: "RGB", "L" (grey), or "auto": one channel if the table's first image is grey, else three. "bytes" leaves
             images encoded.
-        transform: a function of a row, or of (row, rng); see `footplate.data.rows`.
+        transform: a function of a row, or of (row, rng); see `footplate.data.pipeline.row_transform`.
         on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
         num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.
         prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
         num_workers: how many processes call `transform`, for one that is slow and holds Python's lock; 0 calls it in
-            the threads. What comes of a row is the same. See `footplate.data.workers`.
+            the threads. What comes of a row is the same. See `footplate.data.pipeline.row_workers`.
         pin_memory: put the tensors of batches into page-locked memory, from which copies to a CUDA device don't hold up
             the host. Without effect where there is no CUDA device, and for rows that were transformed. None
             leaves it to the trainer, which says yes on CUDA; without one it means no.
         cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
-            `footplate.data.cache`.
+            `footplate.data.pipeline.decoded_cache`.
 
     Raises:
         DataError: an empty table, nulls where they mean nothing, images that can't be decoded, a column of a type that
@@ -82,7 +82,7 @@ class Loader:
         world: World | None = None,
         image_size: int | Sequence[int] | None = None,
         image_mode: ImageMode = "auto",
-        transform: rows.Transform | None = None,
+        transform: row_transform.Transform | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
@@ -95,7 +95,7 @@ class Loader:
         if on_error not in ("raise", "skip"):
             raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
         if transform is not None:
-            rows.takes_rng(transform)
+            row_transform.takes_rng(transform)
         if table.num_rows == 0:
             raise DataError(
                 f"{table.uri}: the table has no rows" + (", or its filter leaves none." if len(table.files) else ".")

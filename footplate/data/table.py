@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from footplate.data.arrow import indices
-from footplate.data.delta_versions import Version
+from footplate.core.errors import ConfigError, DataError, did_you_mean
+from footplate.core.hashing import hashed
 from footplate.data.digest import Digest
-from footplate.data.filecache import FileCache
-from footplate.data.opening import open_source
-from footplate.data.selection import Split, candidates, positions, to_expression
-from footplate.data.source import RowGroup, Source
-from footplate.errors import ConfigError, DataError, did_you_mean
-from footplate.hashing import hashed
+from footplate.data.order.selection import Split, candidates, positions, to_expression
+from footplate.data.remote.file_cache import FileCache
+from footplate.data.sources.arrow import indices
+from footplate.data.sources.base import RowGroup, Source
+from footplate.data.sources.delta_versions import Version
+from footplate.data.sources.opening import open_source
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Table:
             local time). Default: the newest.
         columns: the columns to read; all by default.
         filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
-        cache: a local directory that keeps what is read over a network; see `footplate.data.filecache`.
+        cache: a local directory that keeps what is read over a network; see `footplate.data.remote.file_cache`.
 
     Raises:
         DataError: nothing is there, it is no table, or the version, a column or the filter doesn't fit it.

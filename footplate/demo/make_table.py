@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from footplate.core.errors import DataError
+from footplate.core.optional import require
 from footplate.demo import LABEL_NAMES
-from footplate.errors import DataError
-from footplate.optional import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

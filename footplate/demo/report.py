@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from footplate.optional import require
+from footplate.core.optional import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,16 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.devices import Devices, read_devices
-
-if TYPE_CHECKING:
-    from footplate.callbacks.base import Callback
-    from footplate.step.base import Step, StepSpec
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,11 @@ class Accelerator(ABC):
             gains nothing, since a copy holds up either the host or the device.
         single_controller: whether a process drives all devices of its machine; else there is a process for each.
         owns_weights: whether training changes a copy of the weights on the device, which is fetched before anybody looks.
+        step: what makes a training step for this hardware, as `"module:callable"`. The callable gets a `StepSpec` and
+            returns a `Step` (`footplate/step/base.py`). It is imported when a step is built, so that an accelerator can be
+            looked at without it.
+        callbacks: what makes callbacks that watch training on this hardware, each as `"module:callable"`. The callable
+            gets the accelerator and returns a `Callback`. The trainer adds them to the user's.
     """
 
     name: ClassVar[str]
@@ -61,6 +62,8 @@ class Accelerator(ABC):
     batches_ahead: ClassVar[int] = 0
     single_controller: ClassVar[bool] = False
     owns_weights: ClassVar[bool] = False
+    step: ClassVar[str] = "footplate.step.eager:EagerStep"
+    callbacks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -127,16 +130,6 @@ class Accelerator(ABC):
     def stats(self, device: torch.device) -> dict[str, float]:
         """Live figures of a device, such as `memory_used_bytes` and `utilisation` (0 … 1); those that can be had."""
         return {}
-
-    def make_step(self, spec: StepSpec) -> Step:
-        """The training step as a program for this hardware; eager unless overridden."""
-        from footplate.step.eager import EagerStep
-
-        return EagerStep(spec)
-
-    def callbacks(self) -> list[Callback]:
-        """Callbacks that watch over training on this hardware; they are added to the user's."""
-        return []
 
     def describe(self) -> dict[str, Any]:
         """Versions of the driver and runtime behind it, for `footplate doctor`."""

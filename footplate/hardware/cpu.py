@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model, usable_cores

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 Devices = int | str | Sequence[int]
 Form = Literal["auto"] | int | tuple[int, ...]

@@ -91,7 +91,7 @@ def examine() -> Report:
     """Look at this machine, its packages and its accelerators. Takes well under two seconds and initialises no GPU."""
     import torch
 
-    from footplate.version import __version__
+    from footplate.core.version import __version__
 
     machine, threads = examine_machine(), torch.get_num_threads()
     packages, extras = required_packages(), optional_packages()

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.devices import Devices
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import torch
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.cpu import CPU
 from footplate.hardware.cuda import CUDA

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from footplate.hooks import overrides
+from footplate.core.hooks import overrides
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -148,3 +148,27 @@ def rebuild(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
     except (AttributeError, TypeError):
         return mapped
     return copied
+
+
+def batch_rows(batch: Any) -> int:
+    """How many rows a batch has: the first dimension of its first tensor; 1 where it has none."""
+    return next(_row_counts(batch), 1)
+
+
+def _row_counts(batch: Any) -> Iterator[int]:
+    """The first dimensions of a batch's tensors (or the lengths of its lists of strings), in order."""
+    if isinstance(batch, Tensor):
+        yield batch.shape[0] if batch.ndim else 1
+    elif isinstance(batch, str):
+        yield len(batch)
+    elif isinstance(batch, dict):
+        for item in batch.values():
+            yield from _row_counts(item)
+    elif isinstance(batch, (list, tuple)):
+        if batch and isinstance(batch[0], str):
+            yield len(batch)
+        for item in batch:
+            yield from _row_counts(item)
+    elif hasattr(batch, "__dict__"):
+        for item in vars(batch).values():
+            yield from _row_counts(item)

@@ -1,7 +1,7 @@
 """XLA: a training step compiled as one program, by JAX, for a TPU or, to try it out, for the CPU.
 
 One process drives all devices of its machine: the loaders have one rank, and its batch is split over the devices. Several
-machines have a process each, which is a rank for the loaders; see `footplate/step/xla/processes.py`.
+machines have a process each, which is a rank for the loaders; see `footplate/hardware/xla_processes.py`.
 
     Trainer(accelerator="tpu")                  all TPU cores of this machine; devices=8, devices=[5] as usual
     Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else the CPU
@@ -21,19 +21,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.core.optional import require
+from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model
-from footplate.optional import require
-
-if TYPE_CHECKING:
-    from footplate.callbacks.base import Callback
-    from footplate.step.base import Step, StepSpec
+from footplate.hardware.xla_processes import join
 
 MOST_VIRTUAL = 64
 
@@ -47,6 +45,8 @@ class XLA(Accelerator):
     batches_ahead = 2
     single_controller = True
     owns_weights = True
+    step = "footplate.step.xla.runtime.step:make_step"
+    callbacks = ("footplate.callbacks.pitfalls:watch",)
 
     def unavailable(self) -> str | None:
         """Whether JAX is installed."""
@@ -68,11 +68,9 @@ class XLA(Accelerator):
         Raises:
             ConfigError: there aren't so many, or JAX was started with fewer virtual ones.
         """
-        from footplate.step.xla.processes import join
-
-        join(_jax(), os.environ)
+        join(jax(), os.environ)
         if tpu_chips():
-            return _among(self.name, len(_jax().local_devices()), devices)
+            return _among(self.name, len(jax().local_devices()), devices)
         hint = f"Virtual devices of the CPU: a count up to {MOST_VIRTUAL}, or indices below it."
         wanted = read_devices(devices, hint)
         least = 1 if wanted in ("auto", -1) else wanted if isinstance(wanted, int) else max(wanted) + 1
@@ -88,32 +86,30 @@ class XLA(Accelerator):
         return [0] if wanted == "auto" else _among(self.name, found, devices)
 
     def check_arguments(self, given: Mapping[str, Any]) -> None:
-        """See `footplate.step.xla.support`."""
-        from footplate.step.xla.support import check_arguments
+        """Refuse arguments of the trainer that have no meaning with these accelerators, or none yet.
 
-        check_arguments(self.name, given)
-
-    def make_step(self, spec: StepSpec) -> Step:
-        """The step as programs of XLA, on all devices that were asked for; compiled programs are kept on disk."""
-        jax = _jax()
-        if jax.config.jax_compilation_cache_dir is None:
-            jax.config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
-        from footplate.step.xla.step import XLAStep
-        from footplate.step.xla.support import check_processes
-
-        check_processes(spec)
-
-        of_each = [
-            [device for device in jax.devices() if device.process_index == process]
-            for process in range(jax.process_count())
-        ]
-        return XLAStep(spec, [found[index] for found in of_each for index in spec.device_ids])
-
-    def callbacks(self) -> list[Callback]:
-        """What tells of that which makes training slow without a word."""
-        from footplate.callbacks.pitfalls import Pitfalls
-
-        return [Pitfalls(_jax().devices()[0].platform, len(tpu_chips()))]
+        Raises:
+            ConfigError: one of them is given.
+        """
+        hints = {
+            "strategy": (
+                "auto",
+                'all devices train data parallel in this process; leave it out, or use "fsdp" to share out the weights too',
+            ),
+            "num_nodes": (
+                1,
+                "start the program on each machine (torchrun --nnodes=… --nproc-per-node=1), then it may stand here",
+            ),
+            "compile": (False, "every step is compiled; leave it out"),
+            "detect_anomaly": (False, "it watches torch's backward pass, which doesn't run here"),
+            "deterministic": (None, "it speaks to torch, which computes nothing here; leave it out"),
+            "min_devices": (None, "all devices are this process's; leave it out"),
+        }
+        allowed = {"strategy": "fsdp", "num_nodes": World.from_environ().size}
+        for argument, (only, hint) in hints.items():
+            value = given.get(argument, only)
+            if value not in (only, allowed.get(argument)) and value is not False:
+                raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{self.name}": {hint}.')
 
     def describe(self) -> dict[str, Any]:
         """Versions of JAX, and of the TPU's compiler where it is installed."""
@@ -150,7 +146,7 @@ class TPU(XLA):
             ConfigError: moreover, JAX has found no TPU.
         """
         found = super().parse_devices(devices)
-        platform = _jax().devices()[0].platform
+        platform = jax().devices()[0].platform
         if platform != "tpu":
             raise ConfigError(
                 f'accelerator="tpu": JAX runs on "{platform}". Is the TPU in use by another process, or JAX_PLATFORMS set? '
@@ -172,23 +168,24 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "footplate" / "xla"
 
 
-def _jax() -> Any:
+def jax() -> Any:
+    """JAX, or an error that names the extra."""
     return require("jax", "xla", 'accelerator="xla"')
 
 
 def _start(least: int) -> int:
     """Start JAX on the CPU with so many devices, or find it started; returns how many it has."""
-    jax = _jax()
+    running = jax()
     flagged = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    promised = max(int(flagged.group(1)) if flagged else 1, jax.config.jax_num_cpu_devices)
+    promised = max(int(flagged.group(1)) if flagged else 1, running.config.jax_num_cpu_devices)
     try:
         if least > promised:
-            jax.config.update("jax_num_cpu_devices", least)
-        if jax.config.jax_platforms is None and importlib.util.find_spec("libtpu") is not None:
-            jax.config.update("jax_platforms", "cpu")  # libtpu, which may be here to compile, would look for a TPU
+            running.config.update("jax_num_cpu_devices", least)
+        if running.config.jax_platforms is None and importlib.util.find_spec("libtpu") is not None:
+            running.config.update("jax_platforms", "cpu")  # libtpu, which may be here to compile, would look for a TPU
     except RuntimeError:
         pass  # JAX is running
-    return len(jax.local_devices())
+    return len(running.local_devices())
 
 
 def _among(name: str, count: int, devices: Devices) -> list[int]:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.errors import ConfigError, Unavailable
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs.supervision.locks import Held, held
 
 PACKAGE = "package"

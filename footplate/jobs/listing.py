@@ -15,7 +15,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.jobs.states import State
 from footplate.jobs.store.jobs import Store, Summary
 

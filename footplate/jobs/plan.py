@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError
-from footplate.version import LIBRARY
+from footplate.core.errors import ConfigError
+from footplate.core.version import LIBRARY
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError, Unavailable
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import environment
 from footplate.jobs.backends import named
 from footplate.jobs.backends.local import machine

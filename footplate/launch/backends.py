@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from footplate.errors import ConfigError, LaunchError, did_you_mean
+from footplate.core.errors import ConfigError, LaunchError, did_you_mean
 from footplate.launch.crew import Crew
 from footplate.launch.local import LocalCrew
 

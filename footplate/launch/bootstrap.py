@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from footplate.errors import FootplateError, LaunchError
+from footplate.core.errors import FootplateError, LaunchError
 from footplate.hardware.machine import usable_cores
 from footplate.launch import failure, parcel, script, worker
 from footplate.launch.crew import Report

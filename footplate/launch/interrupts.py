@@ -7,7 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 
-from footplate.signals import heard
+from footplate.core.signals import heard
 
 
 class Interrupts:

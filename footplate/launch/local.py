@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import bootstrap, nurseries, parcel, rendezvous, terminal, wire
 from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
 from footplate.launch.failure import of_exit

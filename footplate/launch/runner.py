@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
-from footplate.errors import ConfigError, LaunchError, did_you_mean
+from footplate.core.errors import ConfigError, LaunchError, did_you_mean
 from footplate.launch import backends, worker
 from footplate.launch.backends import Backend, Local
 from footplate.launch.output import Show

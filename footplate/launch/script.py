@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import parcel, pickling, worker
 from footplate.launch.backends import Backend, Local
 from footplate.launch.crew import Attempt, Crew, Wrote

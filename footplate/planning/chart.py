@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.optional import require
+from footplate.core.optional import require
 from footplate.planning.choices import Choice, Plan, usd_per_sample
 from footplate.planning.roofline import ROOFS
 

@@ -29,8 +29,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import FootplateError, MissingExtra
-from footplate.optional import require
+from footplate.core.errors import FootplateError, MissingExtra
+from footplate.core.optional import require
 from footplate.planning.compiler import Request
 from footplate.planning.hlo import Collective
 from footplate.planning.plainform import PlainStep, fingerprint

@@ -79,7 +79,7 @@ def _devices(request: Request) -> list[Any]:
 
 def _jitted(captured: Any, devices: list[Any]) -> Any:
     """The step for these devices, spread over them by `data_parallel`, also where there is one alone."""
-    from footplate.step.lowering.parallel import data_parallel, mesh_of
+    from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
 
     return data_parallel(captured, mesh_of(devices))
 
@@ -90,7 +90,7 @@ def _arguments(captured: Any, devices: int) -> tuple[Any, ...]:
     import jax.numpy as jnp
     import torch
 
-    from footplate.step.lowering.arrays import array_type
+    from footplate.step.xla.lowering.arrays import array_type
 
     inputs = [node.meta["val"] for node in captured.graph.graph.nodes if node.op == "placeholder"]
     state = {

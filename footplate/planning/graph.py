@@ -26,7 +26,11 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from footplate.step.capture import Captured, attention, averaging  # noqa: F401  they declare torch.ops.footplate
+from footplate.step.xla.capture import (
+    Captured,
+    attention,  # noqa: F401  they declare torch.ops.footplate
+    averaging,  # noqa: F401  they declare torch.ops.footplate
+)
 
 AVERAGE = torch.ops.footplate.average.default
 _aten = torch.ops.aten

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from footplate import optim
+from footplate.core.hooks import step_arguments
 from footplate.hardware.transfer import map_tensors
-from footplate.hooks import step_arguments
 from footplate.planning import subject
 from footplate.planning.choices import Choice
 from footplate.planning.compiled import PlanError, program
 from footplate.planning.plainform import plain
 from footplate.planning.subject import Subject
-from footplate.step.capture.functional import pytree
+from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
+from footplate.step.xla.capture.functional import pytree
 
 STEPS = 5
 
@@ -78,7 +78,7 @@ def _eager(about: Subject) -> float:
     module = subject.empty_copy(subject.prepared(about), "cpu")
     for tensor in (*module.parameters(), *module.buffers()):
         _fill(tensor.data)
-    (optimizer,), _ = optim.configure(module)
+    (optimizer,), _ = configure(module)
     batch = map_tensors(
         pytree.tree_map(lambda leaf: subject.resized_leaf(leaf, about.batch_size, about.precision), about.batch),
         lambda tensor: _fill(torch.empty_like(tensor, device="cpu")),

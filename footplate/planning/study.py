@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.planning import largest, rates, subject
 from footplate.planning.choices import Choice, Memory, Plan
 from footplate.planning.compiled import Program, program
@@ -23,7 +23,7 @@ from footplate.planning.plainform import plain
 from footplate.planning.roofline import Roofline, roofline
 from footplate.planning.subject import Subject
 from footplate.planning.targets import Target, target_of
-from footplate.step.capture import Captured
+from footplate.step.xla.capture import Captured
 
 if TYPE_CHECKING:
     from footplate.planning.measure import Measured
@@ -121,10 +121,10 @@ class _Captures:
 
 
 def _require_operations(captured: Captured) -> None:
-    from footplate.optional import require
+    from footplate.core.optional import require
 
     require("jax", "plan", "A plan for TPUs and XLA")
-    from footplate.step.lowering.interpret import require_ops
+    from footplate.step.xla.lowering.interpret import require_ops
 
     require_ops(captured.name, captured.graph)
 

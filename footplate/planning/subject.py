@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from footplate import optim
-from footplate.errors import ConfigError
-from footplate.hooks import overrides
-from footplate.step.capture import Captured, CaptureError, capture_training
-from footplate.step.capture.functional import pytree
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides
+from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
+from footplate.step.xla.capture import Captured, CaptureError, capture_training
+from footplate.step.xla.capture.functional import pytree
 from footplate.training.status import TrainerFn
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed"}
@@ -112,7 +112,7 @@ def captured(subject: Subject, size: int, averages: bool) -> Captured:
         ConfigError: the module has no optimizer, or several.
     """
     module = prepared(subject)
-    optimizers, _ = optim.configure(module)
+    optimizers, _ = configure(module)
     if len(optimizers) != 1:
         raise ConfigError(
             f"{subject.name}: a plan needs one optimizer; configure_optimizers() returned {len(optimizers)}."

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.tpu.names import Slice, generation_of, generations, sizes, slice_of
 from footplate.jobs.catalog.rows import Accelerator, catalog
 

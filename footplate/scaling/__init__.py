@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from footplate.lazy_import import lazy
+from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
     from footplate.scaling.rates import learning_rate as learning_rate

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.optional import require
+from footplate.core.optional import require
 from footplate.scaling.figures import PAYS, PHASES, Size, Spread, base_of
 
 if TYPE_CHECKING:

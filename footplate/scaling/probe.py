@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.callbacks.base import Callback
-from footplate.errors import ConfigError
-from footplate.metrics import batch_rows
+from footplate.core.errors import ConfigError
+from footplate.hardware.transfer import batch_rows
 from footplate.scaling.figures import PHASES
 from footplate.scaling.rates import Rate, asked
 
 if TYPE_CHECKING:
-    from footplate.module import Module
-    from footplate.trainer import Trainer
+    from footplate.training.module import Module
+    from footplate.training.trainer import Trainer
 
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # the last two are OneCycleLR's
 SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")

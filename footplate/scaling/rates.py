@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 
 Rule = Literal["linear", "sqrt", "none"]
 

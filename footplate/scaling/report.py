@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from footplate.core.version import __version__
 from footplate.scaling.chart import draw
 from footplate.scaling.figures import Size, Spread
 from footplate.scaling.reading import duration
-from footplate.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -18,14 +18,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
+from footplate.core.optional import require
 from footplate.launch import backends
 from footplate.launch.backends import Backend
 from footplate.launch.pickling import name_of
 from footplate.launch.policy import Restarts
 from footplate.launch.runner import new_log_dir, refuse_inside
 from footplate.launch.supervisor import launch
-from footplate.optional import require
 from footplate.scaling import report
 from footplate.scaling.figures import Size, Training, summarise
 from footplate.scaling.measured import Measured, Outcome, arrive
@@ -35,7 +35,7 @@ from footplate.scaling.reading import core_notes, read
 log = logging.getLogger(__name__)
 
 ONCE = Restarts(max_restarts=0, max_host_restarts=0)
-PRELOAD = ("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo")
+PRELOAD = ("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo")
 UNPACED = "The learning rate was the training's own at each size: nothing asked for footplate.scaling.learning_rate."
 
 

@@ -21,7 +21,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.staticfiles import StaticFiles
 
-from footplate.errors import FootplateError, Unavailable
+from footplate.core.errors import FootplateError, Unavailable
+from footplate.core.version import __version__
 from footplate.jobs.spec.problems import Problem, SpecError, dotted
 from footplate.jobs.store.jobs import UnknownJob, WrongState
 from footplate.server import views
@@ -29,7 +30,6 @@ from footplate.server.auth import Token
 from footplate.server.desk import Desk
 from footplate.server.guard import API, Guard, Refusal
 from footplate.server.routes import catalog, jobs, logs, packages
-from footplate.version import __version__
 
 log = logging.getLogger(__name__)
 ABOUT = """The verbs of `footplate jobs`: submit, check, list, describe, wait, logs, cancel, resubmit, delete.

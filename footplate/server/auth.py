@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 VARIABLE = "FOOTPLATE_TOKEN"
 SHORTEST = 16

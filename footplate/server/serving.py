@@ -9,8 +9,8 @@ import socket
 import sys
 from pathlib import Path
 
-from footplate.errors import ConfigError
-from footplate.optional import require
+from footplate.core.errors import ConfigError
+from footplate.core.optional import require
 
 PORT = 8650
 _GRACE_S = 1  # for streams that are open when it ends

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import backends
 from footplate.jobs.backends import located, named
 from footplate.jobs.package import Snapshot, stored

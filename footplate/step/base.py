@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import Hooks
+from footplate.distributed.base import Strategy
+from footplate.distributed.group import ALONE, Group
 from footplate.hardware.transfer import to_device
-from footplate.hooks import Hooks
-from footplate.parallel.base import Strategy
-from footplate.parallel.group import ALONE, Group
 from footplate.step.precision import Precision
 
 

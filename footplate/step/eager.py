@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides, step_arguments
+from footplate.distributed.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.hardware.transfer import detach
-from footplate.hooks import overrides, step_arguments
-from footplate.optim import StepOptimizer, may_use_closure, wants_closure
-from footplate.parallel.loss_sum import divide_gradients, loss_sum_of, mean, refuse_loss_sum
 from footplate.step.base import Step, StepSpec
-from footplate.step.compiled import compile_in_place, layers
 from footplate.step.optimizer_fast_path import clearer, stepper
+from footplate.step.optimizers import StepOptimizer, may_use_closure, wants_closure
+from footplate.step.torch_compile import compile_in_place, layers
 
 
 class EagerStep(Step):

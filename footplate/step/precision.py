@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.transfer import map_tensors
 
 ALIASES = {

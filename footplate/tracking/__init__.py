@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from footplate.lazy_import import lazy
+from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
     from footplate.tracking.base import Logger as Logger

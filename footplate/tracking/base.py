@@ -15,10 +15,7 @@ mistake.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+from typing import Any, Literal
 
 Status = Literal["success", "failed", "interrupted"]
 
@@ -65,7 +62,7 @@ class Logger:
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
         """A complete checkpoint lies at `path`; `aliases` holds "best" and/or "last" where they now apply."""
 
-    def log_model(self, trainer: Trainer) -> None:
+    def log_model(self, trainer: Any) -> None:
         """Training ended well: keep the model itself, if this logger does."""
 
     def finalize(self, status: Status) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.files import append_whole, move_aside, replace_text
 from footplate.tracking.params import plain

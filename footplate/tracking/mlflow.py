@@ -21,11 +21,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
-from footplate.errors import ConfigError, FootplateError
-from footplate.optional import require
+from footplate.core.errors import ConfigError, FootplateError
+from footplate.core.optional import require
 from footplate.tracking import event_queue as spools
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.event_queue import Progress, Record
@@ -33,9 +33,6 @@ from footplate.tracking.mlflow_model import stage
 from footplate.tracking.mlflow_uploader import Courier
 from footplate.tracking.params import flatten, with_epoch, without_credentials
 from footplate.tracking.writer import BackgroundWriter
-
-if TYPE_CHECKING:
-    from footplate.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +157,7 @@ class MLflow(Logger):
         elif "best" in aliases or self._final_checkpoint is None or self._final_checkpoint[0] != "best":
             self._final_checkpoint = ("best" if "best" in aliases else "last", path)
 
-    def log_model(self, trainer: Trainer) -> None:
+    def log_model(self, trainer: Any) -> None:
         """Export a copy of the model, on the CPU, for the courier to log."""
         if self._attempt is None or not self._with_model:
             return
@@ -291,6 +288,6 @@ def versions() -> dict[str, str]:
     """What a run's tags say of the environment."""
     import torch
 
-    from footplate.version import __version__
+    from footplate.core.version import __version__
 
     return {"python": platform.python_version(), "torch": str(torch.__version__), "footplate": __version__}

@@ -1,7 +1,7 @@
 """The trained model on its way to MLflow: staged in a folder by the training process, logged from it by the courier.
 
-A model with an `example_input_array` of tensors is staged as an exported program (see `footplate.export`): it loads
-without the user's code, has a signature and an input example, and its batch dimension is free where the model allows.
+A model with an `example_input_array` of tensors is staged as an exported program (see `footplate.checkpoint.export`): it
+loads without the user's code, has a signature and an input example, and its batch dimension is free where the model allows.
 Any other model is pickled whole, as MLflow does it, and needs its code where it is loaded.
 """
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +35,7 @@ def stage(module: nn.Module, directory: Path) -> None:
     """
     import torch
 
-    from footplate.export import cpu_copy, trace
+    from footplate.checkpoint.export import cpu_copy, trace
 
     directory.mkdir(parents=True, exist_ok=True)
     example = getattr(module, "example_input_array", None)

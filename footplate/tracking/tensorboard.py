@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from footplate.errors import ConfigError
-from footplate.optional import require
+from footplate.core.errors import ConfigError
+from footplate.core.optional import require
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.files import move_aside
 from footplate.tracking.params import flatten, with_epoch

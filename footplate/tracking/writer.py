@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from footplate.threads import join
+from footplate.core.threads import join
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate import optim
 from footplate.step.base import StepSpec
+from footplate.step.optimizers import StepOptimizer
 from footplate.training.multi_step import between_any_two, rates_ahead
 from footplate.training.profiling import profile_step, recorder
 from footplate.training.rank_checks import check_model
@@ -55,11 +56,11 @@ def build_step(run: Run) -> None:
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
     )
-    run.step = run.accelerator.make_step(spec)
+    run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
     profile = recorder(run.profiler)
     if profile is not None:
         profile_step(run, profile)
-    run.step_optimizers = [optim.StepOptimizer(one, run.step.optimizer_step) for one in run.optimizers]
+    run.step_optimizers = [StepOptimizer(one, run.step.optimizer_step) for one in run.optimizers]
 
 
 def _steps_per_call(run: Run) -> int:

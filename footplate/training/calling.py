@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ import torch
 
 from footplate.callbacks import Callback, ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
-from footplate.errors import CheckpointError
-from footplate.hooks import Hooks, order_of, overrides
+from footplate.core.errors import CheckpointError
+from footplate.core.hooks import Hooks, order_of, overrides
 from footplate.tracking.base import Status
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
 from footplate.training.crash_checkpoint import savable
@@ -122,7 +123,8 @@ def _callbacks_of(run: Run) -> list[Any]:
     """The trainer's, those of `everywhere` and of the accelerator, and the module's, which replace those of the same
     type, and the usual ones; late ones last.
     """
-    callbacks = [*run.trainer.own_callbacks, *present(), *run.accelerator.callbacks()]
+    watchers = [pkgutil.resolve_name(name)(run.accelerator) for name in run.accelerator.callbacks]
+    callbacks = [*run.trainer.own_callbacks, *present(), *watchers]
     for callback in translate_callbacks(as_list(run.module.configure_callbacks())):
         callbacks = [one for one in callbacks if not replaces(callback, one)] + [callback]
     if run.world.rank != 0:

@@ -20,7 +20,7 @@ from footplate.training.prepare import checked_callbacks, record_with
 from footplate.training.settings import as_list
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Literal
 
-from footplate.errors import CheckpointError
+from footplate.core.errors import CheckpointError
 from footplate.step.base import Step
 
 if TYPE_CHECKING:

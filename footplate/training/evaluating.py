@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate import checkpoint
+from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
-from footplate.errors import ConfigError
-from footplate.state import RunState
+from footplate.core.errors import ConfigError
 from footplate.tracking.silent import Silent
 from footplate.training.building import build_step, prepare_module
 from footplate.training.calling import call_setup

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.data.adapt import even, tell_samplers, weigher
-from footplate.hooks import overrides
-from footplate.metrics import MetricLog, Values
-from footplate.parallel.uneven import close, together
+from footplate.core.hooks import overrides
+from footplate.data.adapters.resumable import even, tell_samplers, weigher
+from footplate.distributed.uneven_loaders import close, together
 from footplate.training.loaders import LOADERS
+from footplate.training.metrics import MetricLog, Values
 from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.rank_checks import check_order

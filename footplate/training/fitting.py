@@ -15,16 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate import optim, rng
-from footplate.hooks import overrides
-from footplate.hparams import hparams_to_log
-from footplate.metrics import MetricLog
-from footplate.parallel.resharing import part_of
-from footplate.state import RunState
+from footplate.checkpoint.run_state import RunState
+from footplate.core import rng
+from footplate.core.hooks import overrides
+from footplate.core.hparams import hparams_to_log
+from footplate.distributed.resharing import part_of
+from footplate.step.optimizers import configure
 from footplate.training.building import build_step, prepare_module
 from footplate.training.calling import call_setup
 from footplate.training.loaders import asks_hooks, evaluation_loaders, training_loader
 from footplate.training.loop import TrainingLoop
+from footplate.training.metrics import MetricLog
 from footplate.training.profiling import recorder
 from footplate.training.rank_checks import check_data, check_optimizers, read_alike, warn_of_own_disks
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
@@ -65,7 +66,7 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     if loaded is not None:
         loaded = run.parallel.weight_parts(loaded, run.module)
         _resume_module(run, loaded, str(found))
-    run.optimizers, run.lr_scheduler_configs = optim.configure(run.module)
+    run.optimizers, run.lr_scheduler_configs = configure(run.module)
     check_optimizers(run)
     build_step(run)
     assert run.state is not None

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import torch
 
-from footplate import optim
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.callbacks.base import is_kind
 from footplate.callbacks.timer import Duration
+from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place
+from footplate.core.hooks import Hooks
+from footplate.distributed.agreement import Agreement
+from footplate.distributed.base import Strategy
+from footplate.distributed.group import Group
+from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator
-from footplate.hooks import Hooks
-from footplate.metrics import MetricLog
-from footplate.parallel.agreement import Agreement
-from footplate.parallel.base import Strategy
-from footplate.parallel.group import Group
-from footplate.parallel.world import World
-from footplate.state import Progress
 from footplate.step.base import Step
+from footplate.step.optimizers import SchedulerConfig, StepOptimizer
 from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training import job
 from footplate.training.config import Setting, TrainerConfig
+from footplate.training.metrics import MetricLog
 from footplate.training.status import RunStatus
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class View:
     resumed_from = OfRun[Place | None]()
     dataloaders = OfRun[dict[str, Any]]()
     optimizers = OfRun[list[torch.optim.Optimizer]]()
-    step_optimizers = OfRun[list[optim.StepOptimizer]]()
-    lr_scheduler_configs = OfRun[list[optim.SchedulerConfig]]()
+    step_optimizers = OfRun[list[StepOptimizer]]()
+    lr_scheduler_configs = OfRun[list[SchedulerConfig]]()
     num_training_batches = OfRun[float]()
     num_val_batches = OfRun[list[float]]()
     num_test_batches = OfRun[list[float]]()

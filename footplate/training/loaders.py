@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from footplate.data.adapt import adapt, beside, even, pin_for, share_out
-from footplate.data.combined import leaves_of, loaders_of
-from footplate.errors import ConfigError
-from footplate.hooks import overrides
-from footplate.parallel.uneven import shortest
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides
+from footplate.data.adapters.combined import leaves_of, loaders_of
+from footplate.data.adapters.resumable import adapt, beside, even, pin_for, share_out
+from footplate.distributed.uneven_loaders import shortest
 from footplate.training.settings import count_batches, limit_batches
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 

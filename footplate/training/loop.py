@@ -6,7 +6,7 @@
 
 With several ranks, all do the same at the same batch: they train on their shares of it, and what one rank alone can know
 (a signal, `should_stop`) counts from when they have agreed on it, which is at some step, after a validation, or at the end
-of an epoch; see `parallel/agreement.py`.
+of an epoch; see `distributed/agreement.py`.
 
 The loop's rule: nothing in it reads from the device but every `log_every_n_steps`. The order between two steps is the
 order in which a run can be resumed: first what changes the state, then what reports it, last what saves it.
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate import rng
-from footplate.data.adapt import even, weigher
-from footplate.errors import ConfigError, DataError, did_you_mean
-from footplate.hooks import overrides
+from footplate.core import rng
+from footplate.core.errors import ConfigError, DataError, did_you_mean
+from footplate.core.hooks import overrides
+from footplate.data.adapters.resumable import even, weigher
+from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
-from footplate.metrics import MetricLog
-from footplate.parallel.uneven import close, together
 from footplate.training.evaluation import evaluate
+from footplate.training.metrics import MetricLog
 from footplate.training.multi_step import next_chunk
 from footplate.training.prefetching import batches_of, read_ahead, timed
 from footplate.training.profiling import profiled_batches, recorder

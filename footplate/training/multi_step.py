@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from footplate.callbacks import ModelCheckpoint
-from footplate.hooks import overrides
+from footplate.core.hooks import overrides
 
 if TYPE_CHECKING:
     from footplate.training.loop import TrainingLoop
@@ -61,7 +61,7 @@ def until_due(loop: TrainingLoop) -> float:
 
 def rates_ahead(run: Run, count: int) -> list[list[float]]:
     """The learning rates in the next so many steps, and what else `rates_of` says."""
-    from footplate.step.capture.optimizers import rates_of  # with all that captures need
+    from footplate.step.xla.capture.torch_optimizers import rates_of  # with all that captures need
 
     (optimizer,) = run.optimizers
     configs = [config for config in run.lr_scheduler_configs if config.interval == "step"]

@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 
 from footplate.checkpoint.storage import Place
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.distributed.group import ALONE, Group, join
+from footplate.distributed.strategies import Strategy, check_strategy, make_strategy
+from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.launch import worker
-from footplate.parallel.group import ALONE, Group, join
-from footplate.parallel.strategies import Strategy, check_strategy, make_strategy
-from footplate.parallel.world import World
 from footplate.step.precision import Precision
 from footplate.training.config import TrainerConfig
 from footplate.training.settings import check_fewest, check_replicas, check_sync_batchnorm

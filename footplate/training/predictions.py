@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from footplate.errors import ConfigError, DataError
-from footplate.parallel.consistency import blind
-from footplate.parallel.group import ALONE, Group
+from footplate.core.errors import ConfigError, DataError
+from footplate.distributed.consistency import blind
+from footplate.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
     from footplate.data.table import Table

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.threads import join
+from footplate.core.threads import join
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection

@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from footplate.data.adapt import made_elsewhere
-from footplate.data.prefetch import Prefetcher
+from footplate.data.adapters.resumable import made_elsewhere
+from footplate.data.pipeline.prefetch import Prefetcher
+from footplate.distributed.uneven_loaders import close
 from footplate.hardware.transfer import moves_plainly
-from footplate.parallel.uneven import close
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

@@ -14,15 +14,15 @@ import torch
 
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.callbacks.base import is_kind
-from footplate.errors import ConfigError, DataError
-from footplate.hooks import overrides
-from footplate.module import Module
+from footplate.core.errors import ConfigError, DataError
+from footplate.core.hooks import overrides
 from footplate.tracking.base import Logger
 from footplate.training.config import TrainerConfig
+from footplate.training.module import Module
 from footplate.training.settings import as_list
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
-from footplate.errors import ConfigError, MissingExtra
-from footplate.parallel.uneven import close
+from footplate.core.errors import ConfigError, MissingExtra
+from footplate.distributed.uneven_loaders import close
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

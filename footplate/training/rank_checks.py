@@ -1,4 +1,4 @@
-"""What of a run and its data all ranks must have alike, as `parallel/consistency.py` compares it."""
+"""What of a run and its data all ranks must have alike, as `distributed/consistency.py` compares it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from footplate import checkpoint
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.checkpoint.storage import Place
-from footplate.data.adapt import content, draw
-from footplate.errors import CheckpointError, DataError
-from footplate.parallel.consistency import blind, check_alike, digest, parameters_of
+from footplate.core.errors import CheckpointError, DataError
+from footplate.data.adapters.resumable import content, draw
+from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
 from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
-from footplate import rng
-from footplate.errors import ConfigError
+from footplate.core import rng
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides
 from footplate.hardware.transfer import to_device
-from footplate.hooks import overrides
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
-from footplate.step.compiled import inside
+from footplate.step.torch_compile import inside
 from footplate.training.config import TrainerConfig
 from footplate.training.status import running
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 KEPT = (
     "stage", "should_stop", "progress", "training_batches", "num_val_batches", "num_test_batches",
@@ -111,7 +111,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             backend=_backend(trainer),
             restarts=Restarts(config.max_restarts, config.max_host_restarts, min_world_size=config.min_devices),
             name=f"trainer.{method}",
-            preload=("footplate.trainer", "footplate.parallel.ddp", "torch._dynamo"),
+            preload=("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo"),
             heartbeat_timeout_s=config.heartbeat_timeout,
         )  # fmt: skip
     _take_home(trainer, inside(module), arguments.get("datamodule"), outcome)
@@ -133,7 +133,7 @@ def _backend(trainer: Trainer) -> Backend:
 
 def _make(call: Call) -> Outcome | None:
     """What each rank runs."""
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said at home already
@@ -206,7 +206,7 @@ class _Portable(cloudpickle.Pickler):
     """Refuses what has its own way home."""
 
     def persistent_id(self, obj: Any) -> None:
-        from footplate.trainer import Trainer
+        from footplate.training.trainer import Trainer
 
         if isinstance(obj, (Trainer, torch.nn.Module)):
             raise pickle.PicklingError("not by this way")

@@ -13,9 +13,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from footplate import rng
-from footplate.errors import ConfigError
-from footplate.state import Progress
+from footplate.checkpoint.run_state import Progress
+from footplate.core import rng
+from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

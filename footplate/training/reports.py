@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from footplate.device_scalar import DeviceScalar
-from footplate.metrics import READ_AFTER, MetricLog, Values, to_floats
+from footplate.core.device_scalar import DeviceScalar
 from footplate.tracking.base import Logger
+from footplate.training.metrics import READ_AFTER, MetricLog, Values, to_floats
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from footplate import checkpoint
 from footplate.callbacks import ModelCheckpoint
 from footplate.checkpoint.storage import Place, store_of, to_place
-from footplate.errors import CheckpointError
-from footplate.hooks import overrides
+from footplate.core.errors import CheckpointError
+from footplate.core.hooks import overrides
 from footplate.launch import worker
 from footplate.training import job
 from footplate.training.changes import show_ckpt_path

@@ -23,34 +23,34 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from footplate import optim
 from footplate.callbacks import ProgressBar
 from footplate.callbacks.base import is_kind
+from footplate.checkpoint.metric_states import states_of
+from footplate.checkpoint.run_state import Progress, RunState
 from footplate.checkpoint.storage import Place
 from footplate.checkpoint.writer import CheckpointWriter
-from footplate.data.adapt import end_workers
+from footplate.core.hooks import Hooks
+from footplate.core.signals import Signals
+from footplate.data.adapters.resumable import end_workers
+from footplate.distributed.agreement import Agreement
+from footplate.distributed.base import Strategy
+from footplate.distributed.group import Group
+from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator
 from footplate.hardware.transfer import make_transfer
-from footplate.hooks import Hooks
-from footplate.metric_states import states_of
-from footplate.metrics import MetricLog
-from footplate.parallel.agreement import Agreement
-from footplate.parallel.base import Strategy
-from footplate.parallel.group import Group
-from footplate.parallel.world import World
-from footplate.signals import Signals
-from footplate.state import Progress, RunState
 from footplate.step.base import Step
+from footplate.step.optimizers import SchedulerConfig, StepOptimizer
 from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training.config import TrainerConfig
+from footplate.training.metrics import MetricLog
 from footplate.training.placement import Placement
 from footplate.training.reports import Reports
 from footplate.training.status import RunStatus
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
     from footplate.training.loop import TrainingLoop
+    from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +138,8 @@ class Run:
     has_validation: bool = field(init=False, default=False)
     resumed_from: Place | None = field(init=False, default=None)
     optimizers: list[torch.optim.Optimizer] = field(init=False, default_factory=list)
-    step_optimizers: list[optim.StepOptimizer] = field(init=False, default_factory=list)
-    lr_scheduler_configs: list[optim.SchedulerConfig] = field(init=False, default_factory=list)
+    step_optimizers: list[StepOptimizer] = field(init=False, default_factory=list)
+    lr_scheduler_configs: list[SchedulerConfig] = field(init=False, default_factory=list)
     metrics: MetricLog = field(init=False)
     training_metrics: MetricLog = field(init=False)
     hooks: Hooks = field(init=False)
@@ -281,7 +281,7 @@ class Run:
 
     # Optimizers
 
-    def replace_schedulers(self, configs: list[optim.SchedulerConfig]) -> None:
+    def replace_schedulers(self, configs: list[SchedulerConfig]) -> None:
         """Let other schedulers set the learning rates from here on, in checkpoints too."""
         assert self.state is not None
         self.lr_scheduler_configs = configs

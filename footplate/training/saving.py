@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.callbacks import Callback, ModelCheckpoint
-from footplate.checkpoint.shards import cut_out
+from footplate.checkpoint.format.shards import cut_out
+from footplate.checkpoint.run_state import describe
 from footplate.checkpoint.storage import Place
 from footplate.checkpoint.storage.joint import abandon, begin
 from footplate.checkpoint.writer import Joint
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
+from footplate.core.hooks import overrides
+from footplate.distributed.consistency import blind
+from footplate.distributed.resharing import OWN
 from footplate.hardware.transfer import to_device
-from footplate.hooks import overrides
-from footplate.parallel.consistency import blind
-from footplate.parallel.resharing import OWN
-from footplate.state import describe
 from footplate.training.crash_checkpoint import moment_of
 from footplate.training.lock import check as check_writer
 from footplate.training.reports import finite
@@ -145,11 +145,12 @@ def save_before_end(run: Run, failing: bool = False) -> str:
 
     The first such saver does it, of those that save all that resuming needs.
     """
+    trainer: Any = run.trainer  # its attributes are descriptors, which pyright doesn't match with a protocol
     for callback in run.callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
             continue
         if callback.save_last or (failing and callback.save_on_exception):
-            path = callback.save_now(run.trainer)
+            path = callback.save_now(trainer)
             return "" if path is None else f'saved {path}; continue with ckpt_path="last".'
     return ""
 

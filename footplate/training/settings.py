@@ -12,7 +12,7 @@ import torch
 
 from footplate.callbacks.timer import Duration, parse_duration
 from footplate.checkpoint.storage import is_remote
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 Limit = int | float | None
 

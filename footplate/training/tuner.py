@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from footplate import rng
 from footplate.callbacks.base import Callback
-from footplate.data.combined import CombinedLoader, flatten, holds_loaders, is_combined, leaves_of, mode_of
-from footplate.errors import ConfigError
-from footplate.hooks import overrides
+from footplate.core import rng
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides
+from footplate.data.adapters.combined import CombinedLoader, flatten, holds_loaders, is_combined, leaves_of, mode_of
 from footplate.training.loaders import LOADERS
 from footplate.training.prepare import split_datamodule
 
 if TYPE_CHECKING:
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -433,7 +433,7 @@ def _scout(
     """A trainer with the same settings, a copy of the model, and loaders with places of their own. Afterwards all is as it
     was before.
     """
-    from footplate.trainer import Trainer
+    from footplate.training.trainer import Trainer
 
     directory = tempfile.mkdtemp(prefix="footplate-search-")
     config = replace(

@@ -34,8 +34,8 @@ from footplate.compat.estimator import (
     get_module,
     train_and_evaluate,
 )
+from footplate.core.errors import CheckpointError, ConfigError
 from footplate.demo import TABLES
-from footplate.errors import CheckpointError, ConfigError
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "logger": False}
 

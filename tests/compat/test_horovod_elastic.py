@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import footplate.compat.horovod as hvd
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import Restarts, launch, worker
 
 check = horovod_ranks.Checks(2)

@@ -13,8 +13,8 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset, TensorDataset, distributed
 
 import footplate.compat.horovod as hvd
+from footplate.core.errors import ConfigError
 from footplate.demo import TABLES
-from footplate.errors import ConfigError
 from footplate.launch import Restarts, launch
 
 NONE = Restarts(max_restarts=0)

@@ -16,7 +16,7 @@ from torch import nn
 
 import footplate.compat.horovod as hvd
 from footplate.compat.horovod.gradients import by_size
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 check = horovod_ranks.Checks(2)
 

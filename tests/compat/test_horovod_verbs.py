@@ -14,7 +14,7 @@ import torch
 from models import ranks
 
 import footplate.compat.horovod as hvd
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

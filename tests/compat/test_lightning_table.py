@@ -23,7 +23,7 @@ from models.table import Row, ids, named
 from models.zoo import ByEpoch, Evaluated, Plain, loaders
 
 import footplate as fp
-from footplate.hooks import overrides
+from footplate.core.hooks import overrides
 
 
 def public(*kinds: type) -> set[str]:

@@ -30,8 +30,8 @@ from footplate.compat.petastorm import (
     make_reader,
     make_spark_converter,
 )
+from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data import Table
-from footplate.errors import CheckpointError, ConfigError, DataError
 
 
 def jpeg(number: int) -> bytes:

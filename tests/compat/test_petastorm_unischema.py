@@ -31,7 +31,7 @@ from footplate.compat.petastorm_predicates import (
 )
 from footplate.compat.petastorm_rows import decimal_friendly_collate
 from footplate.compat.petastorm_unischema import CompressedImageCodec, UnischemaField
-from footplate.errors import ConfigError, DataError
+from footplate.core.errors import ConfigError, DataError
 
 # What Petastorm 0.13.1 writes for the schema of `write_things`, compressed.
 SCHEMA = zlib.decompress(

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from footplate.data.location import locate
+from footplate.data.remote.location import locate
 
 
 def upload(uri: str, directory: Path) -> None:

@@ -77,7 +77,7 @@ def train_on_cuda() -> float:
 
 
 def test_a_process_that_was_forked_by_the_supervisor_can_use_the_device():
-    assert launch(train_on_cuda, world_size=1, preload=("footplate.trainer",)) > 0
+    assert launch(train_on_cuda, world_size=1, preload=("footplate.training.trainer",)) > 0
 
 
 def test_all_devices_train_together(trainer):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from distributed.common import Plain, same, seeded, weights
+from distributed.test_replicas import Fails, Logs
 from models.small import Classifier, loader
-from parallel.common import Plain, same, seeded, weights
-from parallel.test_replicas import Fails, Logs
 
 import footplate as fp
-from footplate.parallel.replicas import Replicas
+from footplate.distributed.replicas import Replicas
 
 SEVERAL = torch.cuda.device_count() > 1
 DEVICES = [torch.device("cuda", index if SEVERAL else 0) for index in range(2)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Accelerator, Device
 
 

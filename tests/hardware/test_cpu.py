@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.cpu import CPU, MAX_PROCESSES
 from footplate.hardware.machine import usable_cores
 

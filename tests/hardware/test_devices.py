@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.devices import read_devices
 
 INDICES = st.lists(st.integers(0, 99), min_size=1, max_size=8, unique=True)

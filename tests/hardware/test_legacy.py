@@ -3,7 +3,7 @@ import warnings
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.cpu import CPU
 from footplate.hardware.cuda import CUDA
 from footplate.hardware.legacy import modernise

@@ -70,7 +70,7 @@ print(json.dumps([name, [str(warning.message) for warning in caught]]))
 def test_one_that_cannot_be_used_is_refused_with_its_own_error(run, name, words):
     text = run(f"""
 import json
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.registry import get_accelerator
 try:
     get_accelerator("{name}")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Accelerator
 from footplate.hardware.cpu import CPU
 from footplate.hardware.registry import accelerators, choose_auto, get_accelerator, why_unavailable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.tpu.names import generation_of, generations, slice_of, slices
 from footplate.jobs.catalog.rows import catalog
 

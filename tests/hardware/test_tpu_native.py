@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Device
 from footplate.hardware.registry import get_accelerator
 from footplate.hardware.tpu import native

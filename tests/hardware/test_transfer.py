@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from footplate.distributed.batch_splitting import weighted
+from footplate.distributed.replica_logs import Logged, together
 from footplate.hardware.transfer import to_device
-from footplate.parallel.cutting import weighted
-from footplate.parallel.logged import Logged, together
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

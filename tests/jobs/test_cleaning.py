@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import home as homes
 from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home

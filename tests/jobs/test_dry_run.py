@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.cli import jobs_submit
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.jobs import verbs
 from footplate.jobs.package import stored
 from footplate.jobs.plan import Plan

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from footplate.cli.jobs_submit import options
 from footplate.cli.jobs_watch import ACTIONS
 from footplate.cli.main import main
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.model import Job

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.listing import KEYS, ordered, passes
 from footplate.jobs.states import State
 from footplate.jobs.store.jobs import Summary

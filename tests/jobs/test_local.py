@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import environment
 from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home

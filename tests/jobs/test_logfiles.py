@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.home import Home
 from footplate.jobs.supervision import logfiles
 from footplate.jobs.supervision.follow import Follower, Line

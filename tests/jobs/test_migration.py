@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.migration import apply, rewrite

@@ -121,7 +121,7 @@ def test_every_replica_knows_the_job_the_attempt_and_the_directory():
     st.integers(0, 4), st.integers(0, 3), st.integers(0, 2), st.lists(st.sampled_from("abc"), min_size=10, max_size=10)
 )
 def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
-    from footplate.parallel.world import World
+    from footplate.distributed.world import World
 
     replicas = told(job(worker, server, evaluator), hosts)
     worlds = [World.from_environ(one.env) for one in replicas if "RANK" in one.env]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from footplate.cli import jobs_submit
-from footplate.errors import ConfigError, PackageError
+from footplate.core.errors import ConfigError, PackageError
 from footplate.jobs.backends import rehearse
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ports import free_port
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources

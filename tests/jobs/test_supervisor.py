@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from footplate.errors import Unavailable
+from footplate.core.errors import Unavailable
 from footplate.jobs import verbs
 from footplate.jobs.backends.vertex.note import Note
 from footplate.jobs.record import Process

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.catalog.lookup import find_accelerator, find_machine
 from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of, zones_of
 from footplate.jobs.catalog.rows import catalog

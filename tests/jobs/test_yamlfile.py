@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.spec.document import Scalar
 from footplate.jobs.spec.yamlfile import LONGEST, load, parse
 

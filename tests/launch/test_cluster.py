@@ -22,7 +22,7 @@ from launched import gone
 from places import Places, agent, rank
 from torch import distributed as dist
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
 from footplate.launch.cluster import channel, door, greeting
@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_started_is_said_so():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("import footplate.version; footplate.version.__version__ = '9.9'", "footplate 9.9, here footplate"),
+        ("import footplate.core.version; footplate.core.version.__version__ = '9.9'", "footplate 9.9, here footplate"),
         ("import platform; platform.python_version_tuple = lambda: ('3', '99', '0')", "Python 3.99, here Python 3"),
     ],
 )

@@ -27,7 +27,7 @@ from sessions import two_executors
 from torch import distributed as dist
 
 import footplate as fp
-from footplate.errors import DataError, LaunchError
+from footplate.core.errors import DataError, LaunchError
 from footplate.launch import Restarts, launch
 from footplate.launch.backends import Backend, Cluster, Local, named
 from footplate.launch.worker import attempt, progressed

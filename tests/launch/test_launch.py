@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
 
 

@@ -14,7 +14,7 @@ import torch
 from launched import gone
 from torch import distributed as dist
 
-from footplate.errors import ConfigError, DataError, FootplateError, LaunchError
+from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
 from footplate.launch import Restarts, launch, nurseries
 from footplate.launch.worker import attempt, progressed, slot
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch.cluster import machines, member
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.machines import Line, Lobby

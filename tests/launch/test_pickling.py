@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 import torch
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import launch
 from footplate.launch.pickling import culprit
 

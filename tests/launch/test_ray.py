@@ -19,7 +19,7 @@ from places import rank
 from ray_nodes import PROGRAM, SMALL, ray_nodes
 from torch import distributed as dist
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster, named
 from footplate.launch.cluster.ray import RayPlacement, room
@@ -144,7 +144,7 @@ def test_ray_client_is_refused(cluster):
 
 
 def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import footplate.version\nfootplate.version.__version__ = '9.9'\n")
+    (tmp_path / "sitecustomize.py").write_text("import footplate.core.version\nfootplate.version.__version__ = '9.9'\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with pytest.raises(LaunchError, match=rf"{socket.gethostname()} has footplate 9\.9, here footplate"):
         launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())

@@ -22,7 +22,7 @@ RayPlacement(address="{address}")
 """
 DIES = """
 import os, psutil, ray, time
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch.cluster.ray import RayPlacement
 
 took = []

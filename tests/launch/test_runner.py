@@ -20,7 +20,7 @@ from places import Places
 from torch import distributed as dist
 
 import footplate as fp
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import backends, worker
 from footplate.launch.backends import Cluster, Local, found
 from footplate.launch.local import LocalCrew

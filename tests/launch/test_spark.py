@@ -21,7 +21,7 @@ from launched import gone, runs
 from sessions import two_executors
 from torch import distributed as dist
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
 from footplate.launch.backends import Cluster, found
 from footplate.launch.cluster import spark

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from footplate.errors import ConfigError, LaunchError, MissingExtra
+from footplate.core.errors import ConfigError, LaunchError, MissingExtra
 from footplate.launch.cluster.spark import SparkPlacement, why_it_failed
 from footplate.launch.cluster.spark_session import check_settings, driver_host, expected_executors
 

@@ -20,7 +20,7 @@ from footplate.planning.chart import draw
 from footplate.planning.plainform import fingerprint, plain, restored
 from footplate.planning.subject import Subject, captured, empty_copy, prepared
 from footplate.planning.targets import target_of
-from footplate.step.capture import CaptureError
+from footplate.step.xla.capture import CaptureError
 from planning.nets import CLASSES, WIDTH, Small, batch
 
 WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)
@@ -183,7 +183,7 @@ def test_numbers_of_samples_and_epochs_that_cannot_be_are_refused(wrong):
 
 
 def test_operations_that_are_missing_are_all_named_before_a_compilation():
-    from footplate.step.lowering import MissingOperation
+    from footplate.step.xla.lowering import MissingOperation
 
     class Special(Small):
         def training_step(self, batch, batch_idx):

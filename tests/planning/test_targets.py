@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.planning.targets import target_of
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 from footplate.callbacks.ambient import everywhere
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.scaling import learning_rate
 from footplate.scaling.probe import Pace
 from footplate.scaling.rates import Rate, check_rule, factor, in_force

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.scaling import learning_rate
 
 pytestmark = pytest.mark.slow

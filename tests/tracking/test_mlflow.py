@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from footplate import __version__
-from footplate.errors import ConfigError, MissingExtra
+from footplate.core.errors import ConfigError, MissingExtra
 from footplate.tracking import MLflow
 from footplate.tracking.mlflow import deliver_pending
 

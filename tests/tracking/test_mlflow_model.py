@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import footplate.module as fp
+import footplate.training.module as fp
 from footplate.tracking import MLflow
 from footplate.tracking.mlflow_model import log_staged, stage
 

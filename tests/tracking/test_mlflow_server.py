@@ -13,7 +13,7 @@ import mlflow
 import pytest
 import torch
 
-import footplate.module as fp
+import footplate.training.module as fp
 from footplate.tracking import MLflow
 from footplate.tracking.event_queue import Progress, pending
 from footplate.tracking.mlflow import deliver_pending

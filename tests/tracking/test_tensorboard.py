@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.tracking import TensorBoard
 
 

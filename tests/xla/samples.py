@@ -14,7 +14,10 @@ from typing import Any
 import torch
 import transformers.integrations.moe  # noqa: F401  declares torch.ops.transformers
 
-from footplate.step.capture import attention, recurrence  # noqa: F401  they declare torch.ops.footplate
+from footplate.step.xla.capture import (
+    attention,  # noqa: F401  they declare torch.ops.footplate
+    recurrence,  # noqa: F401  they declare torch.ops.footplate
+)
 
 aten = torch.ops.aten
 Sample = tuple[tuple[Any, ...], dict[str, Any]]

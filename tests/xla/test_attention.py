@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import footplate as fp
-from footplate.step.capture import capture_training, state_of
-from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
-from footplate.step.lowering.table import Context
+from footplate.step.xla.capture import capture_training, state_of
+from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
+from footplate.step.xla.lowering.table import Context
 from xla.nets import GPT, Encoder, Trained
 from xla.test_parity import compiled, eager, sgd, worst
 

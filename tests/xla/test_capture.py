@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import footplate as fp
-from footplate.errors import ConfigError
-from footplate.step.capture import CaptureError, capture_evaluation, capture_training, state_of
-from footplate.step.capture.program import graph_outputs
+from footplate.core.errors import ConfigError
+from footplate.step.xla.capture import CaptureError, capture_evaluation, capture_training, state_of
+from footplate.step.xla.capture.program import graph_outputs
 from xla.nets import Trained, made, mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
@@ -463,5 +463,5 @@ def test_the_state_shares_its_memory():
 
 
 def test_capturing_does_not_import_jax():
-    code = "import sys, footplate, footplate.step.capture; sys.exit('jax' in sys.modules)"
+    code = "import sys, footplate, footplate.step.xla.capture; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

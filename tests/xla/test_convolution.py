@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from footplate.step.capture import capture_training, state_of
-from footplate.step.lowering import LOWERINGS, arrays_of, batch_arrays, parallel, rates_of
-from footplate.step.lowering.interpret import context_for
+from footplate.step.xla.capture import capture_training, state_of
+from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, parallel, rates_of
+from footplate.step.xla.lowering.interpret import context_for
 from xla.nets import Trained
 from xla.samples import aten
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from parallel.test_loss_sum import Tokens, fitted, same, whole
+from distributed.test_loss_sum import Tokens, fitted, same, whole
 
-from footplate.step.capture.refusals import CaptureError
+from footplate.step.xla.capture.refusals import CaptureError
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from footplate.step.capture import capture_training
-from footplate.step.lowering import LOWERINGS, MissingOperation, lower, missing_ops
-from footplate.step.lowering.__main__ import page
-from footplate.step.lowering.arrays import array_type, to_array, to_tensor
-from footplate.step.lowering.interpret import conformed, context_for
-from footplate.step.lowering.table import lowering_of
+from footplate.step.xla.capture import capture_training
+from footplate.step.xla.lowering import LOWERINGS, MissingOperation, lower, missing_ops
+from footplate.step.xla.lowering.__main__ import page
+from footplate.step.xla.lowering.arrays import array_type, to_array, to_tensor
+from footplate.step.xla.lowering.interpret import conformed, context_for
+from footplate.step.xla.lowering.table import lowering_of
 from xla.nets import Trained
 from xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from footplate.step.capture import Captured, capture_training
-from footplate.step.lowering import missing_ops
+from footplate.step.xla.capture import Captured, capture_training
+from footplate.step.xla.lowering import missing_ops
 from xla.nets import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")

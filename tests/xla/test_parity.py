@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from footplate.step.capture import capture_evaluation, capture_training, load_state, state_of
-from footplate.step.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
-from footplate.step.lowering.parallel import data_parallel, mesh_of
+from footplate.step.xla.capture import capture_evaluation, capture_training, load_state, state_of
+from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
+from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
 from xla.nets import Trained, made
 
 CLIP = 1.0

@@ -22,9 +22,9 @@ from footplate.hardware.tpu.pitfalls import (
     transfers,
     waiting,
 )
-from footplate.step.capture import capture_training
-from footplate.step.capture.products import products_of
-from footplate.step.xla.program_cache import Compilation
+from footplate.step.xla.capture import capture_training
+from footplate.step.xla.capture.products import products_of
+from footplate.step.xla.runtime.program_cache import Compilation
 
 SIZES = st.integers(1, 1000)
 

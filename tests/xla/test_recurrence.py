@@ -14,9 +14,16 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import footplate as fp
 from footplate.hardware.tpu.pitfalls import Product
-from footplate.step.capture import Captured, CaptureError, capture_evaluation, capture_training, load_state, state_of
-from footplate.step.capture.products import products_of
-from footplate.step.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
+from footplate.step.xla.capture import (
+    Captured,
+    CaptureError,
+    capture_evaluation,
+    capture_training,
+    load_state,
+    state_of,
+)
+from footplate.step.xla.capture.products import products_of
+from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
 from xla.trained import worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer", "ignore:dropout option adds dropout")

@@ -11,7 +11,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.device_scalar import DeviceScalar
+from footplate.core.device_scalar import DeviceScalar
 from xla.trained import Steady, equal, worst
 
 ROWS = 115  # eleven batches of 10 and one of 5
@@ -103,7 +103,7 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
 
 
 def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypatch):
-    from footplate.step.xla.values import OnDevice
+    from footplate.step.xla.runtime.values import OnDevice
 
     reads, steps = [], []
     read = OnDevice.read

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from models.small import Classifier, loader
 
 import footplate as fp
-import footplate.optim
-import footplate.state
+import footplate.checkpoint.run_state
+import footplate.step.optimizers
 from footplate import checkpoint
 from footplate.training.multi_step import next_chunk, rates_ahead
 from xla.trained import Steady, equal

@@ -11,8 +11,8 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.step.xla.placing import Placing
-from footplate.step.xla.sharding import SMALL, layout
+from footplate.step.xla.runtime.placing import Placing
+from footplate.step.xla.runtime.sharding import SMALL, layout
 from xla.trained import Steady, equal, worst
 
 

@@ -16,7 +16,7 @@ from ports import free_port as port_of_ours
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.step.xla.processes import coordinator, free_port
+from footplate.hardware.xla_processes import coordinator, free_port
 
 TESTS = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.hardware.doctor import examine_accelerator
 from footplate.hardware.xla import TPU, XLA, cache_directory, tpu_chips
-from footplate.step.capture import CaptureError
+from footplate.step.xla.capture import CaptureError
 from xla.trained import Steady, equal
 
 TESTS = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from footplate.checkpoint.statefile import Frozen, Written
+from footplate.checkpoint.format.statefile import Frozen, Written
 
 STATE, META = "state.safetensors", "meta.json"
 SUFFIX = ".ckpt"

@@ -29,10 +29,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from footplate.checkpoint.statefile import Frozen, Written
+from footplate.checkpoint.format.statefile import Frozen, Written
 from footplate.checkpoint.storage.base import META, STATE, marker
 from footplate.checkpoint.storage.local import TEMPORARY, cannot_write, replace, sync_directory
-from footplate.errors import CheckpointError
+from footplate.core.errors import CheckpointError
 
 POLL_S = 0.02
 LOST_S = 2.0  # how long rank 0 still waits for the others once it is told to make haste

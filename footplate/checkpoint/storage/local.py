@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from footplate.checkpoint.statefile import Frozen
+from footplate.checkpoint.format.statefile import Frozen
 from footplate.checkpoint.storage.base import META, STATE, SUFFIX, Store, marker
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 

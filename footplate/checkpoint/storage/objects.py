@@ -12,7 +12,7 @@ can't be reached from here: a rule of the bucket that aborts unfinished multi-pa
 The state goes up straight from the memory it was copied into, some parts at a time (`_IN_FLIGHT`), so an upload takes
 little memory of its own. Every request is repeated, more and more slowly, while the service fails or can't be reached;
 after some minutes (`DELAYS_S`, and as long again in the library's own attempts) that is an error. Credentials and
-endpoints are those of tables: see `footplate.data.location`.
+endpoints are those of tables: see `footplate.data.remote.location`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from footplate.checkpoint.statefile import Frozen, Written
+from footplate.checkpoint.format.statefile import Frozen, Written
 from footplate.checkpoint.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
-from footplate.data.location import connect
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
+from footplate.data.remote.location import connect
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from footplate import checkpoint
 from footplate.callbacks import Callback, ModelCheckpoint
+from footplate.checkpoint.export import export_model
 from footplate.checkpoint.storage import Place, to_place
 from footplate.compat.estimator import weights
 from footplate.compat.estimator.exporters import Exporting, export_all, exporters_of
@@ -35,10 +36,9 @@ from footplate.compat.estimator.spec import (
     WarmStartSettings,
     evaluated,
 )
-from footplate.errors import CheckpointError, ConfigError
-from footplate.export import export_model
-from footplate.rng import seed_globals
-from footplate.trainer import Trainer
+from footplate.core.errors import CheckpointError, ConfigError
+from footplate.core.rng import seed_globals
+from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

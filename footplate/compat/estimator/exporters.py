@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 from footplate.callbacks import Callback, ModelCheckpoint
 from footplate.checkpoint.storage import Place
 from footplate.compat.estimator.spec import EvalSpec, evaluated
-from footplate.errors import ConfigError
-from footplate.parallel.world import World
+from footplate.core.errors import ConfigError
+from footplate.distributed.world import World
 
 if TYPE_CHECKING:
     from footplate.compat.estimator.estimator import Estimator
-    from footplate.trainer import Trainer
 
 
 class Exporter(ABC):
@@ -131,7 +130,7 @@ class Exporting(Callback):
     def __init__(self, estimator: Estimator, exporters: Sequence[Exporter], saver: ModelCheckpoint) -> None:
         self._estimator, self._exporters, self._saver = estimator, exporters, saver
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking or trainer.global_step >= trainer.max_steps:
             return
         path = self._saver.save_now(trainer)

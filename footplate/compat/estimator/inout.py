@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 InputFn = Callable[..., Any]
 

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from footplate.compat.estimator.inout import features_and_labels
 from footplate.compat.estimator.spec import MEASURED, TAKEN, EstimatorSpec, ModeKeys
-from footplate.errors import ConfigError
-from footplate.module import Module
+from footplate.core.errors import ConfigError
+from footplate.training.module import Module
 
 Made = TypeVar("Made", bound=nn.Module)
 ModelFn = Callable[..., EstimatorSpec]

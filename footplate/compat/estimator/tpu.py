@@ -10,8 +10,8 @@ from footplate.compat.estimator.estimator import Estimator
 from footplate.compat.estimator.inout import InputFn, takes_params
 from footplate.compat.estimator.model import ModelFn
 from footplate.compat.estimator.spec import ModeKeys, RunConfig, WarmStartSettings
-from footplate.errors import ConfigError
-from footplate.trainer import Trainer
+from footplate.core.errors import ConfigError
+from footplate.training.trainer import Trainer
 
 _ARGUMENTS = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval", ModeKeys.PREDICT: "predict"}
 

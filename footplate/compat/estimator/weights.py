@@ -16,7 +16,7 @@ from footplate import checkpoint
 from footplate.checkpoint.storage import Place, to_place
 from footplate.compat.estimator.model import ModelOfFunction
 from footplate.compat.estimator.spec import WarmStartSettings
-from footplate.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 

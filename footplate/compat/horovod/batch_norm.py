@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from footplate.compat.horovod.submit import Sum
 from footplate.compat.horovod.verbs import allreduce
 from footplate.compat.horovod.world import size
-from footplate.errors import DataError
+from footplate.core.errors import DataError
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from footplate.compat.horovod.submit import Average, Sum, exchange, gather, reduce, send
 from footplate.compat.horovod.world import context
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 
 class Allreduce(Function):

@@ -22,7 +22,7 @@ from footplate.compat.horovod.errors import HorovodInternalError, MismatchError
 from footplate.compat.horovod.link import Link, connect
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Refuse, Run
 from footplate.compat.horovod.operations import Launched, Place, Request, launch, packed, zeros
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 TICK_S = 1.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from footplate.errors import ConfigError, FootplateError
+from footplate.core.errors import ConfigError, FootplateError
 
 
 class HorovodInternalError(RuntimeError):

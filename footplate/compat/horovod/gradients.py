@@ -27,7 +27,7 @@ from footplate.compat.horovod.operations import Request
 from footplate.compat.horovod.submit import Average, ReduceOp, synchronize
 from footplate.compat.horovod.verbs import allreduce_async, allreduce_async_, sparse_allreduce_async
 from footplate.compat.horovod.world import ProcessSet, context
-from footplate.parallel.buckets import BUCKET_BYTES
+from footplate.distributed.buckets import BUCKET_BYTES
 
 FIRST_BUCKET_BYTES = 2**20
 

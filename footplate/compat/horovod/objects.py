@@ -16,7 +16,7 @@ from torch import Tensor
 from footplate.compat.horovod.submit import send
 from footplate.compat.horovod.verbs import allgather, broadcast_
 from footplate.compat.horovod.world import ProcessSet, context, global_process_set
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 
 def broadcast_parameters(

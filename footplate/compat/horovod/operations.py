@@ -25,7 +25,7 @@ from torch import Tensor
 
 from footplate.compat.horovod.adasum import combined
 from footplate.compat.horovod.negotiation import FUSION_BYTES, Signature
-from footplate.parallel.buckets import buckets
+from footplate.distributed.buckets import buckets
 
 _OPS = {
     "average": dist.ReduceOp.SUM,

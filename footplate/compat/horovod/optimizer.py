@@ -23,7 +23,7 @@ from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.gradients import GradientReducer, Reduction
 from footplate.compat.horovod.submit import Adasum, Average, ReduceOp
 from footplate.compat.horovod.world import ProcessSet, global_process_set, size
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 
 def DistributedOptimizer(

@@ -18,7 +18,7 @@ from footplate.compat.horovod.engine import Handle
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request
 from footplate.compat.horovod.world import ProcessSet, context, global_process_set
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 Result = TypeVar("Result")
 

@@ -24,10 +24,10 @@ from footplate.compat.horovod.engine import Engine
 from footplate.compat.horovod.errors import not_initialised
 from footplate.compat.horovod.negotiation import GLOBAL, Signature
 from footplate.compat.horovod.operations import Place, Request
-from footplate.errors import ConfigError
-from footplate.parallel import reach
-from footplate.parallel.group import TIMEOUT
-from footplate.parallel.world import World
+from footplate.core.errors import ConfigError
+from footplate.distributed import connectivity
+from footplate.distributed.group import TIMEOUT
+from footplate.distributed.world import World
 
 
 class ProcessSet:
@@ -126,7 +126,7 @@ def _meet(world: World, number: int) -> None:
     global _store
     if _store is None:
         _store = next(iter(rendezvous("env://", timeout=TIMEOUT)))[0]
-    reach.prepare_gloo(world, PrefixStore(f"horovod/reach/{number}", _store))
+    connectivity.prepare_gloo(world, PrefixStore(f"horovod/reach/{number}", _store))
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from footplate.errors import ConfigError, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices
 from footplate.hardware.tpu.versions import installed

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.tpu.metadata import Attribute, no_server, tpu_env
 from footplate.hardware.tpu.names import Slice, slice_of
 

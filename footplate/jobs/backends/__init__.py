@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError, Unavailable, did_you_mean
+from footplate.core.errors import ConfigError, Unavailable, did_you_mean
 from footplate.jobs.backends.contract import Backend
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 Row = TypeVar("Row")
 

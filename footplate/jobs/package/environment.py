@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import MAIN, is_list, users_environ
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import gitignore
 
 LEFT_OUT = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package.files import by_own_name
 from footplate.jobs.package.snapshots import SOURCE, Snapshot, snapshot, stored
 

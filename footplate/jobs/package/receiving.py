@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import requirements, secrets
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.files import LEFT_OUT

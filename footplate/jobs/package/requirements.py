@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 
 MAIN = "requirements.txt"
 _LISTS = ("requirements*.txt", "constraints*.txt")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import archive, requirements, secrets
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.files import Found, collect
@@ -142,7 +142,7 @@ def _fetch(packages: Sequence[str]) -> dict[str, bytes]:
 def _read_uri(uri: str) -> bytes:
     if "://" not in uri:
         return _read(Path(uri).expanduser())
-    from footplate.data.location import locate
+    from footplate.data.remote.location import locate
 
     place = locate(uri)
     try:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package.archive import EXECUTABLE, PLAIN
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.snapshots import MAX_BYTES, PACKAGES, SOURCE

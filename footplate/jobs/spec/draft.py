@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.document import Document
 from footplate.jobs.spec.problems import Path, Problem

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.catalog.successors import today
 from footplate.jobs.spec.document import Document
 from footplate.jobs.spec.draft import Draft, draft, put

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 
 Path = tuple[str | int, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from footplate.errors import did_you_mean
+from footplate.core.errors import did_you_mean
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path
 from footplate.jobs.spec.reading import keys, mapping_in

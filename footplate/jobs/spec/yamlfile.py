@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.spec.document import Document, Scalar
 from footplate.jobs.spec.problems import Path, Problem
 

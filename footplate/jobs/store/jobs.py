@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.record import Job, Process, Transition
 from footplate.jobs.scheduling import Resources, Waiting
 from footplate.jobs.states import FINAL, State, may_follow

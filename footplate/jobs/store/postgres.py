@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from footplate.errors import ConfigError, Unavailable
+from footplate.core.errors import ConfigError, Unavailable
+from footplate.core.optional import require
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
-from footplate.optional import require
 
 CONNECT_S = 5
 VANISHED_MS = 10_000  # without an acknowledgement; else a machine that is switched off is waited for, for minutes

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from footplate.errors import Unavailable
+from footplate.core.errors import Unavailable
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 

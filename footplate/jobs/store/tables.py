@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.store.database import Database, Execute
 
 VERSION = 1

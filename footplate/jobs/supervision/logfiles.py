@@ -15,7 +15,7 @@ import os
 import re
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.redaction import Veil
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.version import LIBRARY
+from footplate.core.version import LIBRARY
 
 if TYPE_CHECKING:
     from footplate.jobs.home import Home

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from footplate.errors import ConfigError, FootplateError
+from footplate.core.errors import ConfigError, FootplateError
 from footplate.jobs.backends import named
 from footplate.jobs.backends.contract import Attempt, Task
 from footplate.jobs.home import Home

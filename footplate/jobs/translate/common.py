@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.catalog.rows import Accelerator, catalog
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.spec.scaling import Replica

@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import rendezvous, worker
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.channel import Channel, Gone, Message

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch import parcel, rendezvous
 from footplate.launch.cluster import greeting, seating
 from footplate.launch.cluster.agent import PAYLOAD, AgentCall, share_as_message

@@ -29,8 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from footplate.core.version import __version__
 from footplate.launch import rendezvous
-from footplate.version import __version__
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 

@@ -44,7 +44,7 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import notice_silence

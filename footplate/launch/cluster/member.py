@@ -12,17 +12,17 @@ import threading
 import time
 from base64 import b64decode
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
+from footplate.core.signals import heard
 from footplate.launch.cluster import greeting
 from footplate.launch.cluster.machines import GREET_S, JOIN_S, Line
-from footplate.signals import heard
 
 RETRY_S = 0.2
 LONGEST_WHY = 1000  # characters
 
 _AGENT = """
 import os, pickle, sys
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.launch.family import die_with
 
 die_with(int(sys.argv.pop()))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch.cluster import ray_session
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import Lost

@@ -16,8 +16,8 @@ import os
 import socket
 from typing import Any
 
-from footplate.errors import LaunchError
-from footplate.optional import require
+from footplate.core.errors import LaunchError
+from footplate.core.optional import require
 
 ANSWER_S = 5.0
 LOOPBACK = "127.0.0.1"

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import LaunchError
+from footplate.core.errors import LaunchError
 from footplate.launch.cluster import spark_session
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import Lost
@@ -215,7 +215,7 @@ def why_it_failed(message: str) -> StageFailure:
     _, raised, traceback = reason.rpartition("Traceback (most recent call last):")
     lines = [line for line in traceback.splitlines() if line.strip() and not (raised and line.startswith(" "))]
     text = lines[0].strip() if lines else "the job is gone"
-    return StageFailure(text.removeprefix("footplate.errors.LaunchError: "), bool(raised))
+    return StageFailure(text.removeprefix("footplate.core.errors.LaunchError: "), bool(raised))
 
 
 def _task(call: AgentCall, rows: Iterable[int]) -> Iterator[Any]:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError, LaunchError
+from footplate.core.errors import ConfigError, LaunchError
+from footplate.core.optional import require
 from footplate.launch.rendezvous import HOST, listen
-from footplate.optional import require
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -169,7 +169,7 @@ TRAINS = NET + textwrap.dedent(
     """
     import os, sys, time
     from pathlib import Path
-    from footplate.data.location import find_files, locate
+    from footplate.data.remote.location import find_files, locate
     place, attempt = Path(sys.argv[1]), os.environ["FOOTPLATE_JOB_ATTEMPT"]
 
     class Told(fp.Callback):

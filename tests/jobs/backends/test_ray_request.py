@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.backends import named
 from footplate.jobs.backends.ray.driver import VARIABLE
 from footplate.jobs.cluster_env import seats

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.backends.vertex import place
 from footplate.jobs.backends.vertex.client import Client, Refused, Unanswered, endpoint
 from jobs.backends.vertex_server import Cloud, Trouble, error, serve

@@ -22,7 +22,7 @@ from ports import free_port
 from pyarrow.fs import GcsFileSystem
 
 from footplate.cli.main import main
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs import environment
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.vertex import BACKEND

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import install
 from footplate.jobs.package.environment import READY
 from footplate.jobs.package.requirements import needed

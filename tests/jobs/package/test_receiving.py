@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import snapshots
 from footplate.jobs.package.receiving import receive
 from footplate.jobs.package.snapshots import snapshot, stored

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_port
 
-from footplate.data.location import connect
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
+from footplate.data.remote.location import connect
 from footplate.jobs.package import archive, snapshot, snapshots, stored
 from footplate.jobs.package.archive import Member
 

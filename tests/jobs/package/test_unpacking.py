@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.errors import PackageError
+from footplate.core.errors import PackageError
 from footplate.jobs.package import install, unpacking
 from footplate.jobs.package.unpacking import extract, unpack
 from footplate.jobs.supervision.identity import boot

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
 from footplate.jobs.plan import BUCKETS, absolute_job_dir

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.hardware.machine import cgroup_limits, usable_cores
 from footplate.hardware.nvml import NvmlError, find_driver
 from footplate.jobs.plan import Role

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from footplate.errors import ConfigError, Unavailable
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import environment
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
@@ -81,9 +81,9 @@ class Ray:
             Unavailable: nobody takes jobs there.
             ConfigError: the job can't run on Ray as it is.
         """
+        from footplate.core.optional import require
         from footplate.jobs.backends.ray import request, room
         from footplate.jobs.backends.ray.client import Away, Client
-        from footplate.optional import require
 
         request.refuse(resolved)
         require("ray.job_submission", "ray", "A job on a Ray cluster")

@@ -17,10 +17,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.core.version import LIBRARY
 from footplate.jobs.backends.ray.driver import PACKAGE
 from footplate.jobs.package import stored
-from footplate.version import LIBRARY
 
 MAX_BYTES = 500 * 2**20  # that Ray takes for a working directory
 _NEVER = (1980, 1, 1, 0, 0, 0)  # the oldest time of a file in a zip

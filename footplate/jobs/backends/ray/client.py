@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from footplate.core.optional import require
 from footplate.jobs.backends.ray.room import Nodes
-from footplate.optional import require
 
 TIMEOUT_S = 10.0
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")

@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.jobs.backends.ray import room
 from footplate.jobs.backends.ray.lines import encode, event
 from footplate.jobs.backends.ray.seat import Order, Said, Seat

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.jobs.backends.ray.client import Away, Client, Info, Refused
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
 from footplate.jobs.backends.ray import room
 from footplate.jobs.backends.ray.driver import VARIABLE
 from footplate.jobs.plan import BUCKETS, Plan

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.launch.family import die_with, kill_group
 
 if TYPE_CHECKING:

@@ -28,11 +28,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from footplate.errors import ConfigError
+from footplate.core.errors import ConfigError
+from footplate.core.optional import require
 from footplate.jobs import environment
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
-from footplate.optional import require
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.vertex.attempt import CustomJob

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from footplate.errors import FootplateError
+from footplate.core.errors import FootplateError
 from footplate.jobs.backends.vertex import outcome
 from footplate.jobs.backends.vertex.client import Client, Refused, Unanswered
 from footplate.jobs.backends.vertex.logs import Output

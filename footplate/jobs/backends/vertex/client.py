@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from footplate.errors import ConfigError, FootplateError
-from footplate.optional import require
+from footplate.core.errors import ConfigError, FootplateError
+from footplate.core.optional import require
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from footplate.errors import ConfigError, FootplateError
+from footplate.core.errors import ConfigError, FootplateError
 from footplate.jobs.backends.vertex.client import LOG_IN, Refused, Unanswered
 from footplate.jobs.package import Snapshot, archive
 from footplate.jobs.package.archive import Member
@@ -156,7 +156,7 @@ def upload(found: Iterable[Distribution], staging: str) -> None:
     """
     from pyarrow import ArrowException
 
-    from footplate.data.location import locate
+    from footplate.data.remote.location import locate
 
     for one in found:
         place = locate(one.uri(staging))

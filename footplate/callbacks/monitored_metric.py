@@ -1,0 +1,46 @@
+"""Reading a monitored metric: shared by the callbacks that watch one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from footplate.core.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from footplate.callbacks.trainer_view import TrainerView
+
+
+def check_mode(mode: str, who: str) -> str:
+    """`mode` if it is "min" or "max".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if mode not in ("min", "max"):
+        raise ConfigError(f'{who}(mode="{mode}"): expected "min" or "max".')
+    return mode
+
+
+def better(score: float, than: float, mode: str) -> bool:
+    """Whether a score is strictly better than another."""
+    return score < than if mode == "min" else score > than
+
+
+def monitored(
+    trainer: TrainerView, monitor: str, who: str, strict: bool = True, values: Mapping[str, float] | None = None
+) -> float | None:
+    """The present value of a metric, or of what else `values` holds; rank 0's, so that all ranks conclude the same.
+
+    Raises:
+        ConfigError: nothing of that name was logged, and `strict`.
+    """
+    value = trainer.group.from_first((trainer.latest_metrics() if values is None else values).get(monitor))
+    if value is None:
+        if not strict:
+            return None
+        raise ConfigError(
+            f'{who}(monitor="{monitor}"): nothing of that name has been logged. '
+            f"{did_you_mean(monitor, trainer.callback_metrics)}"
+        )
+    return float(value)

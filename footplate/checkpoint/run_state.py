@@ -1,0 +1,301 @@
+"""The run state: every bit that exact resume needs, in one place.
+
+`RunState` gathers the parts of a run that change while it trains and turns them into one nested dict of plain values
+and tensors, under Lightning's names where Lightning has one, and back. What is not in it (the order of the data, the
+draws of dropout) is a pure function of what is (see `rng.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from footplate.checkpoint.metric_states import restore, states_of
+from footplate.core import rng
+from footplate.core.errors import CheckpointError
+from footplate.core.hparams import to_state
+from footplate.core.version import __version__
+from footplate.data.adapters.combined import rewound
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+LIGHTNING = "2.6.6"  # whose names the state uses; its load_from_checkpoint wants to be told
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: epochs that are complete.
+        batch_idx: batches of the epoch in progress that have been trained on.
+        batches: batches trained on since the beginning.
+        global_step: optimizer steps since the beginning.
+        validated_at: `batches` when validation last finished, so that a resumed run neither repeats nor skips one.
+        unvalidated_s: seconds since then, where validation goes by the clock.
+        epoch_ended: the end of the epoch has been dealt with, but for what saves.
+        ended_at: `batches` when the end of an epoch was last dealt with, of one that was stopped before its last batch too.
+        seconds: time spent training in earlier attempts and this one.
+    """
+
+    epoch: int = 0
+    batch_idx: int = 0
+    batches: int = 0
+    global_step: int = 0
+    validated_at: int = -1
+    unvalidated_s: float = 0.0
+    epoch_ended: bool = False
+    ended_at: int = -1
+    seconds: float = 0.0
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Continue from `asdict(progress)`."""
+        for name, value in saved.items():
+            setattr(self, name, value)
+        if self.epoch_ended:
+            self.next_epoch()
+
+    def next_epoch(self) -> None:
+        """Go from the end of one epoch to the beginning of the next."""
+        self.epoch, self.batch_idx, self.epoch_ended = self.epoch + 1, 0, False
+
+
+@dataclass
+class RunState:
+    """The parts of one run. Each has `state_dict` and `load_state_dict`, or is plain."""
+
+    module: Any
+    seed: int
+    progress: Progress = field(default_factory=Progress)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    step: Any = None
+    metrics: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    loggers: list[Any] = field(default_factory=list)
+    loader: Any = None
+    datamodule: Any = None
+    callback_metrics: dict[str, float] = field(default_factory=dict)
+    collected: dict[str, Any] | None = None  # see `Trainer.keep_collected`
+
+    def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
+        """Everything as it is now. Tensors are the live ones: copy them before the next step."""
+        step: Any = self.step
+        if step is not None:
+            step.show()  # the weights may be on a device
+        state: dict[str, Any] = {
+            "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
+            "pytorch-lightning_version": LIGHTNING,
+            "module": f"{type(self.module).__module__}.{type(self.module).__qualname__}",
+            "epoch": self.progress.epoch,
+            "global_step": self.progress.global_step,
+            "state_dict": dict(self.module.state_dict()),
+            **to_state(self.module),
+        }
+        if self.datamodule is not None and getattr(self.datamodule, "hparams", None):
+            state |= to_state(self.datamodule, "datamodule_")
+        if weights_only:
+            return state
+        state |= {
+            "seed": self.seed,
+            "progress": asdict(self.progress),
+            **_switches(self.module),
+            "optimizers": [type(optimizer).__qualname__ for optimizer in self.optimizers],
+            "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
+            "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "step": self.step.state_dict(),
+            "metrics": (logged := self.metrics.state_dict()),
+            "torchmetrics": self._collected(logged),
+            "callback_metrics": dict(self.callback_metrics),
+            "callbacks": {key: part.state_dict() for key, part in keyed(self.callbacks)},
+            "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
+            "loader": self.position(),
+            "datamodule": self.datamodule.state_dict() if self.datamodule is not None else {},
+            "rng": rng.capture(self.step.spec.device),
+        }
+        return state
+
+    def _collected(self, logged: dict[str, Any]) -> dict[str, Any]:
+        """The states of torchmetrics objects, but for those that were logged as they are."""
+        states = states_of(self.module) if self.collected is None else self.collected
+        without = {entry["metric"] for entry in logged.values()}
+        return {path: state for path, state in states.items() if path not in without}
+
+    def position(self) -> dict[str, Any]:
+        """Where the loader goes on. A batch that was handed out and not trained on, since something failed, comes again.
+
+        Raises:
+            CheckpointError: there is such a batch, and the loader keeps its position itself and can't be put back.
+        """
+        position = self.loader.state_dict()
+        here = self.progress.batch_idx
+        if position.get("epoch") != self.progress.epoch or position.get("batch", 0) <= here:
+            return position
+        if "parts" in position:
+            return rewound(position, here)
+        if "own" in position:
+            raise CheckpointError(
+                f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it "
+                "back."
+            )
+        return {**position, "batch": here}
+
+    def load_module(self, state: dict[str, Any], source: str) -> None:
+        """Load the weights.
+
+        Raises:
+            CheckpointError: the names or shapes are those of another model.
+        """
+        strict = bool(getattr(self.module, "strict_loading", True))
+        load_weights(self.module, state["state_dict"], source, strict, state.get("module"))
+
+    def load_training(self, state: dict[str, Any], source: str) -> None:
+        """Load everything but the weights, callbacks and loggers, which the other three methods do.
+
+        A state that Lightning has made (see `checkpoint/lightning.py`) lacks some of it; that begins fresh.
+
+        Raises:
+            CheckpointError: it holds weights only, or other optimizers, schedulers or data.
+        """
+        if "progress" not in state or "optimizer_states" not in state:
+            raise CheckpointError(
+                f"{source} holds weights but no training state, so training can't continue from it. "
+                f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."
+            )
+        here = [type(optimizer).__qualname__ for optimizer in self.optimizers]
+        if here != state.get("optimizers", here):
+            raise CheckpointError(
+                f"{source} was made with {', '.join(state['optimizers']) or 'no optimizer'}; configure_optimizers() now "
+                f"returns {', '.join(here) or 'none'}. Use the same to resume."
+            )
+        for name, parts, saved in (
+            ("optimizer", self.optimizers, state["optimizer_states"]),
+            ("learning-rate scheduler", self.schedulers, state["lr_schedulers"]),
+        ):
+            if len(parts) != len(saved):
+                raise CheckpointError(
+                    f"{source} was made with {len(saved)} {name}(s); configure_optimizers() now returns {len(parts)}."
+                )
+            for part, part_state in zip(parts, saved, strict=True):
+                _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
+        self.seed = state.get("seed", self.seed)
+        self.progress.load(state["progress"])
+        _set_switches(self.module, state, source)
+        self.step.load_state_dict(state["step"])
+        if self.progress.batch_idx and "metrics" in state:
+            self.metrics.load_state_dict(state["metrics"])
+        restore(self.module, state.get("torchmetrics", {}))
+        self.callback_metrics.clear()
+        self.callback_metrics.update(state.get("callback_metrics", {}))
+        if "loader" in state:
+            self.loader.load_state_dict(state["loader"])
+        elif "position" in state:  # of another loader: as far as it can be one of this
+            self.loader.load_state_dict({**self.loader.state_dict(), **state["position"]})
+        kept = state.get("datamodule", state.get(type(self.datamodule).__qualname__))  # Lightning's key is the class
+        if self.datamodule is not None and kept:
+            self.datamodule.load_state_dict(kept)
+
+    def load_callbacks(self, state: dict[str, Any]) -> None:
+        """Load the callbacks' states; one that is new starts fresh."""
+        for key, callback in keyed(self.callbacks):
+            if state.get("callbacks", {}).get(key):
+                callback.load_state_dict(state["callbacks"][key])
+
+    def load_loggers(self, state: dict[str, Any]) -> None:
+        """Let the loggers continue their records."""
+        for key, logger in keyed(self.loggers):
+            if state.get("loggers", {}).get(key) and hasattr(logger, "load_state_dict"):
+                logger.load_state_dict(state["loggers"][key])
+
+
+def _switches(module: torch.nn.Module) -> dict[str, list[str]]:
+    """What hooks may switch: parameters that don't learn, and layers in evaluation mode while others train."""
+    switches = {"frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad]}
+    if module.training:
+        switches["in_evaluation_mode"] = [name for name, layer in module.named_modules() if not layer.training]
+    return switches
+
+
+def _set_switches(module: torch.nn.Module, state: dict[str, Any], source: str) -> None:
+    changed = []
+    if "frozen" in state:
+        frozen = set(state["frozen"])
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad == (name in frozen):
+                parameter.requires_grad = name not in frozen
+                changed.append(name)
+    if "in_evaluation_mode" in state and module.training:
+        evaluating = set(state["in_evaluation_mode"])
+        for name, layer in module.named_modules():
+            if layer.training == (name in evaluating):
+                layer.training = name not in evaluating
+                changed.append(name)
+    if changed:
+        log.warning(
+            "%s had other parameters frozen, or other layers in evaluation mode, than the module has now: %s. They are as "
+            "in the checkpoint again, so that training continues as it was.",
+            source,
+            ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else ""),
+        )
+
+
+def describe(state: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """What a checkpoint says of itself beside the state: see `footplate.checkpoint`."""
+    return {
+        **state["footplate"],
+        "module": state["module"],
+        "epoch": progress.epoch,
+        "global_step": progress.global_step,
+        "batches": progress.batches,
+        "weights_only": "progress" not in state,
+    }
+
+
+def keyed(parts: list[Any]) -> list[tuple[str, Any]]:
+    """Each part with a key that is the same in the next attempt: its `state_key` or type, numbered if it repeats."""
+    counts: dict[str, int] = {}
+    result = []
+    for part in parts:
+        key = str(getattr(part, "state_key", type(part).__qualname__))
+        counts[key] = counts.get(key, 0) + 1
+        result.append((key if counts[key] == 1 else f"{key}#{counts[key]}", part))
+    return result
+
+
+def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool, made_by: str | None = None) -> None:
+    """Load a `state_dict`, after checking that it is of this model.
+
+    Raises:
+        CheckpointError: names that are missing, unknown or of another shape, said before anything is changed.
+    """
+    here = module.state_dict()
+    missing = sorted(here.keys() - weights.keys()) if strict else []
+    unknown = sorted(weights.keys() - here.keys()) if strict else []
+    shapes = [
+        f"{name} ({tuple(weights[name].shape)} there, {tuple(here[name].shape)} here)"
+        for name in here.keys() & weights.keys()
+        if isinstance(here[name], torch.Tensor) and here[name].shape != weights[name].shape
+    ]
+    faults = [
+        f"{label} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for label, names in (("it lacks", missing), ("it has unknown", unknown), ("shapes differ:", shapes))
+        if names
+    ]
+    if faults:
+        of = f", made by {made_by}," if made_by else ""
+        raise CheckpointError(
+            f"{source}{of} is not a checkpoint of this {type(module).__name__}: {'; '.join(faults)}. "
+            "Build the model with the arguments it was trained with, or load another checkpoint."
+        )
+    module.load_state_dict(weights, strict=strict)
+
+
+def _load_part(part: Any, state: Any, what: str) -> None:
+    try:
+        part.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{what} does not fit: {error}") from error

@@ -1,0 +1,1 @@
+"""From row groups to batches on a device: windows, decoding, collating, caches, prefetching."""

@@ -1,0 +1,226 @@
+"""Remote file systems that bear with a bad network, and may keep what they read on a local disk.
+
+A request that fails for a passing reason (a connection cut, a server that is busy) is made again, up to `ATTEMPTS` times,
+after 0.1, 0.2, 0.4 … seconds and a random part of that again. What can't get better by waiting (a missing file, missing
+rights) is raised at once. A large read is cut into requests of 8 MiB, four at a time.
+
+Everything else is as in the pyarrow file system that is wrapped here, so every kind of table has the benefit.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from footplate.data.remote.file_cache import BlockStore, FileCache
+
+T = TypeVar("T")
+
+ATTEMPTS = 6
+_FIRST_WAIT_S = 0.1
+_REQUEST_BYTES = 8 * 1024 * 1024
+_REQUESTS = 4
+_LASTING = re.compile(
+    r"ACCESS_DENIED|NO_SUCH|NOT_FOUND|INVALID|SIGNATURE|UNRECOGNIZED|MISSING_AUTH|TOKEN|CREDENTIAL|PERMISSION"
+    r"|UNAUTHENTICATED|HTTP status 40[0134]",
+    re.IGNORECASE,
+)
+
+
+def wrap(filesystem: pafs.FileSystem, cache: FileCache | None, service: str = "") -> pafs.FileSystem:
+    """A remote file system with retries, and with a cache if there is to be one.
+
+    Args:
+        filesystem: the bare one.
+        cache: keeps what is read.
+        service: the address of the service, if it isn't the usual one: two services may have a bucket of one name.
+    """
+    return pafs.PyFileSystem(RemoteFiles(filesystem, cache.open() if cache else None, service))
+
+
+def identify(filesystem: pafs.FileSystem, path: str) -> Identity | None:
+    """What a remote file is, from the first time that it was asked for; None for a local file.
+
+    Raises:
+        OSError: it isn't there, or the service can't be reached.
+    """
+    handler = filesystem.handler if isinstance(filesystem, pafs.PyFileSystem) else None
+    return handler.identify(path) if isinstance(handler, RemoteFiles) else None
+
+
+def retrying(work: Callable[[], T]) -> T:
+    """What `work` returns, called again when it fails for a passing reason."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return work()
+        except OSError as error:
+            if isinstance(error, (FileNotFoundError, PermissionError)) or _LASTING.search(str(error)):
+                raise
+            time.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1) * (1 + random.random()))
+    return work()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a file is: a change of it changes this."""
+
+    size: int
+    tag: str
+
+
+class RemoteFile(io.RawIOBase):
+    """A file that is read by ranges.
+
+    Args:
+        open_native: opens it for reading; raises if it isn't the file that is meant any more.
+        name: the cache's name for it, content included.
+        size: in bytes.
+        blocks: the cache; may be None.
+    """
+
+    def __init__(
+        self, open_native: Callable[[], pa.NativeFile], name: str, size: int, blocks: BlockStore | None
+    ) -> None:
+        super().__init__()
+        self._open_native, self._name, self._size, self._blocks = open_native, name, size, blocks
+        self._native: pa.NativeFile | None = None
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes:
+        """From the present place on; fewer bytes than asked for only at the end."""
+        length = self._size - self._at if size < 0 else min(size, self._size - self._at)
+        if length <= 0:
+            return b""
+        if self._blocks is None:
+            data = self._fetch_all(self._at, length)
+        else:
+            data = self._blocks.read(self._name, self._size, self._at, length, self._fetch)
+        self._at += length
+        return data
+
+    def _fetch_all(self, offset: int, length: int) -> bytes:
+        starts = range(offset, offset + length, _REQUEST_BYTES)
+        if len(starts) == 1:
+            return self._fetch(offset, length)
+        with ThreadPoolExecutor(min(_REQUESTS, len(starts)), "footplate-fetch") as pool:
+            parts = pool.map(lambda at: self._fetch(at, min(_REQUEST_BYTES, offset + length - at)), starts)
+            return b"".join(parts)
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        return retrying(lambda: self._fetch_once(offset, length))
+
+    def _fetch_once(self, offset: int, length: int) -> bytes:
+        native = self._native = self._native or self._open_native()
+        try:
+            data = native.read_at(length, offset)
+            if len(data) != length:
+                raise OSError(f"{len(data)} bytes at {offset} instead of {length}")
+        except OSError:
+            self._native = None
+            raise
+        return data
+
+
+class RemoteFiles(pafs.FileSystemHandler):
+    """What pyarrow asks of a file system written in Python; reading and looking are retried, the rest is passed on."""
+
+    def __init__(self, inner: pafs.FileSystem, blocks: BlockStore | None, service: str) -> None:
+        self._inner, self._blocks, self._service = inner, blocks, service
+        self._known: dict[str, Identity] = {}  # files once opened, which a complete cache opens again without a request
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteFiles) and self._inner == other._inner
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def get_type_name(self) -> str:
+        return self._inner.type_name
+
+    def normalize_path(self, path: str) -> str:
+        return self._inner.normalize_path(path)
+
+    def get_file_info(self, paths: Sequence[str]) -> list[pafs.FileInfo]:
+        return retrying(lambda: self._inner.get_file_info(list(paths)))
+
+    def get_file_info_selector(self, selector: pafs.FileSelector) -> list[pafs.FileInfo]:
+        return retrying(lambda: self._inner.get_file_info(selector))
+
+    def identify(self, path: str) -> Identity:
+        """What a file is, from the first time that it was asked for."""
+        known = self._known.get(path)
+        if known is None:
+            with retrying(lambda: self._inner.open_input_file(path)) as native:
+                known = self._known[path] = self._identify(path, native)
+        return known
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        known = self.identify(path)
+        name = f"{self._inner.type_name} {self._service} {path} {known.size} {known.tag}"
+        return pa.PythonFile(RemoteFile(lambda: self._open(path, known), name, known.size, self._blocks), mode="r")
+
+    def _open(self, path: str, known: Identity) -> pa.NativeFile:
+        native = self._inner.open_input_file(path)
+        if self._identify(path, native) != known:
+            raise FileNotFoundError(f"{path} was replaced by another file")
+        return native
+
+    def _identify(self, path: str, native: pa.NativeFile) -> Identity:
+        tags = {str(name).lower(): value for name, value in (native.metadata() or {}).items()}
+        tag = tags.get("etag") or tags.get("generation") or self._inner.get_file_info(path).mtime_ns
+        return Identity(native.size(), tag.decode() if isinstance(tag, bytes) else str(tag))
+
+    def open_input_stream(self, path: str) -> pa.NativeFile:
+        return self.open_input_file(path)
+
+    def create_dir(self, path: str, recursive: bool) -> None:
+        self._inner.create_dir(path, recursive=recursive)
+
+    def delete_dir(self, path: str) -> None:
+        self._inner.delete_dir(path)
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
+        self._inner.delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
+
+    def delete_root_dir_contents(self) -> None:
+        self._inner.delete_dir_contents("/", accept_root_dir=True)
+
+    def delete_file(self, path: str) -> None:
+        self._inner.delete_file(path)
+
+    def move(self, src: str, dest: str) -> None:
+        self._inner.move(src, dest)
+
+    def copy_file(self, src: str, dest: str) -> None:
+        self._inner.copy_file(src, dest)
+
+    def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
+        return self._inner.open_output_stream(path, compression=None, metadata=metadata)
+
+    def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
+        return self._inner.open_append_stream(path, compression=None, metadata=metadata)

@@ -1,0 +1,1 @@
+"""Sources of rows: Delta, Parquet, TFRecord, image folders, frames in memory, and Spark."""

@@ -1,0 +1,133 @@
+"""Which version of a Delta table is meant: by number, or by a moment, as the newest version that was there by then.
+
+    version=12, version="12"                    a number
+    version="2024-05-01T12:00:00+02:00"         a moment, ISO 8601; without a zone, in this machine's local time
+    version="2024-05-01", version=date(…)       the first moment of that day
+    version=datetime(…)                         a moment; without a zone, in local time
+
+A version's moment is the one at which the file of its commit was written, as for every reader of Delta tables: copying
+a table anew changes it. Tables with in-commit timestamps keep it in the commit itself. A moment before the oldest
+version that there is, or one still to come (which could mean another version tomorrow), is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import operator
+import re
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from footplate.core.errors import DataError
+
+Version = int | str | date | datetime | None
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
+
+
+def number_of(uri: str, table: Any, version: Version, filesystem: pafs.FileSystem, path: str) -> int:
+    """The number of the version that is meant.
+
+    Args:
+        uri: the table as the user named it, for messages.
+        table: delta-rs's, at its newest version.
+        version: a number or a moment; None means the newest.
+        filesystem: where the table lies for pyarrow.
+        path: the table's path within `filesystem`.
+
+    Raises:
+        DataError: there is no such version, or it is neither a number nor a moment.
+    """
+    newest = table.version()
+    if version is None:
+        return newest
+    parsed = _parse(uri, version, newest)
+    if isinstance(parsed, int):
+        if not 0 <= parsed <= newest:
+            raise DataError(f"{uri}: there is no version {parsed}; there are 0 to {newest}.")
+        return parsed
+    return _at(uri, table, parsed, filesystem, f"{path}/_delta_log")
+
+
+def _parse(uri: str, version: Any, newest: int) -> int | datetime:
+    """A number, or a moment with a time zone."""
+    if isinstance(version, str) and re.fullmatch(r"-?[0-9]{1,18}", version):
+        return int(version)
+    if isinstance(version, str):
+        try:
+            version = datetime.fromisoformat(version)
+        except ValueError as error:
+            raise _neither(uri, version, newest) from error
+    if isinstance(version, date):
+        moment = version if isinstance(version, datetime) else datetime.combine(version, time())
+        return moment.astimezone() if moment.tzinfo is None else moment
+    if isinstance(version, bool):
+        raise _neither(uri, version, newest)
+    try:
+        return operator.index(version)
+    except TypeError as error:
+        raise _neither(uri, version, newest) from error
+
+
+def _neither(uri: str, version: Any, newest: int) -> DataError:
+    return DataError(
+        f"{uri}: version={version!r} is neither a number from 0 to {newest} nor a moment. Expected an integer, a "
+        'datetime, or an ISO 8601 string such as "2024-05-01T12:00:00+02:00".'
+    )
+
+
+def _at(uri: str, table: Any, moment: datetime, filesystem: pafs.FileSystem, log: str) -> int:
+    """The newest version of those that were there by `moment`."""
+    if moment > datetime.now(UTC):
+        raise DataError(
+            f"{uri}: version={moment.isoformat()!r} is still to come, so the version that it will mean isn't settled. "
+            "Leave version= out for the newest one."
+        )
+    written = _commits(uri, filesystem, log)
+    if not written:
+        raise DataError(f"{uri}: its log holds no commit any more, so it can't be opened by time; give a number.")
+    configuration = table.metadata().configuration
+    in_commit = configuration.get("delta.enableInCommitTimestamps") == "true"
+    since = int(configuration.get("delta.inCommitTimestampEnablementVersion", 0))
+
+    def when(version: int) -> datetime:
+        if in_commit and version >= since:
+            return _in_commit(filesystem, log, version)
+        return written[version]
+
+    versions = list(written)
+    at = bisect.bisect_right(versions, moment, key=when)
+    if at == 0:
+        first = when(versions[0]).astimezone(moment.tzinfo)
+        raise DataError(
+            f"{uri}: there was no version yet at {moment.isoformat()}: the first one that there is, version "
+            f"{versions[0]}, was written at {first.isoformat()}. Give a moment from then on, or a number."
+        )
+    return versions[at - 1]
+
+
+def _commits(uri: str, filesystem: pafs.FileSystem, log: str) -> dict[int, datetime]:
+    """When each version that can still be read was written; never before the one that precedes it."""
+    try:
+        infos = filesystem.get_file_info(pafs.FileSelector(log))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{uri}: its Delta log can't be listed ({error}).") from error
+    commits = {int(found[1]): info.mtime for info in infos if (found := _COMMIT.fullmatch(info.base_name))}
+    checkpoints = [int(found[1]) for info in infos if (found := _CHECKPOINT.fullmatch(info.base_name))]
+    readable_from = 0 if 0 in commits or not checkpoints else min(checkpoints)
+    written: dict[int, datetime] = {}
+    latest = datetime.min.replace(tzinfo=UTC)
+    for version in sorted(version for version in commits if version >= readable_from):
+        latest = written[version] = max(latest, commits[version])
+    return written
+
+
+def _in_commit(filesystem: pafs.FileSystem, log: str, version: int) -> datetime:
+    with filesystem.open_input_stream(f"{log}/{version:020}.json") as file:
+        first_line = file.read().split(b"\n", 1)[0]
+    return datetime.fromtimestamp(json.loads(first_line)["commitInfo"]["inCommitTimestamp"] / 1000, UTC)

@@ -1,0 +1,197 @@
+"""Spark DataFrames as a source.
+
+A DataFrame that is nothing but a Parquet table is read from its files directly, if these are just the files that Spark
+would read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row
+groups, and read from there; the same plan in the same Spark session is not computed again. The files lie in the directory
+that the Spark setting `footplate.cache.dir` names (or Petastorm's `petastorm.spark.converter.parentCacheDirUrl`), which all
+workers must see, and are removed when the driver ends. What has to outlive a session, for resuming say, belongs into a
+table.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import shutil
+import tempfile
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from footplate.core.errors import DataError
+from footplate.data.remote.location import find_files, locate
+from footplate.data.sources.column_types import plain_type
+from footplate.data.sources.parquet import ParquetSource, open_parquet
+
+CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")
+ROW_GROUP_BYTES = 32 * 2**20
+_SHOWN_FIELDS = "spark.sql.debug.maxToStringFields"
+_TYPES = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+}
+_WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
+_computed: dict[str, str] = {}  # what a plan was computed into
+
+
+def is_spark(data: Any) -> bool:
+    """Whether this is a Spark DataFrame; doesn't import Spark."""
+    return type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame"
+
+
+def open_spark(frame: Any) -> ParquetSource:
+    """A source of a DataFrame's rows, computing them if need be.
+
+    Raises:
+        DataError: the DataFrame has no rows or columns, or can't be written.
+    """
+    return _plain_table(frame) or _open(computed_uri(frame))
+
+
+def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression: str | None = None) -> str:
+    """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan.
+
+    Args:
+        frame: the DataFrame.
+        row_group_bytes: the size of a row group before compression.
+        compression: such as "zstd" or "uncompressed"; None for Spark's own.
+    """
+    session = frame.sparkSession
+    directory = _chosen_cache_dir(session)
+    key = _key(frame, directory, row_group_bytes, compression)
+    if key not in _computed:
+        uri = f"{directory or _temporary_cache_dir()}/{key}"
+        writer = frame.write.mode("overwrite").option("parquet.block.size", row_group_bytes)
+        try:
+            (writer if compression is None else writer.option("compression", compression)).parquet(uri)
+        except Exception as error:
+            raise DataError(f"The Spark DataFrame can't be written to {uri}: {error}") from error
+        _computed[key] = uri
+        atexit.register(forget, uri)
+    return _computed[key]
+
+
+def _key(frame: Any, *options: Any) -> str:
+    """What a DataFrame is known by: all of its plan, in which each column of this session has a number of its own.
+
+    Spark's `semanticHash` has 32 bits, so two plans may share it. Spark shows 25 columns of a plan by default.
+    """
+    session = frame.sparkSession
+    shown = session.conf.get(_SHOWN_FIELDS, None)
+    session.conf.set(_SHOWN_FIELDS, str(2**31 - 1))
+    try:
+        plan = frame._jdf.queryExecution().analyzed().toString()
+    finally:
+        if shown is None:
+            session.conf.unset(_SHOWN_FIELDS)
+        else:
+            session.conf.set(_SHOWN_FIELDS, shown)
+    meant = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {options} {plan}"
+    return hashlib.sha256(meant.encode()).hexdigest()[:32]
+
+
+def forget(uri: str) -> None:
+    """Remove what a DataFrame was computed into; any other place is left alone."""
+    keys = [key for key, computed in _computed.items() if computed == uri]
+    if not keys:
+        return
+    for key in keys:
+        del _computed[key]
+    place = locate(uri)
+    with contextlib.suppress(OSError):
+        place.filesystem.delete_dir(place.path)
+
+
+def _plain_table(frame: Any) -> ParquetSource | None:
+    """The Parquet files that a DataFrame is nothing but; None when it is more than that."""
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    if plan.getClass().getSimpleName() != "LogicalRelation":
+        return None
+    relation = plan.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation" or relation.fileFormat().toString() != "Parquet":
+        return None
+    roots = relation.location().rootPaths()
+    if roots.length() != 1:
+        return None
+    place = locate(_tidy(roots.head().toUri().toString()))
+    source = open_parquet(place, find_files(place))
+    if source is None or set(source.files) != {_path(uri) for uri in frame.inputFiles()}:
+        return None
+    try:
+        schema = _typed(frame, source)
+    except DataError:  # the files differ in their columns, which Spark knows how to settle
+        return None
+    return schema and source.typed(schema)
+
+
+def _typed(frame: Any, source: ParquetSource) -> pa.Schema | None:
+    """The columns of some files in Spark's types; None where the files themselves have others."""
+    if source.schema.names != frame.columns:
+        return None
+    fields = []
+    for field, (_, kind) in zip(source.schema, frame.dtypes, strict=True):
+        own = plain_type(field.type)
+        own = _WIDE.get(own, own)
+        wanted = _TYPES.get(kind)
+        if wanted is None and own in _TYPES.values():
+            return None
+        if wanted is None or wanted == own:
+            fields.append(field)
+        elif _all_become(wanted, source.partition_values(field.name)):
+            fields.append(field.with_type(wanted))
+        else:
+            return None
+    return pa.schema(fields)
+
+
+def _all_become(kind: pa.DataType, values: set[Any]) -> bool:
+    """Whether there are values of a partition column, and all can be cast to a type."""
+    try:
+        return bool([pa.scalar(value, pa.string()).cast(kind) for value in values])
+    except pa.ArrowInvalid:
+        return False
+
+
+def _path(uri: str) -> str:
+    """The path of a file that Spark names by a URI, as pyarrow has it."""
+    parts = urlsplit(uri)
+    return unquote(parts.netloc + parts.path)
+
+
+def _open(uri: str) -> ParquetSource:
+    place = locate(uri)
+    source = open_parquet(place, find_files(place))
+    if source is None:
+        raise DataError("The Spark DataFrame has no rows.")
+    return source
+
+
+def _chosen_cache_dir(session: Any) -> str | None:
+    """The directory that a setting names, or None."""
+    for name in CACHE_SETTINGS:
+        directory = session.conf.get(name, None)
+        if directory:
+            return _tidy(directory.rstrip("/"))
+    return None
+
+
+def _temporary_cache_dir() -> str:
+    made = tempfile.mkdtemp(prefix="footplate-spark-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def _tidy(uri: str) -> str:
+    """Spark writes `file:/path` where others write `file:///path`."""
+    return f"file://{uri[5:]}" if uri.startswith("file:/") and not uri.startswith("file://") else uri

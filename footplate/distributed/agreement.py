@@ -1,0 +1,100 @@
+"""When all ranks stop: agreed about twice a second, never decided by one rank alone.
+
+A signal, `trainer.should_stop` or a clock that has run out is known to one rank first. If it acted at once, the others
+would wait for it in their next collective. So a rank only makes a note, and every so many steps all of them exchange
+their notes in one small host-side all-reduce (the maximum of four integers):
+
+    rank 0   step  step  step  ⟷  step …                 [signal, stop, µs per step, rank 0's clock]
+    rank 1   step  SIGTERM  …  ⟷  "SIGTERM": all ranks know, after the same step: they save and exit with 143
+
+How many steps lie between two exchanges follows from the slowest rank's time per step, which is exchanged too: so every
+rank computes the same number. It begins at one, at most doubles each time, and aims at `EVERY_S`; a step that takes
+longer than that is followed by an exchange each time. `settle` exchanges at once, at places that all ranks reach
+together anyway: after a validation, at the end of an epoch.
+
+A rank that dies closes its connections, and the exchange raises on the others; nobody is waited for in vain.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from footplate.core.signals import Signals
+from footplate.distributed.group import Group
+
+EVERY_S = 0.5
+
+
+class Agreement:
+    """What the ranks have agreed on. Of a single process: what it wants, at once.
+
+    Args:
+        group: the ranks.
+        signals: where this rank's signals are noted; what is agreed on is noted there too.
+        wants_stop: whether this rank wants to stop (`trainer.should_stop`).
+
+    Attributes:
+        stop: all ranks stop as soon as the run's limits allow.
+        interrupted: a signal came, on whichever rank.
+        now_s: rank 0's clock (monotonic seconds) at the last exchange: the same number on every rank.
+    """
+
+    def __init__(self, group: Group, signals: Signals, wants_stop: Callable[[], bool]) -> None:
+        self._group = group
+        self._signals = signals
+        self._wants_stop = wants_stop
+        self._stop = False
+        self._signal = 0
+        self._now_s = time.monotonic()
+        self._every = self._left = 1
+        self._since = time.monotonic()
+
+    @property
+    def stop(self) -> bool:
+        return self._stop if self._group.is_distributed else self._wants_stop()
+
+    @property
+    def interrupted(self) -> bool:
+        return bool(self._signal) if self._group.is_distributed else self._signals.received is not None
+
+    @property
+    def now_s(self) -> float:
+        return self._now_s if self._group.is_distributed else time.monotonic()
+
+    def begin(self) -> None:
+        """Begin a stretch of steps (of training, of a validation) whose pace isn't known; all ranks do."""
+        self._every = self._left = 1
+        self._since = time.monotonic()
+
+    def step(self) -> None:
+        """Count a step that every rank takes, and exchange notes when it is time."""
+        self._left -= 1
+        if self._left <= 0:
+            self._exchange(self._every)
+
+    def settle(self) -> None:
+        """Exchange notes now; all ranks do."""
+        if self._group.is_distributed:
+            self._exchange(0)
+
+    def _exchange(self, steps: int) -> None:
+        began = time.monotonic()
+        per_step_us = int((began - self._since) * 1e6 / steps) if steps else 0
+        received = self._signals.received
+        clock_us = int(began * 1e6) if self._group.world.rank == 0 else -(1 << 62)
+        notes = [0 if received is None else int(received), int(self._wants_stop()), per_step_us, clock_us]
+        self._signal, stop, per_step_us, clock_us = self._group.maximum(notes)
+        self._stop, self._now_s = bool(stop), clock_us / 1e6
+        if self._signal:
+            self._signals.agree(signal.Signals(self._signal))
+        if steps:
+            self._every = steps_between(per_step_us / 1e6, self._every)
+        self._left = self._every
+        self._since = time.monotonic()
+
+
+def steps_between(step_s: float, before: int) -> int:
+    """How many steps lie before the next exchange: `EVERY_S` of them, at most twice as many as before, at least one."""
+    return max(1, min(2 * before, int(EVERY_S / max(step_s, 1e-6))))

@@ -1,0 +1,208 @@
+"""The ranks of a training, and what they tell each other through the host.
+
+Three kinds of traffic, each on channels of its own:
+
+    gradients, parameters       between devices: the default process group (gloo on the CPU, NCCL on CUDA)
+    metrics, states, decisions  between hosts: `Group`, below; small, and only at epochs' ends, reports and saves
+    stop, save, signals         between hosts: `agreement.py`; some integers, about twice a second
+
+The last two share one gloo group beside the default one, so that neither ever waits behind a device's work, and a rank
+whose device hangs can still be told to stop.
+
+`join` meets the others at `MASTER_ADDR:MASTER_PORT` (torchrun's rendezvous) when a trainer first has work to do, and
+keeps the group for the trainers after it; a group that the user has made is used and left alone. All ranks must call
+the methods of a `Group` in the same order. When one dies, its connections close and the others raise at once; one that
+is frozen is noticed when `TIMEOUT` has passed, or earlier by whoever has started the processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from footplate.core.errors import ConfigError, FootplateError
+from footplate.distributed import connectivity, network_interface
+from footplate.distributed.world import SINGLE, World
+
+TIMEOUT = timedelta(minutes=30)
+
+_host_group: Any = None
+_default_group: Any = None  # the one that `_host_group` was made beside
+
+
+class Group:
+    """The ranks of one training; of a single process, every method is what it is for one.
+
+    Attributes:
+        world: the place of this process.
+    """
+
+    def __init__(self, world: World, host: Any = None) -> None:
+        self.world = world
+        self._host = host
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there is anybody else."""
+        return self.world.size > 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """The `value` of every rank, in the order of ranks. It is pickled: plain values and tensors of the CPU."""
+        if not self.is_distributed:
+            return [value]
+        found: list[Any] = [None] * self.world.size
+        dist.all_gather_object(found, value, group=self._host)
+        return found
+
+    def gather_to_first(self, value: Any) -> list[Any]:
+        """`gather` for rank 0 alone; the others get an empty list."""
+        if not self.is_distributed:
+            return [value]
+        found: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
+        dist.gather_object(value, found, dst=0, group=self._host)
+        return found or []
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's `value`, on every rank."""
+        if not self.is_distributed:
+            return value
+        box = [value if self.world.rank == 0 else None]
+        dist.broadcast_object_list(box, src=0, group=self._host)
+        return box[0]
+
+    def ask_first(self, question: Callable[[], Any]) -> Any:
+        """What `question()` gives on rank 0, on every rank; an exception that it raises there, every rank raises."""
+        if not self.is_distributed:
+            return question()
+        answer, error = None, None
+        if self.world.rank == 0:
+            try:
+                answer = question()
+            except Exception as raised:
+                error = raised
+        answer, told = self.from_first((answer, None if error is None else _portable(error)))
+        if told is not None:
+            raise told if error is None else error
+        return answer
+
+    def ask_each(self, question: Callable[[], Any]) -> Any:
+        """What `question()` gives on this rank; where it raises on some ranks only, the others raise too, and say which."""
+        if not self.is_distributed:
+            return question()
+        answer, error = None, None
+        try:
+            answer = question()
+        except Exception as raised:
+            error = raised
+        told = self.gather(None if error is None else _portable(error))
+        if error is not None:
+            raise error
+        for rank, other in enumerate(told):
+            if other is not None:
+                raise type(other)(f"Rank {rank}: {other}") if isinstance(other, FootplateError) else other
+        return answer
+
+    def maximum(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of each of some integers over all ranks."""
+        if not self.is_distributed:
+            return list(numbers)
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host)
+        return tensor.tolist()
+
+    def everybody(self, holds: bool) -> bool:
+        """Whether something holds on every rank."""
+        return not self.maximum([int(not holds)])[0]
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.maximum([0])
+
+    def stack(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        """`tensor` of every rank, of one shape, in a new first dimension; with `sync_grads`, gradients flow back."""
+        if not self.is_distributed:
+            return tensor
+        if sync_grads:
+            from torch.distributed.nn.functional import all_gather
+
+            return torch.stack(list(all_gather(tensor)))
+        tensor = tensor.contiguous()
+        found = [torch.empty_like(tensor) for _ in range(self.world.size)]
+        dist.all_gather(found, tensor)
+        return torch.stack(found)
+
+
+ALONE = Group(SINGLE)
+
+
+def _portable(error: Exception) -> Exception:
+    """An exception as it can be sent to another process: itself, or its text where it can't be made again there."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever a class of somebody else's raises when it is pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def join(world: World, backend: str, device: torch.device) -> Group:
+    """Meet the other ranks, once per process.
+
+    Args:
+        world: this process's place.
+        backend: what the devices speak, "gloo" or "nccl" say; hosts always speak gloo.
+        device: this rank's.
+
+    Raises:
+        ConfigError: the others can't be met, or the user's own group is of another size.
+    """
+    global _host_group, _default_group
+    if world.size == 1:
+        return Group(world)
+    if not dist.is_initialized():
+        _meet(world, backend, device)
+        atexit.register(leave, dist.group.WORLD)
+    if (dist.get_world_size(), dist.get_rank()) != (world.size, world.rank):
+        raise ConfigError(
+            f"torch.distributed was initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but RANK and "
+            f"WORLD_SIZE say {world.rank} of {world.size}. Leave the initialisation to the trainer, or set the variables."
+        )
+    if _default_group is not dist.group.WORLD:
+        _host_group, _default_group = dist.new_group(backend="gloo", timeout=TIMEOUT), dist.group.WORLD
+    return Group(world, _host_group)
+
+
+def leave(group: Any = None) -> None:
+    """Part from the other ranks: at the end of the process. A group that somebody else has made since is left alone."""
+    global _host_group, _default_group
+    if dist.is_initialized() and (group is None or group is dist.group.WORLD):
+        dist.destroy_process_group()
+    _host_group = _default_group = None
+
+
+def _meet(world: World, backend: str, device: torch.device) -> None:
+    backends = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
+    try:
+        store = next(iter(rendezvous("env://", rank=world.rank, world_size=world.size, timeout=TIMEOUT)))[0]
+        connectivity.prepare_gloo(world, PrefixStore("footplate", store))
+        store = PrefixStore("default_pg", store)  # as torch names it
+        dist.init_process_group(backends, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        variable = network_interface.VARIABLE
+        raise ConfigError(
+            f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {str(error).splitlines()[0]} "
+            "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does. Ranks on several machines "
+            f"also connect to each other: {variable} ({os.environ.get(variable) or 'not set'}) names the network interface "
+            "for that."
+        ) from error

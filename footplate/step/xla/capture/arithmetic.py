@@ -1,0 +1,199 @@
+"""Python's arithmetic with numbers that change from step to step, written down to be done anew before each step.
+
+What such numbers are, and what becomes of them, is said in `symbolic_scalars.py`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from footplate.step.xla.capture.refusals import CaptureError, calling_place
+
+if TYPE_CHECKING:
+    from footplate.step.xla.capture.symbolic_scalars import Counters, Present
+
+
+Method = Callable[..., Any]
+
+
+def _arithmetic(function: Callable[..., Any]) -> Method:
+    def method(self: Number, *others: Any) -> Any:
+        return computed(function, self, *others) if all(map(_is_plain, others)) else NotImplemented
+
+    return method
+
+
+def _operator(function: Callable[..., Any]) -> tuple[Method, Method]:
+    """The method of an operator, and that for a number on its other side."""
+    return _arithmetic(function), _arithmetic(lambda right, left: function(left, right))
+
+
+def _comparison(function: Callable[..., Any]) -> Method:
+    def method(self: Number, other: Any) -> Any:
+        return computed(function, self, other).decide() if _is_plain(other) else NotImplemented
+
+    return method
+
+
+def _refusal(self: Number, *_: Any) -> NoReturn:
+    self.refuse()
+
+
+class Number:
+    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's arithmetic,
+    comparisons and torch may use it.
+    """
+
+    def __init__(
+        self, counters: Counters, function: Callable[..., Any], operands: tuple[Any, ...], value: Any, text: str
+    ) -> None:
+        self.value, self.text = value, text
+        self._counters, self._function, self._operands = counters, function, operands
+        self._place: int | None = None
+
+    def now(self, present: Present) -> Any:
+        """Compute it anew."""
+        if not self._operands:
+            return self._function(present)
+        return self._function(*(one.now(present) if isinstance(one, Number) else one for one in self._operands))
+
+    def tensor(self) -> Tensor:
+        """It as a tensor of no dimensions: an input of the graph."""
+        if self._place is None:
+            self._place = self._counters.place(self)
+        kind = torch.int64 if isinstance(self.value, int) else self._counters.floating
+        return self._counters.inputs[self._place].to(kind)
+
+    def decide(self) -> bool:
+        """Whether it is true, from here on a decision of the graph."""
+        return self._counters.decide(lambda present: bool(self.now(present)), bool(self.value), self.text)
+
+    def refuse(self, why: str = "") -> NoReturn:
+        """Say who uses it, and what to do instead."""
+        raise CaptureError(
+            f"{self.text} is used{why} in a step that is captured once, where it would stay what it is now:\n"
+            f"    {calling_place()}\n"
+            "A captured step may compute with it (min, max and math.exp, called by these names, included), multiply "
+            "tensors with it, log it, and compare it with other numbers. Do what else depends on it in a hook between "
+            "steps (on_train_batch_end, on_train_epoch_start)."
+        )
+
+    def __bool__(self) -> bool:
+        return self.decide()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _with_tensors(func, args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+        if method != "__call__" or options or not all(map(_is_plain, operands)):
+            self.refuse()
+        return computed(lambda *values: ufunc(*values).item(), *operands)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        self.refuse()
+
+    def __round__(self, digits: int | None = None) -> Number:
+        return computed(round, self, digits)
+
+    __add__, __radd__ = _operator(operator.add)
+    __sub__, __rsub__ = _operator(operator.sub)
+    __mul__, __rmul__ = _operator(operator.mul)
+    __truediv__, __rtruediv__ = _operator(operator.truediv)
+    __floordiv__, __rfloordiv__ = _operator(operator.floordiv)
+    __mod__, __rmod__ = _operator(operator.mod)
+    __pow__, __rpow__ = _operator(operator.pow)
+    __and__, __rand__ = _operator(operator.and_)
+    __or__, __ror__ = _operator(operator.or_)
+    __xor__, __rxor__ = _operator(operator.xor)
+    __lshift__, __rlshift__ = _operator(operator.lshift)
+    __rshift__, __rrshift__ = _operator(operator.rshift)
+    __neg__, __pos__, __invert__ = map(_arithmetic, (operator.neg, operator.pos, operator.invert))
+    __abs__, __floor__, __ceil__, __trunc__ = map(_arithmetic, (abs, math.floor, math.ceil, math.trunc))
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
+    __int__ = __float__ = __complex__ = __index__ = __divmod__ = __rdivmod__ = __iter__ = __len__ = _refusal
+    __str__ = __repr__ = __format__ = __hash__ = _refusal
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (Real, Number))
+
+
+def computed(function: Callable[..., Any], *operands: Any) -> Number:
+    """What a function makes of numbers of which some are `Number`s."""
+    mine = [one for one in operands if isinstance(one, Number)]
+    value = function(*(one.value if isinstance(one, Number) else one for one in operands))
+    return Number(mine[0]._counters, function, operands, value, _text(mine))
+
+
+def _text(operands: list[Number]) -> str:
+    names = sorted({one.text.removeprefix("a number made of ") for one in operands})
+    return f"a number made of {' and '.join(names)}"
+
+
+class NumbersAsInputs(TorchFunctionMode):
+    """Turns `Number`s among the arguments of torch's functions into inputs of the graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, FunctionType):  # in Python: it asks, computes, and calls those that take a tensor
+            return func(*args, **(kwargs or {}))
+        return _with_tensors(func, args, kwargs or {})
+
+
+def _with_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call one of torch's functions with tensors in the place of `Number`s."""
+    found = [one for one in (*args, *kwargs.values()) if isinstance(one, Number)]
+    if not found:
+        return func(*args, **kwargs)
+    if func in (torch.tensor, torch.as_tensor):
+        whole = isinstance(found[0].value, int)
+        return found[0].tensor().to(kwargs.get("dtype") or (torch.int64 if whole else torch.get_default_dtype()))
+    met = next((one.dtype for one in args if isinstance(one, Tensor) and one.is_floating_point()), None)
+    try:
+        return func(
+            *(_as_tensor(one, met) for one in args), **{name: _as_tensor(one, met) for name, one in kwargs.items()}
+        )
+    except TypeError as error:
+        found[0].refuse(f" where torch takes plain numbers alone ({str(error).splitlines()[0]})")
+
+
+def _as_tensor(value: Any, met: torch.dtype | None) -> Any:
+    """A number as a tensor; a fraction is of the type that it meets, as Python's are."""
+    if not isinstance(value, Number):
+        return value
+    return value.tensor() if met is None or isinstance(value.value, int) else value.tensor().to(met)
+
+
+@contextmanager
+def pythons_functions() -> Iterator[None]:
+    """`min`, `max` and the functions of `math` compute `Number`s of `Number`s in this block."""
+    of_math = [(math, name) for name in dir(math) if isinstance(getattr(math, name), BuiltinFunctionType)]
+    kept = [(owner, name, getattr(owner, name)) for owner, name in [*of_math, (builtins, "min"), (builtins, "max")]]
+    for owner, name, function in kept:
+        setattr(owner, name, _computing(function))
+    try:
+        yield
+    finally:
+        for owner, name, function in kept:
+            setattr(owner, name, function)
+
+
+def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(isinstance(one, Number) for one in args) or not all(map(_is_plain, args)):
+            return function(*args, **kwargs)
+        return computed(function, *args)
+
+    return call

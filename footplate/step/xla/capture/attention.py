@@ -1,0 +1,180 @@
+"""Attention as one operation of the graph, so that whoever runs it need not hold the matrix of length × length.
+
+While a step is captured, `F.scaled_dot_product_attention` (which `nn.MultiheadAttention`, torchvision, timm and
+transformers call) becomes `footplate::attention`: the result, and for each query the logarithm of the sum of its
+exponentials, from which the backward pass (`footplate::attention_backward`) computes the probabilities again. Dropout draws
+from a seed that both are given. A mask that is added may learn itself (a relative position bias): its gradient is summed
+into its own shape. The functions here say what the operations mean, in plain torch; `lowering/attention.py` computes them
+some queries at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import register_flop_formula
+
+from footplate.step.xla.capture.masks import simplified
+
+
+def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is masked."""
+    scores = _wide(q) @ _wide(k).mT * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    sums = torch.logsumexp(scores, -1)
+    sums = torch.where(sums == -math.inf, math.inf, sums)
+    return torch.exp(scores - sums[..., None]), sums
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _share(seed: Tensor | None, p: float, like: Tensor) -> Tensor | float:
+    """What dropout multiplies probabilities with."""
+    if seed is None:
+        return 1.0
+    generator = torch.Generator().manual_seed(int(seed))
+    return (torch.rand(like.shape, generator=generator) >= p).to(like.dtype) / (1 - p)
+
+
+@torch.library.custom_op("footplate::attention", mutates_args=())
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, p: float, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of q (…, queries, width) over k (…, keys, width) and v (…, keys, width of values).
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        mask: truth values or numbers to be added, to be broadcast to (…, queries, keys).
+        seed: what dropout draws from, or None for no dropout.
+        p: the probability of dropout.
+        causal: whether a query sees no later keys.
+        scale: what scores are multiplied with.
+
+    Returns:
+        The result, in q's type, and the logarithms of the sums of exponentials, in at least single precision.
+    """
+    weights, sums = probabilities(q, k, mask, causal, scale)
+    return (weights * _share(seed, p, weights) @ _wide(v)).to(q.dtype), sums
+
+
+@torch.library.custom_op("footplate::attention_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, result: Tensor,
+    sums: Tensor, learns: bool, p: float, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k, v and the mask, of the result's gradient and what `attention` was given and returned.
+
+    Where the mask doesn't learn, its gradient has no elements.
+    """
+    weights, _ = probabilities(q, k, mask, causal, scale)
+    share, gradient = _share(seed, p, weights), _wide(gradient)
+    of_scores = weights * (gradient @ _wide(v).mT * share - (gradient * _wide(result)).sum(-1, keepdim=True))
+    of_q, of_k, of_v = of_scores @ _wide(k) * scale, of_scores.mT @ _wide(q) * scale, (weights * share).mT @ gradient
+    of_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype) if learns and mask is not None else q.new_empty(0)
+    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), of_mask
+
+
+@attention.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any, p: float, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    sums = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=sums)
+
+
+@attention_backward.register_fake
+def _(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    seed: Any,
+    result: Any,
+    sums: Any,
+    learns: bool,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_mask = mask.new_empty(mask.shape) if learns else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_mask
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, mask, seed, *ctx.settings = inputs
+    ctx.save_for_backward(q, k, v, mask, seed, *output)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, of_sums: Any) -> tuple[Any, ...]:
+    learns = ctx.needs_input_grad[3]
+    *of_qkv, of_mask = attention_backward(gradient, *ctx.saved_tensors, learns, *ctx.settings)
+    return *of_qkv, of_mask if learns else None, None, None, None, None
+
+
+attention.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _products(q: Any, k: Any, v: Any, of_width: int, of_values: int) -> int:
+    """Floating-point operations of so many products over the width, and over that of values; of shapes."""
+    return 2 * math.prod(q[:-1]) * k[-2] * (of_width * q[-1] + of_values * v[-1])
+
+
+@register_flop_formula(torch.ops.footplate.attention)
+def _(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return _products(q, k, v, 1, 1)
+
+
+@register_flop_formula(torch.ops.footplate.attention_backward)
+def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return _products(q, k, v, 3, 2)
+
+
+class AttentionAsOne(TorchFunctionMode):
+    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it: from
+    inside of another of torch's functions, where a mode doesn't see it.
+    """
+
+    def __enter__(self) -> Any:
+        F.scaled_dot_product_attention = _attend
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        F.scaled_dot_product_attention = _TORCHS
+        super().__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _TORCHS:
+            return _attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+_TORCHS = F.scaled_dot_product_attention
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if attn_mask is not None and is_causal:  # which torch refuses
+        return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    attn_mask, is_causal = simplified(attn_mask, is_causal)
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    q, k, v = (x.expand(*lead, *x.shape[-2:]) for x in (query, key, value))
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
+    seed = torch.randint(0, 2**31 - 1, (), device=q.device) if dropout_p else None
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return attention(q, k, v, attn_mask, seed, float(dropout_p), bool(is_causal), float(scale))[0]

@@ -1,0 +1,255 @@
+"""What a step finds in the module: constants of its program, as long as nobody changes them.
+
+The attributes that the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or
+dictionary of such, a function) are written down as they are at that moment, with their lines; and of the whole module, of
+which classes its parts are, in which modes, and of which shapes its tensors. `Reads.changes` says later whether all that is
+still so, so that whoever runs the program can capture it anew.
+
+A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
+it becomes an input of the program (`symbolic_scalars.py`).
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from footplate.core.hashing import hashed
+from footplate.step.xla.capture.arithmetic import Number
+from footplate.step.xla.capture.functional import is_traced
+from footplate.step.xla.capture.refusals import calling_place
+
+PLAIN = (bool, int, float, str, type(None))
+
+Attribute = tuple[str, str]
+"""A module's name within the one that is captured ("" for itself), and the attribute's."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """An attribute that is no longer what it was when the step was captured.
+
+    Attributes:
+        attribute: which.
+        text: a sentence with both values and the line that reads it.
+        is_number: whether it was and is a number, which can be fed.
+    """
+
+    attribute: Attribute
+    text: str
+    is_number: bool
+
+
+@dataclass
+class Reads:
+    """What a program has been made from: attributes of the module and its submodules, and settings of optimizers.
+
+    Attributes:
+        attributes: attribute → (its picture, the line that read it first).
+        form: see `form_of`.
+        settings: see `optimizers.settings`.
+    """
+
+    attributes: dict[Attribute, tuple[Any, str]] = field(default_factory=dict)
+    form: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self, module: nn.Module) -> Iterator[None]:
+        """Note whatever is read from the attributes of a module and its submodules in this block."""
+        names = {id(part): name for name, part in module.named_modules()}
+        read = object.__getattribute__
+
+        def read_and_note(part: nn.Module, name: str) -> Any:
+            value = read(part, name)
+            if name not in _MODULES_OWN and id(part) in names and _is_data(part, name, value):
+                attribute = names[id(part)], name
+                if attribute not in self.attributes:
+                    seen = picture(value)
+                    if seen is not OPAQUE:
+                        self.attributes[attribute] = seen, calling_place()
+            return value
+
+        nn.Module.__getattribute__ = read_and_note  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del nn.Module.__getattribute__
+
+    def changes(self, module: nn.Module) -> list[Changed]:
+        """What is no longer as it was when the step was captured."""
+        parts = dict(module.named_modules())
+        found = []
+        for attribute, (before, where) in self.attributes.items():
+            owner, name = attribute
+            if owner not in parts or not (name in vars(parts[owner]) or hasattr(type(parts[owner]), name)):
+                continue
+            now = picture(getattr(parts[owner], name))
+            if not _alike(now, before):
+                text = (
+                    f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
+                    f"{now!r:.60} now; read at {where}"
+                )
+                found.append(Changed(attribute, text, is_number(before) and type(now) is type(before)))
+        form = form_of(module)
+        for name in {**self.form, **form}:
+            before, now = self.form.get(name, "nothing"), form.get(name, "nothing")
+            if before != now:
+                text = f"{name or 'the module'} was {before} when the step was captured and is {now} now"
+                found.append(Changed((name, ""), text, False))
+        return found
+
+    def changed_settings(self, now: Mapping[str, Any]) -> list[str]:
+        """A sentence for each setting of an optimizer that is no longer what it was."""
+        before = self.settings
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        return [f"{name} was {before.get(name)!r} and is {now.get(name)!r} now" for name in names]
+
+
+def form_of(module: nn.Module) -> dict[str, str]:
+    """The class, mode and hooks of each part of a module, and the shape and type of each of its tensors, by name."""
+    found = {
+        name: f"a {type(part).__qualname__} in {'training' if part.training else 'evaluation'} mode{_hooks_of(part)}"
+        for name, part in module.named_modules()
+    }
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        found[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an integer or a float, and no bool."""
+    return type(value) in (int, float)
+
+
+@contextmanager
+def fed(module: nn.Module, numbers: Mapping[Attribute, Any]) -> Iterator[None]:
+    """Something else in the place of a module's numbers, for the length of a block."""
+    parts = dict(module.named_modules())
+    before = {(owner, name): vars(parts[owner])[name] for owner, name in numbers}
+    try:
+        for (owner, name), number in numbers.items():
+            vars(parts[owner])[name] = number
+        yield
+    finally:
+        for (owner, name), value in before.items():
+            vars(parts[owner])[name] = value
+
+
+class _Opaque:
+    def __repr__(self) -> str:
+        return "something else"
+
+
+OPAQUE = _Opaque()
+"""The picture of what isn't looked into."""
+
+
+def picture(value: Any, depth: int = 4) -> Any:
+    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values likewise.
+
+    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's count
+    of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts are read.
+    What stands for something else while a step is captured is `OPAQUE`.
+    """
+    if isinstance(value, PLAIN):
+        return value
+    if is_traced(value) or isinstance(value, (Number, nn.Parameter)) or depth == 0:
+        return OPAQUE
+    if isinstance(value, Tensor):
+        return _Pictured(value, _version(value))
+    if isinstance(value, (list, tuple)) and len(value) <= _MOST:
+        return (list if isinstance(value, list) else tuple)(picture(one, depth - 1) for one in value)
+    if isinstance(value, dict) and len(value) <= _MOST:
+        return {name: picture(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
+    if isinstance(value, (set, frozenset)) and len(value) <= _MOST and all(isinstance(one, PLAIN) for one in value):
+        return frozenset(value)
+    if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
+        return _Array(value.shape, hashed(value))
+    if isinstance(value, (SimpleNamespace, Namespace)) or (is_dataclass(value) and not isinstance(value, type)):
+        return picture(dict(vars(value)), depth - 1)
+    return _Same(value)
+
+
+def _is_data(part: nn.Module, name: str, value: Any) -> bool:
+    """Whether a value is an attribute of the module's own, or a plain one of its class, which a hook may put before."""
+    if name in object.__getattribute__(part, "__dict__"):
+        return True
+    return isinstance(value, (*PLAIN, list, tuple, dict)) and any(
+        vars(kind).get(name) is value for kind in type(part).__mro__
+    )
+
+
+_MOST = 1000  # members of a list or dictionary that is looked into
+_MOST_BYTES = 1 << 20  # of an array that is looked into
+_MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
+
+
+def _alike(now: Any, before: Any) -> bool:
+    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other types."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, (list, tuple)):
+        return len(now) == len(before) and all(map(_alike, now, before))
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(_alike(value, before[name]) for name, value in now.items())
+    return bool(now == before) or (now != now and before != before)  # two NaNs
+
+
+def _hooks_of(part: nn.Module) -> str:
+    """Which hooks are registered on a part, by the numbers of their handles, for the end of a description."""
+    kinds = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
+    handles = [str(number) for hooks in kinds for number in hooks]
+    return f" with hooks {', '.join(handles)}" if handles else ""
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array of NumPy's, known by its values."""
+
+    shape: tuple[int, ...]
+    values: str
+
+    def __repr__(self) -> str:
+        return f"an array of shape {self.shape} ({self.values[:8]})"
+
+
+@dataclass(frozen=True)
+class _Pictured:
+    tensor: Tensor
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pictured) and self.tensor is other.tensor and self.version == other.version
+
+    def __repr__(self) -> str:
+        return f"a tensor of shape {tuple(self.tensor.shape)}, changed {self.version} times"
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Some object or function: the same, or, of one that is no more than a value (a type, a device), equal to it."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or type(self.value) is not type(other.value):
+            return False
+        alike = isinstance(self.value, Hashable) and bool(self.value == other.value)
+        return alike or self.value is other.value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,211 @@
+"""All of torch's private interface that capturing needs, in one place.
+
+Four pieces of torch make a graph of a step, the same four that `torch.compile` is built on:
+
+    FakeTensorMode         tensors with a shape and a type, and no memory
+    FunctionalTensorMode   in-place changes (`x += 1`, BatchNorm's statistics, `optimizer.step()`) become new values
+    core decompositions    the two thousand operations of ATen become some two hundred
+    make_fx                every operation that is reached is written into an FX graph
+
+None of them is public, though all have kept their form since torch 2.5. What else of `torch._…` is used: the flag by which
+optimizers know that they are being compiled and keep their arithmetic in tensors, a table of type and shape of each value
+in `node.meta["val"]`, and graph modules that write their Python code when somebody calls them. Written for torch 2.11 to
+2.13, tried with 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.distributions import Distribution
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from footplate.step.xla.capture.refusals import place_within
+from footplate.step.xla.capture.rng_ops import Draws
+
+__all__ = [
+    "FakeTensorMode", "as_compiled", "drop_inputs", "fake_like", "fake_mode", "is_traced", "outside_of_capture", "pytree",
+    "trace", "without_modes",
+]  # fmt: skip
+
+
+def fake_mode() -> FakeTensorMode:
+    """Tensors without memory, of fixed shapes; a real tensor that the step reaches by itself becomes a constant.
+
+    What would need values raises: numbers out of tensors, and shapes that depend on them.
+    """
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+
+
+def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A tensor of the same shape, strides and type on the CPU, without memory; `tensor` may itself have none."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+
+
+def trace(
+    function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], learning: Sequence[bool]
+) -> GraphModule:
+    """A graph of what `function` does to fake tensors.
+
+    Args:
+        function: gets the inputs and returns the outputs; it may change its inputs in place.
+        inputs: fake tensors.
+        learning: which of them require gradients, and count as parameters.
+
+    Returns:
+        The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
+        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the number
+        of its draw in `meta["draw"]`.
+    """
+    draws: list[Draws] = []
+
+    def functional(*given: Tensor) -> list[Tensor]:
+        tracer = _tracer()
+        tracer.create_node = _noting_lines(tracer.create_node)
+        nodes = tracer.graph.nodes
+        draws[:] = [Draws(lambda: len(nodes))]
+        with draws[0].followed():
+            return [_plain(output) for output in function(list(map(_functional, given, learning)))]
+
+    # A child that the user has given to torch.compile is traced as it was before.
+    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of the
+    # graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
+    only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+    with (
+        only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
+        _use_lazy_graph_module(True), torch.compiler.set_stance("force_eager"),
+    ):  # fmt: skip
+        graph = make_fx(functional, decomposition_table=cast(Any, core_aten_decompositions()))(*inputs)
+    draws[0].number(graph.graph)
+    return _cleaned(graph)
+
+
+def _noting_lines(create: Callable[..., Node]) -> Callable[..., Node]:
+    """A tracer's `create_node` that notes the user's line; torch's own way of doing so takes ten times as long."""
+
+    def create_node(*args: Any, **kwargs: Any) -> Node:
+        node = create(*args, **kwargs)
+        line = place_within(trace.__code__)
+        if line is not None:
+            node.meta["stack_trace"] = line
+        return node
+
+    return create_node
+
+
+def _functional(tensor: Tensor, learns: bool) -> Tensor:
+    traced = FunctionalTensor.to_functional(tensor)
+    if learns:
+        traced.requires_grad_(True)
+        traced._is_param = True  # isinstance(tensor, nn.Parameter) holds
+    return traced
+
+
+def _plain(output: Tensor) -> Tensor:
+    """The value that a functional tensor has now."""
+    if not isinstance(output, FunctionalTensor):
+        return output
+    torch._sync(output)  # pyright: ignore[reportPrivateImportUsage]
+    return torch._from_functional_tensor(output.elem)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _cleaned(module: GraphModule) -> GraphModule:
+    """Without the records that optimizers make for a profiler, checks of values, and what nobody uses."""
+    for node in reversed(module.graph.nodes):
+        if str(node.target).startswith(("profiler.", "aten._assert_async.")):
+            node.replace_all_uses_with(None)  # type: ignore[arg-type]
+            module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module
+
+
+def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
+    """Take inputs that nobody uses out of a graph."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    for place in places:
+        module.graph.erase_node(inputs[place])
+    module.recompile()
+
+
+@contextmanager
+def outside_of_capture() -> Iterator[None]:
+    """Real tensors with values, also where fake ones are made."""
+    with unset_fake_temporarily(), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Real tensors with values, and nothing of what is computed goes into the graph."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def last_node() -> Node:
+    """The newest node of the graph that is being made."""
+    return _tracer().graph._root.prev
+
+
+def node_of(tensor: Tensor) -> Node:
+    """The node whose value a traced tensor has now."""
+    return get_proxy_slot(_plain(tensor), _tracer()).proxy.node  # pyright: ignore[reportArgumentType]
+
+
+def become(tensor: Tensor, node: Node) -> None:
+    """Let a traced tensor have the value of a node, as if it had been changed in place."""
+    assert isinstance(tensor, FunctionalTensor)
+    if node_of(tensor) is node:
+        return
+    tracer = _tracer()
+    with torch._C.DisableTorchFunction():  # the capture's own modes would look at every attribute that is read here
+        with _disable_current_modes():
+            value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
+        track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]
+        tensor.replace_(value)
+        tensor.commit_update()
+        tensor.sync()
+
+
+def _tracer() -> Any:
+    mode = get_proxy_mode()
+    assert mode is not None, "nothing is being traced"
+    return mode.tracer
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is a tensor that only exists while a graph is made."""
+    return isinstance(value, (FunctionalTensor, FakeTensor))
+
+
+@contextmanager
+def as_compiled() -> Iterator[None]:
+    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions, and
+    whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
+    """
+    before = torch.compiler._is_compiling_flag, Distribution._validate_args, torch._check_tensor_all_with
+    torch.compiler._is_compiling_flag = True
+    Distribution.set_default_validate_args(False)
+    torch._check_tensor_all_with = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before[0]
+        Distribution.set_default_validate_args(before[1])
+        torch._check_tensor_all_with = before[2]

@@ -1,0 +1,86 @@
+"""Attention masks that hold no data, recognised while a step is captured: attention then costs what it does in eager torch.
+
+Libraries pass `is_causal=True` in eager torch and build a mask of queries × keys when they notice a capture (transformers
+does). Such a mask is computed from constants alone. Its value is then known, however it was put together:
+
+    all True, or all 0            no mask
+    True below the diagonal       `is_causal=True`
+    anything else, or data        the mask as it is
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from footplate.step.xla.capture import functional
+
+LARGEST = 2**28  # elements of an intermediate value; beyond that, the mask is left as it is
+_VERDICT = "mask_is"
+
+
+def simplified(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
+    """A mask and a flag that mean the same to attention, without the mask where that can be.
+
+    Args:
+        mask: a traced tensor (…, queries, keys): truth values, or numbers to be added to the scores.
+        causal: whether a query sees no later keys; there is no mask then.
+    """
+    if mask is None or not functional.is_traced(mask) or mask.ndim < 2:
+        return mask, causal
+    node = functional.node_of(mask)
+    if _VERDICT not in node.meta:
+        node.meta[_VERDICT] = _verdict(node)
+    return {"nothing": (None, False), "causal": (None, True)}.get(node.meta[_VERDICT], (mask, causal))
+
+
+def _verdict(node: Node) -> str:
+    sources = _sources(node)
+    if sources is None:
+        return "data"
+    with functional.without_modes():
+        value = _value(node, sources)
+        seen = value if value.dtype == torch.bool else _seen(value)
+        if seen is None:
+            return "numbers"
+        if bool(seen.all()):
+            return "nothing"
+        causal = torch.ones(seen.shape[-2:], dtype=torch.bool).tril()
+        return "causal" if bool((seen == causal).all()) else "other"
+
+
+def _seen(numbers: Tensor) -> Tensor | None:
+    """Where numbers that are added to scores let a key be seen; None where they do more than hide."""
+    if not numbers.is_floating_point():
+        return None
+    seen, hidden = numbers == 0, numbers <= torch.finfo(numbers.dtype).min
+    return seen if bool((seen | hidden).all()) else None
+
+
+def _sources(node: Node) -> list[Node] | None:
+    """All nodes that a value is computed from, in the graph's order; None where one is an input, a draw or too large."""
+    found, waiting = {node}, [node]
+    while waiting:
+        current = waiting.pop()
+        value = current.meta.get("val")
+        if current.op != "call_function" or not isinstance(value, Tensor) or math.prod(value.shape) > LARGEST:
+            return None
+        if torch.Tag.nondeterministic_seeded in getattr(current.target, "tags", ()):
+            return None
+        for source in current.all_input_nodes:
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return [one for one in node.graph.nodes if one in found]
+
+
+def _value(node: Node, sources: list[Node]) -> Tensor:
+    values: dict[Node, Tensor] = {}
+    for source in sources:
+        args, kwargs = map_arg((source.args, source.kwargs), lambda used: values[used])
+        values[source] = source.target(*args, **kwargs)  # type: ignore[operator]
+    return values[node]

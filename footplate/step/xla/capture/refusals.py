@@ -1,0 +1,113 @@
+"""What can't be captured, said with the line of the user's code that asked for it.
+
+A captured step runs with tensors that have a shape and no values. Code that must know a value (`if loss > 1`,
+`loss.item()`, `x[mask]`) can't be written down as a graph, and a number that Python alone knows would be written down as
+it is now, for ever. Both are refused while the step is captured, before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from footplate.core.errors import FootplateError
+
+_NOT_THE_USERS = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2] / "module.py"),
+)
+_NEEDS_VALUES = {
+    "DataDependentOutputException": "asks for the value of a tensor",
+    "GuardOnDataDependentSymNode": "branches on the value of a tensor",
+    "DynamicOutputShapeException": "makes a tensor whose shape depends on values",
+}
+_NEEDS_VALUES_TEXTS = ("tracing tensor", "data-dependent", "numpy() on", ".numpy() is not supported", "data_ptr")
+_CHECKS = "aten._linalg_check_errors"
+
+
+class CaptureError(FootplateError):
+    """A step that can't be captured as one program; its text names the line and what to write instead."""
+
+
+def _is_theirs(filename: str) -> bool:
+    return not filename.startswith((*_NOT_THE_USERS, "<")) and "contextlib" not in filename
+
+
+def place(filename: str, line: int) -> str:
+    """A line of code as errors show it: `model.py:12: if loss > 1:`."""
+    return f"{filename}:{line}: {linecache.getline(filename, line).strip()}"
+
+
+def calling_place() -> str:
+    """The innermost line of the user's code on the stack."""
+    return place_within(None) or "an unknown place"
+
+
+def place_within(function: CodeType | None) -> str | None:
+    """The innermost line of the user's code among what a function has called; None where all is torch's or ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not function:
+        if _is_theirs(frame.f_code.co_filename):
+            return place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def raising_place(error: BaseException) -> str:
+    """The innermost line of the user's code that an error came through."""
+    for entry in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_theirs(entry.filename):
+            return place(entry.filename, entry.lineno or 0)
+    return "an unknown place"
+
+
+@contextmanager
+def explained(who: str) -> Iterator[None]:
+    """Turn torch's errors about values that aren't there into a `CaptureError`; let all others pass.
+
+    Args:
+        who: the step that is captured, such as `"Classifier.training_step"`.
+    """
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        if _CHECKS in str(error):
+            raise CaptureError(
+                f"{who} calls a function of torch.linalg that raises when a matrix has no inverse (inv, solve, cholesky):\n"
+                f'    {raising_place(error)}\nXLA\'s table doesn\'t have these. Train with accelerator="cpu" or "cuda", or '
+                "compute without them."
+            ) from error
+        reason = _reason(error)
+        if reason is None:
+            raise
+        raise CaptureError(
+            f"{who} {reason}, which a captured step can't know:\n    {raising_place(error)}\n"
+            "Keep the choice in tensors (torch.where, a mask that is multiplied in, a shape that is always the same), "
+            'or train with accelerator="cpu" or "cuda", which run the step line by line.'
+        ) from error
+
+
+def _reason(error: BaseException) -> str | None:
+    for cause in _causes(error):
+        named = _NEEDS_VALUES.get(type(cause).__name__)
+        if named is not None:
+            return named
+        if isinstance(cause, RuntimeError) and any(text in str(cause) for text in _NEEDS_VALUES_TEXTS):
+            return "asks for the value of a tensor"
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,91 @@
+"""Which random numbers a random operation draws: its place among the draws of the step.
+
+Torch's generator moves with every draw; a graph has no generator, so each random operation is given a number, in the
+order in which the step draws, and whoever runs the graph derives the operation's numbers from it. Code that puts the
+generator back, to draw the same again (`torch.utils.checkpoint`, which computes a layer a second time in the backward
+pass), puts this count back with it: while a step is captured, `torch.get_rng_state` returns a place, and
+`torch.set_rng_state` returns to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.overrides import TorchFunctionMode
+
+from footplate.step.xla.capture.refusals import CaptureError, calling_place
+
+DRAW = "draw"
+"""The key under which a node's `meta` has its number."""
+
+
+class Draws:
+    """Follows the generator's state while a graph is made.
+
+    Args:
+        made: says how many nodes the graph has by now.
+    """
+
+    def __init__(self, made: Callable[[], int]) -> None:
+        self._made = made
+        self._moves: list[tuple[int, int]] = []  # (nodes when the state was set, nodes when that state was taken)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Replace torch's access to the generator's state."""
+        kept = [(owner, name, getattr(owner, name)) for owner in (torch, torch.random) for name in _ACCESS]
+        for owner, name, _ in kept:
+            setattr(owner, name, self._take if name == "get_rng_state" else self._set)
+        try:
+            yield
+        finally:
+            for owner, name, function in kept:
+                setattr(owner, name, function)
+
+    def _take(self) -> Any:
+        return Place(self._made())
+
+    def _set(self, state: Any) -> None:
+        if isinstance(state, Place):
+            self._moves.append((self._made(), state))
+
+    def number(self, graph: Graph) -> None:
+        """Give every random operation its number."""
+        moves, count = list(self._moves), 0
+        before: list[int] = []  # before[n]: how many draws there were when the graph had n nodes
+        for place, node in enumerate(graph.nodes):
+            while moves and moves[0][0] <= place:
+                count = (*before, count)[moves.pop(0)[1]]
+            before.append(count)
+            if is_random(node):
+                node.meta[DRAW] = count
+                count += 1
+
+
+class NoGenerators(TorchFunctionMode):
+    """Refuses an operation that is given a generator: its state would have to be an input of the program."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
+            raise CaptureError(
+                f"{getattr(func, '__name__', func)} is given a generator:\n    {calling_place()}\n"
+                "A captured step draws from the seed that each step is given. Leave generator= out."
+            )
+        return func(*args, **kwargs)
+
+
+class Place(int):
+    """A generator's state, as the number of nodes that the graph had when it was taken."""
+
+
+_ACCESS = ("get_rng_state", "set_rng_state")
+
+
+def is_random(node: Node) -> bool:
+    """Whether an operation draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

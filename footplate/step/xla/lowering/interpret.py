@@ -1,0 +1,175 @@
+"""A graph of ATen operations, run with JAX: node by node, each through the table.
+
+Run inside `jax.jit`, as it is meant to be, this happens once, and what is left of it is the program that XLA compiles.
+Values are let go after their last use, so that it also runs outside of `jit` without holding on to everything.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from footplate.core.errors import FootplateError
+from footplate.step.xla.capture.rng_ops import DRAW
+from footplate.step.xla.lowering.arrays import NotRepresentable, array_type, to_array
+from footplate.step.xla.lowering.table import Context, is_array, lowering_of
+
+
+class MissingOperation(FootplateError, NotImplementedError):
+    """A step that needs operations which the table doesn't have."""
+
+
+@dataclass(frozen=True)
+class MissingOp:
+    """An operation that a graph needs and the table doesn't have.
+
+    Attributes:
+        name: ATen's, with its overload: `"aten.nonzero.default"`.
+        count: how often the graph needs it.
+        where: the user's line that leads to the first of them; empty for the backward pass.
+    """
+
+    name: str
+    count: int
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.count} times)" + (f", first at {self.where}" if self.where else "")
+
+
+def missing_ops(graph: GraphModule) -> list[MissingOp]:
+    """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and lowering_of(node.target) is None:
+            found.setdefault(str(node.target), []).append(node)
+    return [
+        MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(found.items())
+    ]
+
+
+def require_ops(name: str, graph: GraphModule) -> None:
+    """Raise a `MissingOperation` that lists what `missing_ops` finds."""
+    missing = missing_ops(graph)
+    if missing:
+        lines = "\n".join(f"  {one}" for one in missing)
+        raise MissingOperation(
+            f"{name} needs operations that XLA's table doesn't have yet (docs/xla.md lists those it has):\n{lines}"
+        )
+
+
+def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platform: str) -> list[Any]:
+    """The graph's outputs for arrays.
+
+    Args:
+        graph: as `capture` makes it; every node has torch's result in `meta["val"]`.
+        inputs: an array for each placeholder.
+        key: what random operations derive their numbers from.
+        platform: see `Context`.
+    """
+    nodes = list(graph.graph.nodes)
+    last_use = {used: node for node in nodes for used in node.all_input_nodes}
+    given, values = iter(inputs), {}
+    for place, node in enumerate(nodes):
+        args, kwargs = map_arg((node.args, node.kwargs), lambda used: values[used])
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = to_array(functools.reduce(getattr, node.target.split("."), graph))
+        elif node.op == "output":
+            return list(args[0])
+        else:
+            own = functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
+            values[node] = run_node(node, args, kwargs, own, platform)
+        for used in node.all_input_nodes:
+            if last_use[used] is node:
+                del values[used]
+    raise AssertionError("a graph without an output")
+
+
+def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], platform: str) -> Any:
+    """One operation, with a result in the type that torch recorded for it."""
+    lowering = lowering_of(node.target)
+    if lowering is None:
+        raise MissingOperation(f"no lowering for {node.target}")
+    expected = node.meta.get("val")
+    with jax.named_scope(str(node.target)):
+        try:
+            result = lowering(_context(node, expected, key, platform), *args, **kwargs)
+        except OverflowError as error:
+            raise NotRepresentable(
+                f"{node.target} is given a number beyond 32 bits, which whole numbers on the device have:\n"
+                f"    {node.meta.get('stack_trace') or 'in the backward pass'}\n"
+                'Compute with it in the loader, or use precision="64-true".'
+            ) from error
+        return conformed(str(node.target), result, expected)
+
+
+def products_of_whole_numbers(graph: GraphModule) -> list[str]:
+    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers, shifts."""
+    of_inputs: set[Node] = set()
+    lines = []
+    for node in graph.graph.nodes:
+        if node.op != "placeholder" and of_inputs.isdisjoint(node.all_input_nodes):
+            continue
+        of_inputs.add(node)
+        value, line = node.meta.get("val"), node.meta.get("stack_trace")
+        if not isinstance(value, Tensor) or value.dtype != torch.int64:
+            continue
+        by_large = any(isinstance(number, int) and abs(number) >= _LARGE for number in node.args)
+        if line and (str(node.target).startswith(_POWERS) or (by_large and str(node.target).startswith("aten.mul."))):
+            lines.append(line)
+    return list(dict.fromkeys(lines))
+
+
+_LARGE = 1024  # what an index or a count is seldom multiplied with, and a hash is
+_POWERS = ("aten.pow.", "aten.prod.", "aten.cumprod.", "aten.bitwise_left_shift.", "aten.__lshift__")
+
+
+def _context(node: Node, expected: Any, key: Callable[[], jax.Array], platform: str) -> Context:
+    first = expected[0] if isinstance(expected, (tuple, list)) and expected else expected
+    if not isinstance(first, Tensor):
+        return Context(None, (), None, key, platform)
+    operands = [argument.meta["val"] if isinstance(argument, Node) else argument for argument in node.args]
+    return context_for(first, operands, key, platform)
+
+
+def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.Array], platform: str) -> Context:
+    """The context of an operation, of torch's result (values don't matter) and torch's arguments."""
+    common = None
+    if result.dtype == torch.bool:  # a comparison: its operands meet in a type of their own
+        numbers: list[Any] = [one for one in operands if isinstance(one, (Tensor, bool, int, float))]
+        tensors = [one for one in numbers if isinstance(one, Tensor)]
+        if tensors:
+            dtype = torch.result_type(*map(_plain, numbers[:2])) if len(numbers) > 1 else tensors[0].dtype
+            common = array_type(dtype)
+    strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
+    return Context(array_type(result.dtype), tuple(result.shape), common, key, platform, strides)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor of as many dimensions and the same type; those of a graph needn't know of each other."""
+    return torch.empty((0,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
+
+
+def conformed(name: str, result: Any, expected: Any) -> Any:
+    """A result cast to torch's types.
+
+    Raises:
+        AssertionError: it is not of torch's shape: a defect of the table.
+    """
+    if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
+        return [conformed(name, one, wanted) for one, wanted in zip(result, expected, strict=False)]
+    if not isinstance(expected, Tensor) or not is_array(result):
+        return result
+    if tuple(result.shape) != tuple(expected.shape):
+        raise AssertionError(f"{name}: lowered to shape {tuple(result.shape)}, torch has {tuple(expected.shape)}")
+    return result.astype(array_type(expected.dtype))

@@ -1,0 +1,97 @@
+"""What each process has of a batch, agreed on before they train on it together.
+
+    process 0   0 1 2 3     as many rows: each goes on with its own, at once
+    process 1   4 5 6 7
+
+    process 0   0 1 2       else: they tell each other their rows, so that both have 0 1 2 3 4, and lay these out
+    process 1   3 4         over all devices as one process does that has them all (`sharding.py`)
+
+A program that some processes call for one form of batch and others for another would make them wait for each other in
+vain. So before each call they compare the forms, in one small exchange between hosts; for it a device has time, which is
+given its work ahead. A process without rows, which was handed one of another's, brings none. Only the odd batch, such as
+the last of an epoch, costs the exchange of its rows.
+
+Each process draws its own random numbers on the host; what the program draws, it draws with the first one's seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from footplate.core.errors import DataError
+from footplate.step.base import StepSpec
+from footplate.step.xla.runtime.program_cache import Form
+from footplate.step.xla.runtime.sharding import Flat, rows_of
+
+_POSITIVE = (1 << 63) - 1
+_APART = -1  # in the place of a form: this process's rows can't be trained on as they are
+
+
+class Shares:
+    """What the processes of a training have of each batch; all of them call its methods together.
+
+    Args:
+        spec: what the step is made of, with the group of its processes.
+    """
+
+    def __init__(self, spec: StepSpec) -> None:
+        self._group, self._weight = spec.group, spec.weight
+        self._known: dict[tuple[int, Form], int] = {}
+
+    def agree(self, batches: Sequence[Flat], first: int, fit: bool, seed: int) -> tuple[bool, int]:
+        """Whether each process can train on its own rows of some batches, and the seed of the first process.
+
+        Args:
+            batches: this process's.
+            first: the index of the first of them in the epoch.
+            fit: whether this process could.
+            seed: this process's.
+        """
+        fit = fit and all(self._counts(index) for index in range(first, first + len(batches)))
+        form = self._digest(len(batches), Form.of(batches[0])) if fit else _APART
+        most, least, seed = self._group.maximum([form, -form, seed & _POSITIVE if self._group.world.rank == 0 else 0])
+        return most == -least and fit, seed
+
+    def exchange(self, batch: Flat, index: int) -> tuple[Flat, float]:
+        """A batch with the rows of all processes, in their order, and which share of the rows is this one's.
+
+        Raises:
+            DataError: their batches differ in more than the number of rows.
+        """
+        own = [leaf.contiguous().clone() for leaf in batch.leaves] if self._counts(index) else None
+        everyone = self._group.gather((str(batch.tree), own))
+        having = [(rank, tree, leaves) for rank, (tree, leaves) in enumerate(everyone) if leaves is not None]
+        if len({(tree, *map(_apart_from_rows, leaves)) for _, tree, leaves in having}) > 1:
+            told = "; ".join(f"process {rank} has {Form.of(Flat(leaves, None, []))}" for rank, _, leaves in having)
+            raise DataError(
+                f"batch {index} of the epoch differs between the processes in more than the number of its rows, the first "
+                f"dimension of each tensor: {told}. One program trains on all of it: bring batches into one form, such as "
+                "by padding to a fixed length."
+            )
+        whole = [_joined(found) for found in zip(*(leaves for _, _, leaves in having), strict=True)]
+        rows = 0 if own is None else rows_of(own)
+        return Flat(whole, batch.tree, batch.left_out), rows / rows_of(whole)
+
+    def _counts(self, index: int) -> bool:
+        return self._weight is None or self._weight(index) != 0.0
+
+    def _digest(self, count: int, form: Form) -> int:
+        """A number that stands for a form, the same in every process."""
+        found = self._known.get((count, form))
+        if found is None:
+            digest = hashlib.blake2b(f"{count} {form.tree} {form}".encode(), digest_size=7).digest()
+            found = self._known[count, form] = int.from_bytes(digest)
+        return found
+
+
+def _apart_from_rows(leaf: Tensor) -> tuple[int, torch.Size, torch.dtype]:
+    return leaf.ndim, leaf.shape[1:], leaf.dtype
+
+
+def _joined(found: Sequence[Tensor]) -> Tensor:
+    """The rows of all; of what has none, the first process's."""
+    return torch.cat(list(found)) if found[0].ndim else found[0]

@@ -1,0 +1,138 @@
+"""Batches on the devices: by the step itself, or by a thread ahead of it.
+
+    ahead     thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
+    else                                                                step: take(batch) places it
+
+The batch itself goes through the trainer's hands as the loader gave it, for whoever wants to look. Nothing is put ahead
+where somebody may change a batch before its step, and for calls of several steps, whose batches go to the devices together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from footplate.core.errors import DataError
+from footplate.step.base import StepSpec
+from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.lowering.arrays import NotRepresentable, host_array
+from footplate.step.xla.runtime import sharding
+from footplate.step.xla.runtime.program_cache import Programs
+from footplate.step.xla.runtime.sharding import Flat
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A batch that is on the devices.
+
+    Attributes:
+        given: as the loader gave it.
+        own: its tensors.
+        batch: those of all processes, without values where each has as many rows.
+        arrays: on the devices; None where a process needs the others' rows first.
+    """
+
+    given: Any
+    own: Flat
+    batch: Flat
+    arrays: tuple[jax.Array, ...] | None
+
+
+class Placing:
+    """Puts the batches of a step onto its devices: those to train on onto all, others onto those of this process.
+
+    Args:
+        spec: what the step is made of.
+        programs: the step's, which say how batches are cut.
+    """
+
+    def __init__(self, spec: StepSpec, programs: Programs) -> None:
+        self._spec, self._programs = spec, programs
+        self._wide = spec.precision.name == "64-true"
+        self._ahead: dict[str, dict[int, Placed]] = {}  # by stage and by the batch's identity
+
+    def mover(self, stage: str) -> Callable[[Any], Any] | None:
+        """See `Step.mover`."""
+        self.forget(stage)
+        begins = "on_train_batch_start" if stage == "training" else f"on_{stage}_batch_start"
+        if (stage == "training" and self._spec.iterations_per_loop > 1) or self._spec.hooks.weight_readers(begins):
+            return None
+
+        def move(batch: Any) -> Any:
+            self._ahead.setdefault(stage, {})[id(batch)] = self.place(stage, batch)
+            return batch
+
+        return move
+
+    def forget(self, stage: str) -> None:
+        """Nobody will ask for what has been put there ahead."""
+        self._ahead.pop(stage, None)
+
+    def take(self, stage: str, batch: Any) -> Placed:
+        """A batch on the devices, where it may have been put already."""
+        found = self._ahead.get(stage, {}).pop(id(batch), None)
+        return self.place(stage, batch) if found is None or found.given is not batch else found
+
+    def place(self, stage: str, batch: Any) -> Placed:
+        """Put a batch onto the devices: to train on it, as if every process had as many rows."""
+        flat, programs = self.flat(batch), self._programs
+        if stage != "training":
+            parts = sharding.parts_to_evaluate(flat.leaves, programs.here.size)
+            return Placed(batch, flat, flat, self._place(programs.here, flat, parts, parts))
+        everyones = sharding.of_all(flat, programs.processes)
+        parts = programs.parts(everyones)
+        if not programs.divides(parts):
+            return Placed(batch, flat, everyones, None)
+        return Placed(batch, flat, everyones, self._place(programs.mesh, flat, parts, parts // programs.processes))
+
+    def _place(self, mesh: Mesh, flat: Flat, parts: int, own_parts: int) -> tuple[jax.Array, ...]:
+        with self.numbers():
+            return sharding.place(mesh, self._arrays(flat, own_parts), sharding.spec_of(parts, sharding.ROWS))
+
+    def place_all(self, batch: Any, own: Flat, everyones: Flat) -> Placed:
+        """Put a batch onto the devices that each process has as a whole, to train on it."""
+        mesh, parts = self._programs.mesh, self._programs.parts(everyones)
+        with self.numbers():
+            cut = [sharding.spread(array, parts, mesh.size) for array in _host_arrays(everyones)]
+            arrays = sharding.place_all(mesh, cut, sharding.spec_of(parts, sharding.ROWS))
+        return Placed(batch, own, everyones, arrays)
+
+    def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
+        """Put batches of one form onto the devices, to train on one after the other in one call."""
+        own_parts = parts // self._programs.processes
+        stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, own_parts) for one in batches), strict=True)]
+        return sharding.place(self._programs.mesh, stacked, sharding.spec_of(parts, sharding.ROWS_OF_EACH), copy=False)
+
+    def flat(self, batch: Any) -> Flat:
+        """A batch's tensors, in the types of the step."""
+        return sharding.flat(batch, self._spec.precision.convert_batch)
+
+    def numbers(self) -> Any:
+        """64-bit numbers for 64-true, and 32-bit ones for all other precisions, whatever JAX is set to."""
+        return jax.enable_x64(self._wide)
+
+    def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
+        """A batch's values in the order in which this process's devices take its rows."""
+        devices = self._programs.here.size
+        return [sharding.spread(array, parts, devices) for array in _host_arrays(batch)]
+
+
+def _host_arrays(batch: Flat) -> list[np.ndarray]:
+    """The values of a batch's tensors.
+
+    Raises:
+        DataError: the devices don't have the type or the values of one of them.
+    """
+    found = []
+    for index, leaf in enumerate(batch.leaves):
+        try:
+            found.append(host_array(leaf))
+        except NotRepresentable as error:
+            leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(batch.leaves, batch.tree))
+            raise DataError(f"batch{pytree.keystr(leaves[index][0])}: {error}") from error
+    return found

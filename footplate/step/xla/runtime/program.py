@@ -1,0 +1,125 @@
+"""A captured step as functions that run on the devices: one step a call, several, or an evaluation.
+
+XLA compiles each at its first call. The state stays on the devices: what a step is given of it becomes what it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.attached import reduction_of
+from footplate.step.xla.lowering import lower
+from footplate.step.xla.lowering.parallel import AXIS, platform_of
+from footplate.step.xla.runtime.sharding import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
+
+KEYS = "threefry2x32"
+
+
+class Program:
+    """A captured step, as functions that run on a mesh.
+
+    Attributes:
+        captured: the step, of one device's part of the batch where `parts` says so.
+        parts: into how many parts the rows of a batch are cut; see `sharding.py`.
+        ends_window: whether the optimizer steps after the batch, or only its gradients are added to those before.
+        called: how many steps a call of it has made: those of its functions that are compiled.
+        reason: why it was made beside others, as the end of a sentence; empty where another form of batch is why.
+    """
+
+    def __init__(
+        self, captured: Captured, mesh: Mesh, parts: int, whole: bool, sharded: bool, ends_window: bool = True
+    ) -> None:
+        self.captured = captured
+        self.parts = parts
+        self.ends_window = ends_window
+        self.called: set[int] = set()
+        self.reason = ""
+        self._mesh = mesh
+        self._apart = mesh.size > 1 and not whole
+        self._dimensions = [len(shape) for shape, _ in captured.batch[1]]
+        state = [node.meta["val"].shape for node in captured.graph.graph.nodes if node.op == "placeholder"]
+        self._state = tuple(
+            NamedSharding(mesh, layout(shape, mesh.size, sharded)) for shape in state[: len(captured.paths)]
+        )
+
+    @cached_property
+    def one(self) -> Callable[..., Any]:
+        """`(state, rates, key, batch) → (state, loss, logs)`, all of them tuples in the captured order."""
+        return self._compiled(self._step(), ROWS)
+
+    @cached_property
+    def several(self) -> Callable[..., Any]:
+        """The same over as many steps as the batch's tensors have in their first dimension: rates, keys, losses, logs."""
+        step = self._step()
+
+        def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
+            def body(state: Any, given: Any) -> tuple[Any, Any]:
+                state, loss, logs = step(state, *given)
+                return state, (loss, logs)
+
+            state, (losses, logs) = lax.scan(body, state, (rates, keys, batches))
+            return state, losses, logs
+
+        return self._compiled(run, ROWS_OF_EACH)
+
+    @cached_property
+    def evaluation(self) -> Callable[..., Any]:
+        """`(state, rates, key, batch) → (outputs, logs)`."""
+        function, paths = lower(self.captured, platform_of(self._mesh)), self.captured.paths
+
+        def run(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any]:
+            outputs, logs = function(dict(zip(paths, state, strict=True)), _key(key), batch, list(rates))
+            return outputs, tuple(logs.values())
+
+        shardings = (self._state, self._whole, self._whole, self._shardings(spec_of(self.parts, ROWS)))
+        return jax.jit(run, in_shardings=shardings, out_shardings=self._whole)
+
+    def _step(self) -> Callable[..., Any]:
+        function, paths, apart = lower(self.captured, platform_of(self._mesh)), self.captured.paths, self._apart
+        sums = {name for name, options in self.captured.logs.items() if reduction_of(options) == "sum"}
+
+        def step(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any, Any]:
+            key = jax.random.fold_in(_key(key), lax.axis_index(AXIS)) if apart else _key(key)
+            named = dict(zip(paths, state, strict=True))
+            after, loss, logs = function(named, list(rates), key, batch)
+            if apart:  # what is a sum has been averaged over the parts
+                logs = {name: value * self.parts if name in sums else value for name, value in logs.items()}
+            return tuple(after[path] for path in paths), loss, tuple(logs.values())
+
+        return step
+
+    def _compiled(self, run: Callable[..., Any], rows: PartitionSpec) -> Callable[..., Any]:
+        rows = spec_of(self.parts, rows)
+        if self._apart:
+            run = jax.shard_map(
+                run,
+                mesh=self._mesh,
+                in_specs=(WHOLE, WHOLE, WHOLE, self._specs(rows)),
+                out_specs=WHOLE,
+                check_vma=False,
+            )
+        shardings = (self._state, self._whole, self._whole, self._shardings(rows))
+        return jax.jit(
+            run, in_shardings=shardings, out_shardings=(self._state, self._whole, self._whole), donate_argnums=0
+        )
+
+    @property
+    def _whole(self) -> NamedSharding:
+        return NamedSharding(self._mesh, WHOLE)
+
+    def _specs(self, rows: PartitionSpec) -> tuple[PartitionSpec, ...]:
+        return tuple(rows if dimensions else WHOLE for dimensions in self._dimensions)
+
+    def _shardings(self, rows: PartitionSpec) -> tuple[NamedSharding, ...]:
+        return tuple(NamedSharding(self._mesh, spec) for spec in self._specs(rows))
+
+
+def _key(words: Any) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl=KEYS)

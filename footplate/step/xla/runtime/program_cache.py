@@ -1,0 +1,305 @@
+"""One program for each form of batch, made when a batch of that form comes for the first time.
+
+    form of batch ──► capture (a graph, for one device's part) ──► lower (a JAX function) ──► XLA, at its first call
+
+A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which parameters
+learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever changes one
+of these pays for a compilation, and is told so with what has changed; changing them over and over is refused. A number
+among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the like
+(`capture/symbolic_scalars.py`). Where a step decides by such a number, there is a program for each way that was taken.
+
+Training on several devices is data parallel, as with DDP: each has its part of the batch, and gradients, loss, logs and
+statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note that
+it lies in parts: the result is then that of one device, whatever is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jax.sharding import Mesh
+
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import step_arguments
+from footplate.step.base import StepSpec
+from footplate.step.xla.capture import Captured, capture_evaluation, capture_training
+from footplate.step.xla.capture.attribute_guards import Attribute, is_number
+from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.symbolic_scalars import Present
+from footplate.step.xla.capture.torch_optimizers import Optimizers, settings
+from footplate.step.xla.lowering.interpret import products_of_whole_numbers
+from footplate.step.xla.runtime.program import Program
+from footplate.step.xla.runtime.sharding import Flat, part, parts_of, parts_to_evaluate, rows_of
+
+log = logging.getLogger(__name__)
+
+MOST_CHANGES = 8  # of what programs are made from, before it is taken for something that changes in every step
+MOST_WAYS = 8  # that steps of one form of batch may take
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a batch: its tree, and shape and type of each of its tensors."""
+
+    tree: Any
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+    @classmethod
+    def of(cls, batch: Flat) -> Form:
+        return cls(batch.tree, tuple((tuple(leaf.shape), leaf.dtype) for leaf in batch.leaves))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in self.tensors)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A program that was made.
+
+    Attributes:
+        name: the step, such as `"Classifier.training_step"`.
+        form: of the batches that it holds for.
+        steps: how many steps a call of it makes.
+        seconds: for capturing, compiling and its first call.
+    """
+
+    name: str
+    form: str
+    steps: int
+    seconds: float
+
+
+class Programs:
+    """The programs of one step.
+
+    Args:
+        spec: what the step is made of.
+        mesh: the devices that train.
+        here: those of this process, which evaluate.
+
+    Attributes:
+        made: those that were compiled, in order.
+        whole: whether a step is one of the whole batch, and no mean of what each device makes of its part.
+    """
+
+    def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
+        self.spec = spec
+        self.mesh, self.here = mesh, here
+        self.whole = spec.sync_batchnorm or spec.sharded
+        self.made: list[Compilation] = []
+        self._found: dict[tuple[str, Form, bool, int | None], list[Program]] = {}  # one for each way through the step
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # of each stage: numbers that are inputs
+        self._never_fed: set[Attribute] = set()
+        self._indexed: dict[str, bool] = {}  # whether the step of a stage takes its loader's index
+        self._warned: set[str] = set()  # lines that multiply whole numbers
+        self._changes = 0
+        self._reason = ""  # for the next program
+        self._made_from = self._things()
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together, each with as many devices."""
+        return self.mesh.size // self.here.size
+
+    @property
+    def captured(self) -> list[Captured]:
+        """The steps that the present programs were made from, in order."""
+        return [program.captured for programs in self._found.values() for program in programs]
+
+    def training(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
+        """The program that trains on batches of the form of this one, at the end of a window of them or inside it."""
+        return self._program("training", batch, present, ends_window, None)
+
+    def evaluation(self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None = None) -> Program:
+        """The program of `validation_step`, `test_step` or `predict_step`; one for each loader where it takes its index."""
+        return self._program(stage, batch, present, True, dataloader_idx if self._takes_index(stage) else None)
+
+    def _takes_index(self, stage: str) -> bool:
+        if stage not in self._indexed:
+            name = f"{stage}_step"
+            self._indexed[stage] = step_arguments(getattr(self.spec.module, name), name) > 2
+        return self._indexed[stage]
+
+    def check(self, stage: str) -> None:
+        """After somebody else's code has run: forget the programs of a stage that no longer hold.
+
+        Raises:
+            ConfigError: that has happened too often.
+        """
+        now = self._things() if stage == "training" else self._made_from
+        if now != self._made_from:
+            what = next(one for one in (*now, *self._made_from) if now.get(one) != self._made_from.get(one))
+            self._changed(stage, f"{what} was {self._made_from.get(what)!r} and is {now.get(what)!r} now")
+            self._made_from = now
+        for program in [one for key, programs in self._found.items() if key[0] == stage for one in programs]:
+            changes = program.captured.reads.changes(self.spec.module)
+            if changes:
+                self._fed[stage] |= {one.attribute for one in changes if one.is_number} - self._never_fed
+                self._changed(stage, "; ".join(one.text for one in changes))
+                break
+
+    @contextlib.contextmanager
+    def noted(self, program: Program, batch: Flat, steps: int = 1) -> Iterator[None]:
+        """A call of a program. The first one compiles it, and is written down and told."""
+        if steps in program.called:
+            yield
+            return
+        begun = time.perf_counter()
+        yield
+        program.called.add(steps)
+        name = program.captured.name if program.ends_window else f"{program.captured.name}, inside a window,"
+        self._tell(Compilation(name, str(Form.of(batch)), steps, time.perf_counter() - begun), program.reason)
+
+    def _program(
+        self, stage: str, batch: Flat, present: Present, ends_window: bool, dataloader_idx: int | None
+    ) -> Program:
+        key = stage, Form.of(batch), ends_window, dataloader_idx
+        programs = self._found.setdefault(key, [])
+        broken = None
+        for program in programs:
+            broken = program.captured.counted.broken(present)
+            if broken is None:
+                return program
+        if broken is not None:
+            self._reason = f" since it goes another way now at {broken}"
+            if len(programs) == MOST_WAYS:
+                raise ConfigError(
+                    f"The step has been compiled {MOST_WAYS} times for batches of one form, the last time{self._reason}. "
+                    "Compute with such a number (min, max, torch.where) in place of deciding by it."
+                )
+        with torch.inference_mode(False), _logging_by_class(self.spec.module), self._told_of(batch.left_out):
+            if stage == "training":
+                make = functools.partial(self._train, batch, present, ends_window)
+            else:
+                make = functools.partial(self._evaluate, stage, batch, present, dataloader_idx)
+            program = self._feeding(stage, make)
+        program.reason, self._reason = self._reason, ""
+        programs.append(program)
+        return program
+
+    def _feeding(self, stage: str, make: Callable[[tuple[Attribute, ...]], Program]) -> Program:
+        """A program with the numbers that are known to change as inputs, or as constants where the step can't take that."""
+        parts = dict(self.spec.module.named_modules())
+        fed = [(owner, name) for owner, name in self._fed[stage] if is_number(vars(parts[owner]).get(name))]
+        if fed:
+            try:
+                return make(tuple(sorted(fed)))
+            except Exception:  # whatever the user's code raises when it is given no plain number
+                self._never_fed |= self._fed.pop(stage)
+        return make(())
+
+    @contextlib.contextmanager
+    def _told_of(self, left_out: list[str]) -> Iterator[None]:
+        try:
+            yield
+        except KeyError as error:
+            if error.args[:1] and str(error.args[0]) in left_out:
+                raise ConfigError(
+                    f'{type(self.spec.module).__name__} reads batch["{error.args[0]}"], which holds no tensors: a compiled '
+                    "step can't be given it. Use it in a hook, or make it a tensor in the loader."
+                ) from error
+            raise
+
+    def parts(self, batch: Flat) -> int:
+        """Into how many parts the rows of a batch to train on are cut, those that all processes have of it."""
+        return 1 if self.mesh.size == 1 else parts_of(rows_of(batch.leaves), self.mesh.size, self.whole)
+
+    def divides(self, parts: int) -> bool:
+        """Whether rows in so many parts are such that each process has those of its own devices alone."""
+        return self.processes == 1 or (parts > 0 and parts % self.processes == 0)
+
+    def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:
+        spec, devices = self.spec, self.mesh.size
+        parts = self.parts(batch)
+        share = batch.leaves if self.whole else [part(leaf, parts) for leaf in batch.leaves]
+        captured = capture_training(
+            spec.module, trained_by(spec), pytree.tree_unflatten(share, batch.tree),
+            gradient_clip_val=spec.gradient_clip_val, gradient_clip_algorithm=spec.gradient_clip_algorithm,
+            averages=devices > 1 and not self.whole, precision=spec.precision.name,
+            accumulate_grad_batches=spec.accumulate_grad_batches, ends_window=ends_window,
+            parts=1 if self.whole else parts, fed=fed, present=present,
+        )  # fmt: skip
+        self._warn_of_products(captured)
+        return Program(captured, self.mesh, parts, self.whole, spec.sharded, ends_window)
+
+    def _warn_of_products(self, captured: Captured) -> None:
+        new = [line for line in products_of_whole_numbers(captured.graph) if line not in self._warned]
+        if new and self.spec.precision.name != "64-true":
+            self._warned.update(new)
+            log.warning(
+                "%s multiplies whole numbers, which have 32 bits on the device: beyond 2,147,483,647 they wrap round, "
+                'and nothing says so. If a hash may do that, compute it in the loader, or use precision="64-true":\n    %s',
+                captured.name,
+                "\n    ".join(new),
+            )
+
+    def _evaluate(
+        self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None, fed: tuple[Attribute, ...]
+    ) -> Program:
+        with torch.no_grad():
+            captured = capture_evaluation(
+                self.spec.module, pytree.tree_unflatten(batch.leaves, batch.tree), stage,
+                precision=self.spec.precision.name, dataloader_idx=dataloader_idx, fed=fed, present=present,
+            )  # fmt: skip
+        parts = parts_to_evaluate(batch.leaves, self.here.size)
+        return Program(captured, self.here, parts, True, self.spec.sharded)
+
+    def _things(self) -> dict[str, Any]:
+        """What programs are made from, beside batches and the attributes that they have read."""
+        found: dict[str, Any] = {
+            f"{name}.requires_grad": parameter.requires_grad for name, parameter in self.spec.module.named_parameters()
+        }
+        return found | settings(self.spec.optimizers)
+
+    def _changed(self, stage: str, reason: str) -> None:
+        outdated = [key for key in self._found if key[0] == stage and self._found[key]]
+        if not outdated:
+            return
+        for key in outdated:
+            del self._found[key]
+        self._changes += 1
+        self._reason = f" since {reason}"
+        if self._changes > MOST_CHANGES:
+            raise ConfigError(
+                f"The step has been compiled {self._changes} times over, the last time{self._reason}. Leave that as it is, "
+                "keep what changes in a buffer (a number can be an attribute, where the step only computes with it), or "
+                "train with another accelerator."
+            )
+
+    def _tell(self, made: Compilation, reason: str) -> None:
+        before = [one for one in self.made if (one.name, one.steps) == (made.name, made.steps)]
+        self.made.append(made)
+        each = f", {made.steps} steps in one call" if made.steps > 1 else ""
+        if not before:
+            log.info("%s for batches of %s%s: compiled in %.1f s.", made.name, made.form, each, made.seconds)
+            return
+        reason = reason or f", for batches of {made.form}; before: {', '.join(one.form for one in before)}"
+        log.warning(
+            "%s was compiled again (program %d, %.1f s)%s%s.", made.name, len(before) + 1, made.seconds, each, reason
+        )
+
+
+def trained_by(spec: StepSpec) -> Optimizers:
+    """The optimizers as captures take them: one, several with manual optimisation, none for evaluations."""
+    if not spec.module.automatic_optimization:
+        return spec.optimizers
+    return spec.optimizers[0] if spec.optimizers else None
+
+
+@contextlib.contextmanager
+def _logging_by_class(module: Any) -> Iterator[None]:
+    """A LightningModule is attached with a `log` of its own on the object, which would hide the one that captures."""
+    bound = vars(module).pop("log", None)
+    try:
+        yield
+    finally:
+        if bound is not None:
+            vars(module)["log"] = bound

@@ -1,0 +1,204 @@
+"""How a batch is spread over devices.
+
+    rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
+
+Every tensor of a batch is cut along its first dimension, the rows; a tensor of no dimension goes to all devices. A number
+of rows that the devices don't divide (the last batch of an epoch, say) is cut into as many parts as its greatest common
+divisor with the number of devices, and each part goes to as many devices:
+
+    rows 0 1 2 3 4 5 on 4 devices          0 1 2 │ 0 1 2 │ 3 4 5 │ 3 4 5
+
+Each row then counts as often as any other, so the mean over the devices is the mean over the rows: nothing is padded with
+rows that a loss would have to be told to leave out. It costs time, for some rows are computed more than once.
+
+The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along the
+longest of its dimensions that they divide.
+
+With several processes, each brings its own rows, and holds what lies on its own devices; `batch_exchange.py` says what
+becomes of rows that they don't divide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from torch import Tensor
+
+from footplate.core.errors import DataError
+from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.lowering.arrays import host_array
+from footplate.step.xla.lowering.parallel import AXIS
+
+WHOLE = PartitionSpec()
+ROWS = PartitionSpec(AXIS)
+ROWS_OF_EACH = PartitionSpec(None, AXIS)
+
+
+def spec_of(parts: int, rows: PartitionSpec) -> PartitionSpec:
+    """How a batch in so many parts lies on the devices: cut, or, in no parts, whole on each."""
+    return rows if parts else WHOLE
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A batch as its tensors and their tree, without what is no tensor; `left_out` are the keys of that."""
+
+    leaves: list[Tensor]
+    tree: Any
+    left_out: list[str]
+
+    def alike(self, other: Flat) -> bool:
+        """Whether it has the same form."""
+        pairs = zip(self.leaves, other.leaves, strict=False)
+        return self.tree == other.tree and all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+
+
+def flat(batch: Any, convert: Callable[[Any], Any]) -> Flat:
+    """A batch, converted to the types of the step.
+
+    Raises:
+        DataError: it holds something that is no tensor where that can't be left out.
+    """
+    tensors, left_out = without_text(batch)
+    leaves, tree = pytree.tree_flatten(convert(tensors))
+    other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
+    if other is not None:
+        raise DataError(
+            f"a batch holds {other!r:.60}: a compiled step takes tensors alone. What stands under a key of a dict is "
+            "left out; leave this out too, or make it a tensor."
+        )
+    return Flat(leaves, tree, left_out)
+
+
+def without_text(batch: Any) -> tuple[Any, list[str]]:
+    """A batch without what is no tensor, as far as it stands in dictionaries (names, say), and the keys of that."""
+    if type(batch) is not dict:
+        return batch, []
+    kept: dict[Any, Any] = {}
+    left_out: list[str] = []
+    for key, value in batch.items():
+        value, inside = without_text(value)
+        left_out += inside
+        if all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+            kept[key] = value
+        else:
+            left_out.append(str(key))
+    return kept, left_out
+
+
+def rows_of(leaves: Sequence[Tensor]) -> int:
+    """The rows of a batch that is to be split.
+
+    Raises:
+        DataError: its tensors disagree, so that nobody can tell which dimension the rows are.
+    """
+    counts = {leaf.shape[0] for leaf in leaves if leaf.ndim}
+    if len(counts) != 1:
+        raise DataError(
+            f"a batch with tensors of shapes {', '.join(str(tuple(leaf.shape)) for leaf in leaves)} can't be split over "
+            "several devices: the first dimension of each must be the batch's rows. Use devices=1, or bring them into that "
+            "form."
+        )
+    return counts.pop()
+
+
+def parts_of(rows: int, devices: int, whole: bool) -> int:
+    """Into how many parts rows are cut, each of which goes to `devices // parts` devices; 0 where each is given all.
+
+    Args:
+        rows: of the batch.
+        devices: how many there are.
+        whole: the step is one of the whole batch, which lies in equal parts or whole on each device.
+    """
+    return (0 if rows % devices else devices) if whole else math.gcd(rows, devices)
+
+
+def parts_to_evaluate(leaves: Sequence[Tensor], devices: int) -> int:
+    """The parts of a batch that no device needs for itself: as many as devices, or 0 where every device is given all."""
+    return devices if devices == 1 or all(leaf.shape[0] % devices == 0 for leaf in leaves if leaf.ndim) else 0
+
+
+def part(leaf: Tensor, parts: int) -> Tensor:
+    """The first of a tensor's parts: the form of batch that a device is given."""
+    return leaf[: leaf.shape[0] // parts] if leaf.ndim else leaf
+
+
+def of_all(batch: Flat, processes: int) -> Flat:
+    """The form of a batch of which each process has as much as this one: tensors without values."""
+    if processes == 1:
+        return batch
+    shapes = [(leaf.shape[0] * processes, *leaf.shape[1:]) if leaf.ndim else () for leaf in batch.leaves]
+    leaves = [
+        torch.empty(shape, dtype=leaf.dtype, device="meta") for shape, leaf in zip(shapes, batch.leaves, strict=True)
+    ]
+    return Flat(leaves, batch.tree, batch.left_out)
+
+
+def spread(array: np.ndarray, parts: int, devices: int) -> np.ndarray:
+    """Rows in the order in which the devices, one after the other, take them."""
+    if parts in (0, devices) or not array.ndim:
+        return array
+    cut = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
+    return np.repeat(cut, devices // parts, axis=0).reshape(-1, *array.shape[1:])
+
+
+def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: bool = True) -> tuple[jax.Array, ...]:
+    """Arrays on the devices, cut as `spec` says; numbers go to all of them.
+
+    Args:
+        mesh: the devices.
+        arrays: this process's rows, where they are cut.
+        spec: how.
+        copy: copy them before, since a loader may fill the same memory again while the devices still read.
+    """
+    shardings = [NamedSharding(mesh, spec if array.ndim >= len(spec) else WHOLE) for array in arrays]
+    given = [np.array(array, copy=True) for array in arrays] if copy else list(arrays)
+    if mesh.is_multi_process:
+        pairs = zip(shardings, given, strict=True)
+        return tuple(jax.make_array_from_process_local_data(sharding, array) for sharding, array in pairs)
+    return tuple(jax.device_put(given, shardings))
+
+
+def place_all(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec) -> tuple[jax.Array, ...]:
+    """Arrays that every process has as a whole on the devices, cut as `spec` says; numbers go to all of them."""
+    return tuple(_placed_whole(mesh, array, spec if array.ndim >= len(spec) else WHOLE) for array in arrays)
+
+
+def _placed_whole(mesh: Mesh, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
+    given = np.array(array, copy=True)
+    return jax.make_array_from_callback(given.shape, NamedSharding(mesh, spec), lambda index: given[index])
+
+
+SMALL = 1024  # elements of a tensor below which it lies whole on every device
+
+
+def layout(shape: Sequence[int], devices: int, sharded: bool) -> PartitionSpec:
+    """How a tensor of the state lies on the devices."""
+    divided = [dimension for dimension, length in enumerate(shape) if length % devices == 0]
+    if not sharded or not divided or math.prod(shape) < SMALL:
+        return WHOLE
+    longest = max(divided, key=lambda dimension: shape[dimension])
+    return PartitionSpec(*[AXIS if dimension == longest else None for dimension in range(longest + 1)])
+
+
+def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any, jax.Array]:
+    """A state on the devices."""
+    found: dict[Any, jax.Array] = {}
+    put = place_all if mesh.is_multi_process else place
+    for path, tensor in tensors.items():
+        (found[path],) = put(mesh, [host_array(tensor)], layout(tensor.shape, mesh.size, sharded))
+    return found
+
+
+def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
+    """An array of which each process has all, cut in the same way over its devices, as one on this process's alone."""
+    pieces = {piece.device: piece.data for piece in array.addressable_shards}
+    on_each = [pieces[device] for device in mesh.devices.flat]
+    return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, spec), on_each)

@@ -1,0 +1,318 @@
+"""The step of the trainer, by programs of XLA.
+
+Where the weights are is said in `weights.py`. When they were lent to somebody, the next step checks that its programs
+still hold (`program_cache.py`). At the end of training they are lent for good.
+
+What dropout draws comes from the seed that the loop gives to torch's generator before each batch, so that a run that
+continues draws what it would have drawn. A call of several steps is given the learning rates that the schedulers will have
+set by then, and returns everything for each of its steps: what follows it is as if they had run one by one.
+
+How batches get to the devices is said in `placing.py`. Several processes, each with devices of its own, run the same
+programs on all devices; each brings its rows (`batch_exchange.py`), and evaluates by itself, on its own devices.
+
+Nothing waits for the devices, except that virtual devices, which share one pool of threads, run one step at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from footplate.core.errors import ConfigError
+from footplate.core.rng import mix
+from footplate.hardware.transfer import batch_rows
+from footplate.hardware.xla import cache_directory
+from footplate.step.base import Step, StepSpec
+from footplate.step.eager import EagerStep
+from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.attached import reduction_of
+from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.symbolic_scalars import Present
+from footplate.step.xla.capture.torch_optimizers import constants_reader, rates_of
+from footplate.step.xla.lowering.arrays import to_tensor
+from footplate.step.xla.lowering.parallel import mesh_of
+from footplate.step.xla.runtime import sharding
+from footplate.step.xla.runtime.batch_exchange import Shares
+from footplate.step.xla.runtime.placing import Placed, Placing
+from footplate.step.xla.runtime.program_cache import Compilation, Program, Programs, trained_by
+from footplate.step.xla.runtime.sharding import Flat
+from footplate.step.xla.runtime.support import check_module, check_processes
+from footplate.step.xla.runtime.values import OnDevice
+from footplate.step.xla.runtime.weights import Weights
+
+_CAPTURED = "training_step is a program: this is called where it is captured, and nowhere else."
+
+
+def make_step(spec: StepSpec) -> Step:
+    """The step on all devices that were asked for. Compiled programs are kept on disk."""
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
+        config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
+    check_processes(spec)
+
+    by_process = [
+        [device for device in jax.devices() if device.process_index == process]
+        for process in range(jax.process_count())
+    ]
+    return XLAStep(spec, [devices[index] for devices in by_process for index in spec.device_ids])
+
+
+class XLAStep(Step):
+    """See the module's docstring.
+
+    Args:
+        spec: what the step is made of.
+        devices: JAX's, which all run the same program.
+    """
+
+    def __init__(self, spec: StepSpec, devices: Sequence[Any]) -> None:
+        super().__init__(spec)
+        check_module(spec)
+        self.chunk_size = spec.iterations_per_loop
+        self._mesh = mesh_of(devices)
+        self._here = mesh_of([device for device in devices if device.process_index == jax.process_index()])
+        self._several = self._mesh.size > self._here.size
+        self._virtual = len(devices) > 1 and devices[0].platform == "cpu"
+        self._optimizers = trained_by(spec)
+        self._checked: set[str] = set()  # the stages whose programs hold, no one's code having run since
+        self._programs = Programs(spec, self._mesh, self._here)
+        self._placing = Placing(spec, self._programs)
+        self._weights = Weights(spec, self._mesh, self._here)
+        self._constants = constants_reader(self._optimizers)
+        self._settings = self._constants()
+        self._shows_loss = bool(spec.hooks.weight_readers("on_train_batch_end"))
+        self._last: Any = None  # the loss of the step that the devices were given last
+        self._shares = Shares(spec)
+        self._weights.begin_alike()
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """The programs that were compiled, in order."""
+        return self._programs.made
+
+    @property
+    def captured(self) -> list[Captured]:
+        """The steps that the present programs were made from, in order."""
+        return self._programs.captured
+
+    # Training
+
+    def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterator[Any]:
+        """Train on each batch when its output is asked for; on a whole chunk when that of the first one is."""
+        seed = torch.default_generator.initial_seed()
+        if 1 < len(batches) == self.chunk_size:
+            chunk = self._chunk(batches, seed, batch_idx)
+            if chunk is not None:
+                yield from chunk
+                return
+        for index, batch in enumerate(batches, batch_idx):
+            ends_epoch = last and index == batch_idx + len(batches) - 1
+            ends_window = ends_epoch or (index + 1) % self.spec.accumulate_grad_batches == 0
+            yield self._single(batch, seed + index - batch_idx, ends_window, epoch, index)
+
+    def _single(self, batch: Any, seed: int, ends_window: bool, epoch: int, batch_idx: int) -> Any:
+        placed, share = self._placing.take("training", batch), 1.0
+        if self._several:
+            placed, share, seed = self._shared(placed, batch_idx, seed)
+        present = Present(self.spec.module, batch_idx)
+        with self._placing.numbers():
+            program = self._ready(placed.batch, present, ends_window)
+            with self._programs.noted(program, placed.batch):
+                rates = np.array([*rates_of(self._optimizers), *program.captured.counted.values(present)])
+                loss, logs = self._call(program, program.one, rates, _words(seed), placed.arrays)
+        output = self._finished(program, batch, loss, logs, None, share)
+        if program.captured.skips and ends_window:
+            self.finish_window(epoch, batch_idx)
+        return output
+
+    def _shared(self, placed: Placed, batch_idx: int, seed: int) -> tuple[Placed, float, int]:
+        """A batch on the devices of all processes, which share of its rows is this one's, and the seed of all."""
+        alike, seed = self._shares.agree([placed.own], batch_idx, placed.arrays is not None, seed)
+        if alike:
+            return placed, 1 / self._programs.processes, seed
+        everyones, share = self._shares.exchange(placed.own, batch_idx)
+        return self._placing.place_all(placed.given, placed.own, everyones), share, seed
+
+    def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
+        """Train on all batches in one call; None where they differ, or a step would take another way than the first."""
+        count, module = len(batches), self.spec.module
+        flat = [self._placing.flat(batch) for batch in batches]
+        everyones = sharding.of_all(flat[0], self._programs.processes)
+        alike = all(one.alike(flat[0]) for one in flat) and self._programs.divides(self._programs.parts(everyones))
+        if self._several:
+            alike, seed = self._shares.agree(flat, batch_idx, alike, seed)
+        if not alike:
+            return None
+        with self._placing.numbers():
+            program = self._ready(everyones, Present(module, batch_idx))
+            captured = program.captured
+            presents = [Present(module, batch_idx + index, index * captured.steps) for index in range(count)]
+            if any(captured.counted.broken(present) for present in presents):
+                return None
+            given = self._placing.place_together(flat, program.parts)
+            with self._programs.noted(program, everyones, count):
+                each = zip(self.spec.rates_ahead(count), presents, strict=True)
+                rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
+                keys = np.stack([_words(seed + index) for index in range(count)])
+                losses, logs = self._call(program, program.several, rates, keys, given)
+        share = 1 / self._programs.processes
+        return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
+
+    def _ready(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
+        """The program for a batch, and the state on the devices."""
+        now = self._constants()
+        if "training" not in self._checked or now != self._settings:
+            self._check("training")
+            self._constants = constants_reader(self._optimizers)
+            self._settings = self._constants()
+        program = self._programs.training(batch, present, ends_window)
+        self._weights.put()
+        return program
+
+    def _call(self, program: Program, run: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+        if self._several:
+            given = (*sharding.place(self._mesh, given[:-1], sharding.WHOLE), given[-1])
+        loss, logs = self._weights.change(program.captured.paths, lambda state: run(state, *given))
+        if not program.captured.skips:
+            self._weights.summed = 0 if program.ends_window else self._weights.summed + 1
+        self._last = loss
+        if self._virtual:
+            jax.block_until_ready(self._weights.put() if loss is None else loss)
+        return loss, logs
+
+    def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None, share: float) -> Any:
+        """What follows one step: the optimizers' are counted, and its logs are noted: of a sum, this process's share."""
+        for _ in range(program.captured.steps):
+            self.spec.on_optimizer_step()
+        noted = {
+            name: OnDevice(value, place, share if share < 1 and reduction_of(options) == "sum" else 1.0)
+            for (name, options), value in zip(program.captured.logs.items(), logs, strict=True)
+        }
+        self._record(program, batch, noted)
+        if loss is None:
+            return None
+        value = OnDevice(loss, place)
+        if not self._shows_loss:
+            return value
+        return pytree.tree_unflatten([torch.tensor(float(value))], program.captured.output)
+
+    def _record(self, program: Program, batch: Any, values: dict[str, OnDevice]) -> None:
+        """Give values to `self.log` as the step did; a batch size that it named was that of one part of the batch."""
+        for name, options in program.captured.logs.items():
+            if (program.parts > 1 or self._several) and options.get("batch_size") and program.captured.trains:
+                options = {**options, "batch_size": batch_rows(batch)}
+            self.spec.record(batch, name, values[name], options)
+
+    # Evaluation
+
+    def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
+        """What the step returned, as tensors on the host; None where nobody takes it."""
+        placed = self._placing.take(stage, batch)
+        with self._placing.numbers():
+            if stage not in self._checked:
+                self._check(stage)
+            present = Present(self.spec.module, batch_idx)
+            program = self._programs.evaluation(stage, placed.batch, present, dataloader_idx)
+            state, captured = self._weights.on_here(), program.captured
+            rates = np.array(captured.counted.values(present))
+            key = _words(mix(torch.default_generator.initial_seed(), batch_idx, dataloader_idx or 0))
+            with self._programs.noted(program, placed.batch):
+                given = tuple(state[path] for path in captured.paths)
+                outputs, logs = program.evaluation(given, rates, key, placed.arrays)
+            if self._virtual:
+                jax.block_until_ready(logs)
+        self._record(program, batch, {name: OnDevice(one) for name, one in zip(captured.logs, logs, strict=True)})
+        if stage != "predict" and not self.spec.hooks.weight_readers(f"on_{stage}_batch_end"):
+            return None
+        with torch.inference_mode(False):
+            return pytree.tree_unflatten(_tensors(program, outputs), captured.output)
+
+    # The weights
+
+    def show(self) -> None:
+        """See `Weights.show`."""
+        with self._placing.numbers():
+            self._weights.show()
+
+    def lend(self) -> None:
+        """`show`, and take the host's as the state from then on: somebody may look at it, or change it."""
+        with self._placing.numbers():
+            self._weights.lend()
+        self._checked.clear()
+
+    def gather(self, stage: str) -> None:
+        """Bring weights that are shared out to where this process evaluates, or to the host, if a hook may look there."""
+        if any(self.spec.hooks.weight_readers(f"on_{stage}_batch_{moment}") for moment in ("start", "end")):
+            self.show()
+        with self._placing.numbers():
+            self._weights.gather()
+
+    def leave(self) -> None:
+        self._weights.alone = True
+
+    def begin_epoch(self) -> None:
+        self._checked.discard("training")
+        self._placing.forget("training")
+
+    def release(self) -> None:
+        self.lend()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._weights.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._weights.load_state_dict(state)
+
+    def _check(self, stage: str) -> None:
+        self._programs.check(stage)
+        self._checked.add(stage)
+
+    def finish_window(self, epoch: int, batch_idx: int) -> None:
+        """Step with a window that nobody knew to be the last: torch does, on the host, as there is no program for it."""
+        if self._weights.summed and self._optimizers is not None:
+            self.lend()
+            eager = EagerStep(self.spec)
+            eager.load_state_dict(self.state_dict())
+            eager.finish_window(epoch, batch_idx)
+            self._weights.summed = 0
+
+    # What a program does by itself
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        raise ConfigError(_CAPTURED)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
+        raise ConfigError(_CAPTURED)
+
+    def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
+        raise ConfigError(_CAPTURED)
+
+    # Batches
+
+    def mover(self, stage: str) -> Callable[[Any], Any] | None:
+        return self._placing.mover(stage)
+
+    def idle(self) -> bool:
+        return self._last is None or self._last.is_ready()
+
+
+def _words(seed: int) -> np.ndarray:
+    """A seed as the two words of a key."""
+    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def _tensors(program: Program, outputs: Sequence[Any]) -> list[Any]:
+    """What an evaluation returned, in torch's types."""
+    last = list(program.captured.graph.graph.nodes)[-1]
+    nodes = last.args[0][: len(outputs)]
+    return [
+        None if output is None else to_tensor(output, node.meta["val"].dtype)
+        for node, output in zip(nodes, outputs, strict=True)
+    ]

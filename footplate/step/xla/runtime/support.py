@@ -1,0 +1,69 @@
+"""What can't be trained by programs of XLA, refused before any work begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from footplate.core.errors import ConfigError
+from footplate.core.hooks import overrides
+from footplate.distributed.consistency import check_alike
+from footplate.step.base import StepSpec
+
+_INSIDE = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_MODES = ("on_validation_model_eval", "on_test_model_eval", "on_predict_model_eval")
+
+
+def check_module(spec: StepSpec) -> None:
+    """Refuse a module or callbacks that replace parts of the sequence which becomes a program.
+
+    Raises:
+        ConfigError: which method, and what to do.
+    """
+    module, who = spec.module, type(spec.module).__name__
+    if not spec.optimizers:
+        for name in _MODES:
+            _refuse_mode(module, name)
+        return
+    if module.automatic_optimization and len(spec.optimizers) > 1:
+        raise ConfigError(
+            f"{who}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, set "
+            "self.automatic_optimization = False and call backward and step yourself in training_step."
+        )
+    if overrides(module, "optimizer_step"):
+        raise ConfigError(
+            f"{who} overrides optimizer_step(), which takes a closure and can't be compiled: use "
+            'accelerator="cpu" or "cuda".'
+        )
+    for name in _INSIDE:
+        for callback in spec.hooks.callbacks_with(name):
+            raise ConfigError(
+                f"{callback} overrides {name}(), which would run inside the compiled step, where there are no values: use "
+                f"the module's own {name}(), which is compiled with it."
+            )
+    for name in _MODES:
+        _refuse_mode(module, name)
+
+
+def _refuse_mode(module: Any, name: str) -> None:
+    if overrides(module, name):
+        raise ConfigError(
+            f"{type(module).__name__} overrides {name}(): what is compiled is the step in evaluation mode. "
+            'Use accelerator="cpu" or "cuda".'
+        )
+
+
+def check_processes(spec: StepSpec) -> None:
+    """Compare what makes the programs of several processes, and when they fetch weights that they have in parts.
+
+    Raises:
+        ConfigError: something differs.
+    """
+    meant = {
+        "devices": list(spec.device_ids),
+        "strategy": "fsdp" if spec.sharded else "auto",
+        "sync_batchnorm": spec.sync_batchnorm,
+        "iterations_per_loop": spec.iterations_per_loop,
+    }
+    if spec.sharded:
+        meant["callbacks that may look at the weights"] = ", ".join(spec.hooks.looking) or "none"
+    check_alike(spec.group, meant, "Give every process the same.")

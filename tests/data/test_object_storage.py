@@ -1,0 +1,290 @@
+"""Tables on S3 and Google Cloud Storage, against real servers on loopback."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from object_storage import serve_gcs, serve_s3
+from ports import free_port
+
+from footplate.core.errors import DataError
+from footplate.data import FileCache, Loader, Table
+from footplate.data.remote.file_cache import BLOCK_BYTES
+
+from .conftest import image_rows, png
+from .servers import Proxy, upload
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    port = free_port()
+    with serve_s3(port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/lake", method="PUT"))
+    return "s3://lake"
+
+
+@pytest.fixture(scope="module")
+def gcs_server() -> Iterator[str]:
+    port = free_port()
+    with serve_gcs(port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def gcs(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
+    return "gs://lake"
+
+
+def ids(table: Table) -> list[int]:
+    return sorted(number for batch in Loader(table, 16, shuffle=True) for number in batch["id"].tolist())
+
+
+def test_a_delta_table_on_s3(s3: str) -> None:
+    uri = f"{s3}/delta"
+    options = {"AWS_ALLOW_HTTP": "true"}
+    for start in (0, 50):
+        write_deltalake(uri, image_rows(start, start + 50), mode="append", storage_options=options)
+    DeltaTable(uri, storage_options=options).delete("id < 20")
+    table = Table(uri)
+    assert (table.kind, table.version) == ("delta", 2)
+    assert ids(table) == list(range(20, 100))
+    assert ids(Table(uri, version=1)) == list(range(100))
+    assert ids(pickle.loads(pickle.dumps(table))) == list(range(20, 100))
+
+
+def test_parquet_images_and_globs_on_s3(s3: str, tmp_path: Path) -> None:
+    for part in range(3):
+        pq.write_table(image_rows(part * 10, part * 10 + 10), tmp_path / f"part {part}.parquet")
+    upload(f"{s3}/plain", tmp_path)
+    assert ids(Table(f"{s3}/plain")) == list(range(30))
+    assert ids(Table(f"{s3}/plain/part%20[01].parquet")) == list(range(20))
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "cat" / "1.png").write_bytes(png(1))
+    upload(f"{s3}/photos", tmp_path / "photos")
+    assert Table(f"{s3}/photos").head().to_pylist()[0]["label_name"] == "cat"
+
+
+@pytest.mark.slow
+def test_nothing_or_no_one_on_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="there is nothing"):
+        Table(f"{s3}/missing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(DataError, match="can't be reached"):
+        Table(f"{s3}/delta")
+
+
+def test_parquet_on_google_cloud_storage(gcs: str, tmp_path: Path) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{gcs}/plain", tmp_path)
+    assert ids(Table(f"{gcs}/plain/a.parquet")) == list(range(30))
+    assert ids(Table(f"{gcs}/plain")) == list(range(30))
+
+
+ROWS, GROUPS = 6000, 6
+
+
+@pytest.fixture
+def through(s3: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before a server that holds s3://lake/large: 6,000 rows in 6 row groups of 2 MB each."""
+    random = np.random.default_rng(0)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(random.normal(size=ROWS * 256)), 256)
+    (tmp_path / "large").mkdir()
+    pq.write_table(
+        pa.table({"id": range(ROWS), "vector": vectors}),
+        tmp_path / "large" / "a.parquet",
+        row_group_size=ROWS // GROUPS,
+    )
+    upload(f"{s3}/large", tmp_path / "large")
+    with Proxy(s3_server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+LARGE = "s3://lake/large"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [False, True], ids=["straight", "cached"])
+@pytest.mark.parametrize("failure", ["busy", "cut"])
+def test_a_server_that_fails_in_the_middle_is_asked_again(
+    through: Proxy, tmp_path: Path, failure: str, cached: bool
+) -> None:
+    through.fail = lambda number: failure if number % 3 else None
+    assert ids(Table(LARGE, cache=tmp_path / "cache" if cached else None)) == list(range(ROWS))
+
+
+@pytest.mark.slow
+def test_a_server_that_never_recovers_is_an_error_that_names_the_file(through: Proxy) -> None:
+    table = Table(LARGE)
+    assert table.num_rows == ROWS
+    through.fail = lambda number: "busy"
+    with pytest.raises(DataError, match=r"lake/large/a.parquet, row group \d: can't be read"):
+        ids(table)
+
+
+def test_what_was_read_once_is_read_from_the_disk(through: Proxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=cache)
+    assert ids(table) == list(range(ROWS))
+    first, size = through.read_bytes, (tmp_path / "large" / "a.parquet").stat().st_size
+    assert first <= 1.05 * size
+    assert size_of(cache) == size + 4 * len(list(cache.glob("*/0*")))  # a checksum at the end of each block
+    assert ids(table) == ids(Table(LARGE, cache=str(cache))) == list(range(ROWS))
+    assert through.read_bytes == first
+    assert ids(pickle.loads(pickle.dumps(table))) == list(range(ROWS))
+    assert through.read_bytes == first
+
+
+def test_only_what_is_used_is_fetched(through: Proxy, tmp_path: Path) -> None:
+    Table(LARGE, cache=tmp_path / "cache").read_group(2)
+    assert through.read_bytes < 6 * 2**20
+
+
+def test_the_cache_stays_below_its_limit_and_keeps_what_was_used_last(through: Proxy, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=FileCache(cache, max_bytes=6 * 2**20))
+    for group in (0, 1, 2, 3, 4, 5, 4):
+        table.read_group(group)
+    assert size_of(cache) <= 6 * 2**20
+    before = through.read_bytes
+    table.read_group(4)
+    assert through.read_bytes == before
+    table.read_group(0)
+    assert through.read_bytes > before
+
+
+DAMAGE = {
+    "emptied": lambda data: b"",
+    "cut": lambda data: data[:-100],
+    "flipped": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "zeroed": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_block_is_fetched_again(tmp_path: Path, damage: str) -> None:
+    content = np.random.default_rng(0).bytes(3 * BLOCK_BYTES + 10_000)
+    fetched: list[int] = []
+
+    def fetch(offset: int, length: int) -> bytes:
+        fetched.append(offset)
+        return content[offset : offset + length]
+
+    def read() -> bytes:
+        return FileCache(tmp_path).open().read("a file", len(content), 0, len(content), fetch)
+
+    assert read() == read() == content
+    assert fetched == [0]
+    for number in (1, 3):
+        (block,) = tmp_path.glob(f"*/{number:06}")
+        block.write_bytes(DAMAGE[damage](block.read_bytes()))
+    assert read() == content
+    assert set(fetched) == {0, BLOCK_BYTES}  # one request, from the first damaged block to the last
+    assert read() == content
+    assert len(fetched) == 2
+
+
+def test_a_block_in_the_place_of_another_is_fetched_again(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).bytes(2 * BLOCK_BYTES)
+
+    def read() -> bytes:
+        fetch = lambda offset, length: content[offset : offset + length]  # noqa: E731
+        return FileCache(tmp_path).open().read("a file", len(content), 0, len(content), fetch)
+
+    read()
+    (first,), (second,) = tmp_path.glob("*/000000"), tmp_path.glob("*/000001")
+    second.write_bytes(first.read_bytes())
+    assert read() == content
+
+
+def test_a_file_that_was_replaced_is_not_mixed_with_what_was_cached(
+    through: Proxy, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    table = Table(LARGE, cache=cache)
+    table.read_group(0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    upload(LARGE, replaced(tmp_path))
+    with pytest.raises(DataError, match="is gone: the table was vacuumed or rewritten"):
+        table.read_group(5)
+    assert ids(Table(LARGE, cache=cache)) == list(range(7, ROWS + 7))
+
+
+def replaced(tmp_path: Path) -> Path:
+    table = pq.read_table(tmp_path / "large" / "a.parquet")
+    table = table.set_column(0, "id", pa.array(range(7, ROWS + 7)))
+    pq.write_table(table, tmp_path / "large" / "a.parquet", row_group_size=ROWS // GROUPS)
+    return tmp_path / "large"
+
+
+READ = """
+import sys
+from footplate.data import Loader, Table
+rows = [row for batch in Loader(Table(sys.argv[1], cache=sys.argv[2]), 64, shuffle=True) for row in batch["id"].tolist()]
+assert sorted(rows) == list(range(int(sys.argv[3]))), len(rows)
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_the_cache_and_fetch_everything_once(through: Proxy, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READ, LARGE, str(tmp_path / "cache"), str(ROWS)]
+    ranks = [subprocess.Popen(command, env=os.environ.copy()) for _ in range(3)]
+    assert [rank.wait(200) for rank in ranks] == [0, 0, 0]
+    assert through.read_bytes <= 1.05 * (tmp_path / "large" / "a.parquet").stat().st_size
+
+
+@pytest.mark.slow
+def test_a_process_killed_while_it_fetches_leaves_a_cache_that_works(through: Proxy, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", READ, LARGE, str(tmp_path / "cache"), str(ROWS)]
+    victim = subprocess.Popen(command, env=os.environ.copy())
+    while len(through.reads) < 3:
+        assert victim.poll() is None
+    victim.kill()
+    victim.wait(10)
+    assert ids(Table(LARGE, cache=tmp_path / "cache")) == list(range(ROWS))
+
+
+def test_a_table_on_google_cloud_storage_is_cached_too(gcs: str, tmp_path: Path) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{gcs}/cached", tmp_path)
+    table = Table(f"{gcs}/cached/a.parquet", cache=tmp_path / "cache")
+    assert ids(table) == list(range(30))
+    assert (
+        size_of(tmp_path / "cache") == (tmp_path / "a.parquet").stat().st_size + 4
+    )  # a checksum at the end of its block
+
+
+def test_a_cache_that_can_not_be_written_is_an_error(s3: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cache=.*can't be used"):
+        Table(f"{s3}/anything", cache=tmp_path / "file" / "cache")

@@ -1,0 +1,80 @@
+"""Windows are loaded ahead of time, and few of them are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from footplate.data import Table
+from footplate.data.order.plan import Epoch, Order
+from footplate.data.pipeline.buffers import Buffers
+from footplate.data.pipeline.columns import columns_for
+from footplate.data.pipeline.windows import Content, Schedule
+from footplate.distributed.world import World
+
+from .conftest import image_rows
+
+STREAMS, ROWS_PER_GROUP = 4, 10
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """400 rows in row groups of ten."""
+    pq.write_table(image_rows(0, 400).select(["image", "id"]), tmp_path / "t.parquet", row_group_size=ROWS_PER_GROUP)
+    return Table(str(tmp_path / "t.parquet"))
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def schedule(
+    table: Table, images: tuple[str, ...], pool: ThreadPoolExecutor, window_rows: int = 0
+) -> tuple[Schedule, Epoch]:
+    columns = columns_for([pa.field("id", pa.int64())])
+    epoch = Epoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS, window_rows=window_rows), 0)
+    return Schedule(table, Content(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
+
+
+@pytest.mark.parametrize("window_rows", [0, 5])
+def test_of_images_little_more_is_held_than_the_open_windows(
+    table: Table, pool: ThreadPoolExecutor, window_rows: int
+) -> None:
+    found, epoch = schedule(table, ("image",), pool, window_rows)
+    rows = window_rows or ROWS_PER_GROUP
+    taken, held = [], []
+    for batch in range(epoch.num_batches()):
+        pieces, windows = found.take(batch)
+        held.append(sum(found._left.values()))
+        for piece in pieces:
+            images = windows[piece.window].blocks["image"].take(piece.start, piece.stop)
+            assert all(image is not None for image in images)
+            taken += windows[piece.window].blocks["id"][0, piece.start : piece.stop].tolist()
+    assert sorted(taken) == list(range(400))
+    assert max(held) <= (STREAMS + 0.25) * rows
+    assert np.mean(held[:40]) > 0.8 * STREAMS * rows, "the next windows are loaded late"
+
+
+def test_nothing_is_read_ahead_beside_the_first_batches_of_images(table: Table, pool: ThreadPoolExecutor) -> None:
+    found, _ = schedule(table, ("image",), pool)
+    loaded = [found.take(batch) and len(found._windows) for batch in range(3)]
+    assert loaded == [STREAMS] * 3
+    found.take(3)
+    assert len(found._windows) > STREAMS
+
+
+def test_of_columns_half_as_many_windows_as_are_open_are_loaded_ahead(table: Table, pool: ThreadPoolExecutor) -> None:
+    found, epoch = schedule(table, (), pool)
+    loaded = []
+    for batch in range(epoch.num_batches()):
+        found.take(batch)
+        loaded.append(len(found._windows))
+    assert max(loaded) == STREAMS + STREAMS // 2
