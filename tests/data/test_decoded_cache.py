@@ -14,7 +14,7 @@ from footplate.core.errors import ConfigError, DataError
 from footplate.data import DecodedCache, Loader, Table
 from footplate.distributed.world import World
 
-from .test_data_loader import damaged
+from .test_loader import damaged
 
 
 def epoch(loader: Loader) -> dict[int, torch.Tensor]:

@@ -32,7 +32,7 @@ from footplate.data.remote.filesystem import wrap
 from footplate.data.sources.value_hash import hash_table
 
 from .conftest import image_rows, png
-from .test_data_files import example, write_records
+from .test_files import example, write_records
 
 FLOATS = st.floats(width=32, allow_nan=False).map(lambda x: x + 0.0)  # 0.0 and -0.0 are equal, their bytes aren't
 

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.core.errors import DataError
-from footplate.data import Table, TableDataModule
+from footplate.data import Table
 from footplate.demo import LABEL_NAMES, TABLES
 from footplate.demo.make_table import draw, make_tables, read_idx
+from footplate.training.table_datamodule import TableDataModule
 
 SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int32()), ("label_name", pa.string())])
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from models import ranks
 from models.small import Classifier, dataset
-from test_resume import TwoOptimizers
 from torch.utils.data import DataLoader
+from training.test_resume import TwoOptimizers
 
 import footplate as fp
 

@@ -10,11 +10,11 @@ import warnings
 import pytest
 import torch
 from models.small import Classifier, loader
-from test_precision import (  # noqa: F401  collected here, too
+from step.test_precision import (  # noqa: F401  collected here, too
     test_it_learns_and_resumes_in_every_precision,
     test_training_and_evaluation_are_done_in_these_types,
 )
-from test_resume import (  # noqa: F401
+from training.test_resume import (  # noqa: F401
     test_a_run_that_was_cut_off_is_bit_for_bit_the_run_that_was_not,
 )
 

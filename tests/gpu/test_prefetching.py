@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from models.small import Classifier, loader
-from test_prefetching import LOADERS, SETTINGS, fit
+from training.test_prefetching import LOADERS, SETTINGS, fit
 
 import footplate as fp
 from footplate.data import Loader, Prefetcher, Table

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from distributed.common import equal, seeded, weights
 from models import ranks
 from models.small import Classifier, dataset, loader
-from test_resume import Augmented, PowerCut, Recorder
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import footplate as fp
@@ -29,6 +28,7 @@ from footplate import checkpoint
 from footplate.data.adapters.resumable import adapt, made_elsewhere
 from footplate.hardware.cpu import CPU
 from footplate.hardware.transfer import map_tensors, movable, to_device
+from training.test_resume import Augmented, PowerCut, Recorder
 
 
 class Asynchronous(CPU):

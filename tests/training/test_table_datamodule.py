@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from footplate.core.errors import ConfigError
-from footplate.data import Table, TableDataModule
+from footplate.data import Table
+from footplate.training.table_datamodule import TableDataModule
 
 
 def test_one_table_is_split_into_stages(delta: str) -> None:

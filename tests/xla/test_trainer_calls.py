@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from models.small import Classifier, loader
 
 import footplate as fp
-import footplate.checkpoint.run_state
-import footplate.step.optimizers
 from footplate import checkpoint
+from footplate.checkpoint.run_state import Progress
+from footplate.step.optimizers import SchedulerConfig
 from footplate.training.multi_step import next_chunk, rates_ahead
 from xla.trained import Steady, equal
 
@@ -115,7 +115,7 @@ class Standing:
     def __init__(self, total, val_every, by_epoch, max_steps, save_every):
         saver = fp.ModelCheckpoint(every_n_train_steps=save_every)
         self.run = self.config = self
-        self.progress = fp.state.Progress()
+        self.progress = Progress()
         self.num_training_batches, self.val_check_batches = total, val_every
         self.check_val_every_n_epoch = 1 if by_epoch else None
         self.max_steps, self.callbacks, self.val_loaders = max_steps, [saver], [object()]
@@ -182,8 +182,8 @@ def test_the_rates_of_steps_to_come_are_those_that_the_scheduler_then_sets(sched
     optimizer = torch.optim.SGD(groups, lr=0.1)
     scheduler = SCHEDULES[schedule](optimizer)
     run = Run()
-    run.optimizers, run.progress = [optimizer], fp.state.Progress()
-    run.lr_scheduler_configs = [fp.optim.SchedulerConfig(scheduler, "step", frequency)]
+    run.optimizers, run.progress = [optimizer], Progress()
+    run.lr_scheduler_configs = [SchedulerConfig(scheduler, "step", frequency)]
     for _ in range(4):
         foretold = rates_ahead(run, 5)
         for rates in foretold:
