@@ -1,1 +1,4 @@
-"""What every other part may use, and what knows none of them: errors, randomness, signals, hooks, optional packages."""
+"""What every part of Footplate may use: errors, randomness, signals, hooks, optional packages.
+
+Nothing here imports another part of Footplate.
+"""

@@ -1,7 +1,7 @@
-"""Numbers that are in the making on a device that torch doesn't know.
+"""Numbers that a device is still computing and that torch doesn't know.
 
-A step may run on hardware whose values aren't torch tensors (XLA's arrays). What it logs is then kept as a `DeviceScalar`:
-nobody waits for it until somebody needs the number, and all that are needed at once are read at once.
+A step may run on hardware whose values aren't torch tensors, such as XLA's arrays. The values that it logs are kept as
+`DeviceScalar`s. Nothing waits for them until a report needs the numbers. Then all of them are read in one transfer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class DeviceScalar(ABC):
     @classmethod
     @abstractmethod
     def read(cls, values: Sequence[Any]) -> list[float]:
-        """Host floats of several values of this class, in one transfer; waits until they are there."""
+        """Return the host floats of several values of this class, in one transfer. Wait until they are computed."""
 
     def __float__(self) -> float:
         return self.read([self])[0]

@@ -1,7 +1,7 @@
 """The errors that a user's mistake raises.
 
-A `FootplateError` says what was given, what was expected and what to do. The command line prints its text alone,
-without a traceback; anything else that escapes is a defect of ours or of the user's code, and keeps its traceback.
+The text of a `FootplateError` tells what was given, what was expected, and what to do. The command line prints that text
+without a traceback. Any other exception is a defect in Footplate or in the user's code, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class FootplateError(Exception):
-    """Base of every error that a user can mend; its text is written for them."""
+    """Base class of every error that a user can fix. Its text is written for the user."""
 
 
 class ConfigError(FootplateError, ValueError):
@@ -18,7 +18,7 @@ class ConfigError(FootplateError, ValueError):
 
 
 class Unavailable(ConfigError):
-    """What is asked for can't be had now: a store that is away, a log of another machine, a lock that others hold."""
+    """Something that can't be reached now: a store, a log on another machine, a lock that another process holds."""
 
 
 class DataError(FootplateError):
@@ -30,24 +30,24 @@ class CheckpointError(FootplateError):
 
 
 class LaunchError(FootplateError):
-    """Something that can't travel to or from worker processes, or a worker lost for good."""
+    """An object that can't be sent to or from worker processes, or a worker that is lost for good."""
 
 
 class PackageError(FootplateError):
-    """A job's package that can't be packed, or can't be installed."""
+    """A job's package that can't be packed or installed."""
 
 
 class MissingExtra(FootplateError, ImportError):
-    """An optional dependency that the asked-for feature needs is not installed."""
+    """An optional dependency that a feature needs and that is not installed."""
 
 
 def did_you_mean(name: str, options: Iterable[object]) -> str:
-    """A sentence that names the options nearest to `name`, or all of them when none is near.
+    """Return a sentence that names the option nearest to `name`, and all options.
 
     >>> did_you_mean("val_lss", ["val_loss", "train_loss"])
     'Did you mean "val_loss"? There are: train_loss, val_loss.'
     """
-    import difflib  # only who has made a mistake waits for it
+    import difflib  # imported here, since only an error needs it
 
     known = sorted(str(option) for option in options)
     if not known:

@@ -1,12 +1,12 @@
-"""Hyper-parameters: what `__init__` was given, remembered so that a run can be compared and a checkpoint rebuilt.
+"""Hyper-parameters: the arguments of `__init__`, kept to compare runs and to build a module again from a checkpoint.
 
     class Classifier(fp.Module):
         def __init__(self, net, lr=1e-3, classes=10):
             super().__init__()
             self.save_hyperparameters(ignore="net")     # self.hparams.lr, self.hparams["classes"]
 
-Loggers record them, checkpoints keep the plain ones, and `Classifier.load_from_checkpoint(path, net=…)` passes them
-back to `__init__`.
+Loggers record hyper-parameters. Checkpoints keep those that are plain values, and `Classifier.load_from_checkpoint(path,
+net=…)` passes them to `__init__`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import torch
 
 from footplate.core.errors import ConfigError, did_you_mean
 
-_OF_COMMAND_LINE = ("_class_path", "_instantiator")  # LightningCLI notes there what it has made an object of
+# LightningCLI keeps here how it built an object.
+_OF_COMMAND_LINE = ("_class_path", "_instantiator")
 
 
 class AttributeDict(dict[str, Any]):
@@ -43,15 +44,15 @@ class AttributeDict(dict[str, Any]):
 
 
 class HyperParameters:
-    """Mixed into `Module` and `DataModule`."""
+    """Hyper-parameters of a `Module` or a `DataModule`, which inherit from this class."""
 
     _hparams: AttributeDict | None = None
-    _hparams_name: str = "kwargs"  # or the argument of `__init__` that all of them came in
+    _hparams_name: str = "kwargs"  # or the argument of `__init__` that held all of them
     _log_hyperparams: bool = True
 
     @property
     def hparams(self) -> AttributeDict:
-        """The saved hyper-parameters; they can be read and changed as attributes or items."""
+        """The saved hyper-parameters. Read and change them as attributes or as items."""
         if self._hparams is None:
             object.__setattr__(self, "_hparams", AttributeDict())
         assert self._hparams is not None
@@ -69,12 +70,12 @@ class HyperParameters:
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Remember the arguments of the calling `__init__` in `self.hparams`.
+        """Keep the arguments of the calling `__init__` in `self.hparams`.
 
         Args:
-            *args: the names to keep (all when none are given), or one dict or namespace to keep as a whole.
-            ignore: a name or names to leave out: modules, loss functions and such.
-            frame: the frame whose arguments to save; the caller's by default.
+            *args: the names to keep (all if none are given), or one dict or namespace to keep as a whole.
+            ignore: a name or names to leave out, such as modules and loss functions.
+            frame: the frame whose arguments to save. By default the caller's.
             logger: whether loggers record them.
 
         Raises:
@@ -107,7 +108,7 @@ class HyperParameters:
 
 
 def plain(value: Any) -> Any:
-    """`value` in a form that a checkpoint loads without executing code; raises TypeError where there is none."""
+    """Return `value` in a form that a checkpoint loads without executing code. Raise TypeError if there is none."""
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor, torch.dtype, torch.device)):
         return value
     if isinstance(value, enum.Enum):
@@ -124,7 +125,7 @@ def plain(value: Any) -> Any:
 
 
 def split_plain(hparams: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The hyper-parameters that a checkpoint can keep, and the names of those that it can't."""
+    """Return the hyper-parameters that a checkpoint can keep, and the names of the rest."""
     kept: dict[str, Any] = {}
     dropped: list[str] = []
     for name, value in hparams.items():
@@ -136,7 +137,10 @@ def split_plain(hparams: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def to_state(owner: Any, prefix: str = "") -> dict[str, Any]:
-    """What a checkpoint keeps of the hyper-parameters of a module or, with a prefix, a data module; Lightning's names."""
+    """Return what a checkpoint keeps of the hyper-parameters of a module, under Lightning's names.
+
+    With a prefix, `owner` is a data module.
+    """
     hparams = dict(getattr(owner, "hparams", None) or {})
     namespaces = [name for name, value in hparams.items() if type(value) is Namespace]
     kept, dropped = split_plain({**hparams, **{name: vars(hparams[name]) for name in namespaces}})
@@ -149,7 +153,7 @@ def to_state(owner: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def arguments_from(state: dict[str, Any], parameters: Collection[str], given: dict[str, Any], prefix: str = "") -> Any:
-    """The arguments for an `__init__` that takes `parameters`: what a checkpoint kept, and over it what is `given`."""
+    """Return the arguments for an `__init__` with `parameters`: those of the checkpoint, overridden by `given`."""
     kept = dict(state.get(f"{prefix}hyper_parameters") or {})
     for name in state.get(f"{prefix}hyper_parameters_namespaces", ()):
         kept[name] = Namespace(**kept[name])
@@ -162,10 +166,10 @@ def arguments_from(state: dict[str, Any], parameters: Collection[str], given: di
 
 
 def hparams_to_log(module: Any, datamodule: Any) -> dict[str, Any]:
-    """The hyper-parameters that loggers get: those of the module and of the data module.
+    """Return the hyper-parameters that loggers record: those of the module and of the data module.
 
     Raises:
-        ConfigError: both have one of the same name, with different values.
+        ConfigError: both have a hyper-parameter of one name, with different values.
     """
     logged = [
         {name: value for name, value in (getattr(owner, "hparams", None) or {}).items() if name not in _OF_COMMAND_LINE}
@@ -189,12 +193,12 @@ def _alike(one: Any, other: Any) -> bool:
         return True
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # an array, say, whose comparison has several values
+    except Exception:  # the comparison of two arrays has several values
         return False
 
 
 def _init_arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of every `__init__` of `owner` from `frame` outwards: a subclass's win over its base's."""
+    """Return the arguments of every `__init__` of `owner`, from `frame` outwards. A subclass's win over its base's."""
     found: dict[str, Any] = {}
     while frame is not None and frame.f_code.co_name == "__init__":
         if frame.f_locals.get(frame.f_code.co_varnames[0]) is not owner:

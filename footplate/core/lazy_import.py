@@ -1,4 +1,4 @@
-"""Packages whose names are loaded when they are first used, so that importing the package loads nothing.
+"""Lazy packages: importing one imports none of its modules. A name is imported when it is first used.
 
 __getattr__ = lazy(__name__, {"Trainer": "footplate.training.trainer"})
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: finds each name in the module that is its home, and keeps it."""
+    """Return a package's `__getattr__`, which imports each name from its module in `homes` and keeps it."""
 
     def find(name: str) -> Any:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""Optional dependencies: imported when used, with an error that names what to install."""
+"""Optional dependencies: imported when they are used, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from footplate.core.errors import MissingExtra
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import and return `module`, which `pip install footplate[extra]` brings.
+    """Import and return `module`, which the extra `footplate[extra]` installs.
 
     Args:
         module: the dotted name to import, such as `"mlflow"`.
-        extra: the name of our extra that installs it.
-        purpose: what needs it, as the beginning of a sentence: `"Logging to MLflow"`.
+        extra: the extra that installs it.
+        purpose: the feature that needs it, as the beginning of a sentence: `"Logging to MLflow"`.
 
     Raises:
-        MissingExtra: the module, or one it needs, is not installed.
+        MissingExtra: the module, or a module that it needs, is not installed.
     """
     try:
         return importlib.import_module(module)

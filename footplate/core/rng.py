@@ -1,14 +1,14 @@
-"""Randomness that can be continued.
+"""Randomness that a resumed run can continue.
 
-Every random choice of a run is seeded from numbers that a checkpoint holds anyway, so no generator's state has to be
-carried between processes:
+Footplate seeds every random choice of a run from numbers that a checkpoint holds anyway. So no generator's state has to
+move between processes:
 
     shuffling        (seed, epoch)                        data/
     augmentation     (seed, epoch, row) or (…, batch)     data/
-    dropout & co.    (seed, batches so far, rank)         before each training step: `step_seeder`
+    dropout etc.     (seed, batches so far, rank)         before each training step: `step_seeder`
 
-A checkpoint also keeps the states of the global generators (`capture`, `restore`): those of Python and NumPy are slow to
-seed, and a validation after the last step draws where torch's generators, of the CPU and of the device, stood then.
+A checkpoint also keeps the states of the global generators (`capture`, `restore`). Python's and NumPy's are slow to seed.
+Torch's generators, on the CPU and on the device, are needed by a validation that runs after the last step.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A 63-bit seed of some numbers: equal for equal numbers, unrelated for any others.
+    """Return a 63-bit seed of some numbers: equal for equal numbers, unrelated for different numbers.
 
-    Each number is folded in through SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom
-    Number Generators", OOPSLA 2014).
+    Each number is folded in with SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", OOPSLA 2014).
     """
     state = 0
     for number in numbers:
@@ -43,11 +43,11 @@ def mix(*numbers: int) -> int:
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Seed Python, NumPy and torch, and make `seed` the default of every `Trainer` made from now on.
+    """Seed Python, NumPy and torch, and make `seed` the default of every later `Trainer`.
 
     Args:
-        seed: 0 … 2**32-1; by default the one set before, or a fresh one.
-        workers: accepted for Lightning's sake; loader workers are always seeded.
+        seed: 0 … 2**32-1. By default the seed that was set before, or a random one.
+        workers: accepted for Lightning's sake. Loader workers are always seeded.
         verbose: accepted for Lightning's sake.
 
     Returns:
@@ -61,29 +61,29 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def default_seed() -> int:
-    """The seed of `seed_everything`, or a fresh one."""
+    """Return the seed of `seed_everything`, or a random one."""
     return int(os.environ.get(SEED_VARIABLE, secrets.randbelow(2**32)))
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch (on every device)."""
+    """Seed the global generators of Python, NumPy and torch, on every device."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
 
 
 def seed_host(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch's CPU: what a data set's augmentation draws from."""
+    """Seed the global generators of Python, NumPy and torch's CPU. The augmentation of a data set draws from them."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
 
 
 def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
-    """A function that seeds torch's generators, of the CPU and of one device, for a batch by its number.
+    """Return a function that seeds torch's generators, on the CPU and on one device, for a batch number.
 
-    It is called at every step; `torch.manual_seed`, which seeds all devices, takes a hundred times as long. `seed` is
-    mixed already, and the generators spread neighbouring seeds by themselves, so the batch's number is just added.
+    It runs at every step. `torch.manual_seed` seeds all devices and takes a hundred times as long. `seed` is mixed already,
+    and the generators spread neighbouring seeds themselves, so it is enough to add the batch number.
     """
     seed_host = torch.default_generator.manual_seed
     seed_device = device_seeder(device)
@@ -98,19 +98,19 @@ def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
 
 
 def device_seeder(device: torch.device) -> Callable[[int], Any] | None:
-    """The function that seeds a device's own generator; None for the CPU, whose generator is the host's."""
+    """Return the function that seeds a device's own generator. None for the CPU, whose generator is the host's."""
     if device.type == "cuda":
         return _cuda_generator(device).manual_seed
     return torch.mps.manual_seed if device.type == "mps" else None
 
 
 def _cuda_generator(device: torch.device) -> torch.Generator:
-    """The default generator of a CUDA device; `cuda` without an index is the current one."""
+    """Return the default generator of a CUDA device. `cuda` without an index is the current device."""
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _device_generator(device: torch.device | None) -> torch.Generator | None:
-    """A device's own default generator; None where it is the CPU's, or the device has none that torch knows."""
+    """Return a device's own default generator. None if it uses the CPU's, or torch knows none for it."""
     if device is not None and device.type == "cuda":
         return _cuda_generator(device)
     if device is not None and device.type == "mps":
@@ -119,8 +119,9 @@ def _device_generator(device: torch.device | None) -> torch.Generator | None:
 
 
 def capture(device: torch.device | None = None) -> dict[str, Any]:
-    """The states of the global generators of Python, NumPy and torch (of the CPU and a device), in plain values and
-    tensors on the CPU.
+    """Return the states of the global generators of Python, NumPy and torch, as plain values and tensors on the CPU.
+
+    Torch's are those of the CPU and of `device`.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
@@ -142,12 +143,12 @@ def capture(device: torch.device | None = None) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _as_tensor(words: tuple[int, ...]) -> torch.Tensor:
-    """The words of Python's generator, which seldom change from one save to the next."""
+    """Return the words of Python's generator as a tensor. They seldom change from one save to the next."""
     return torch.tensor(words, dtype=torch.int64)
 
 
 def restore(states: dict[str, Any], device: torch.device | None = None) -> None:
-    """The counterpart of `capture`; the state of another kind of device is left out."""
+    """Set the states that `capture` returned. The state of another kind of device is left out."""
     generator = _device_generator(device)
     if generator is not None and device is not None and device.type in states.get("device", {}):
         generator.set_state(states["device"][device.type].cpu())

@@ -1,7 +1,8 @@
-"""Signals: a handler only notes that one came; the loop looks between steps and ends in an orderly way.
+"""Signals: the handler only notes a signal. The training loop reads the note between two steps and ends in order.
 
-SIGTERM (a preempted machine, a scheduler) and the first SIGINT (Ctrl-C): finish the step, save, exit with 143 or raise
-KeyboardInterrupt. A second SIGINT stops at once. A cloud's notice (see `training/preemption.py`) counts as SIGTERM.
+After SIGTERM (a preempted machine, a scheduler) or the first SIGINT (Ctrl-C), the loop finishes the step and saves. Then it
+exits with 143, or raises KeyboardInterrupt. A second SIGINT stops at once. A cloud's preemption notice
+(`training/preemption.py`) counts as SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ EXIT_CODE = {signal.SIGTERM: 143}
 
 @contextlib.contextmanager
 def heard(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """While entered, `note` is called with SIGTERM and SIGINT; only in the main thread, which alone can hear them."""
+    """Call `note` with SIGTERM and SIGINT inside a `with` block. Works in the main thread only, as Python's signals do."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -29,7 +30,7 @@ def heard(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 class Signals:
-    """While entered, notes SIGTERM and SIGINT in `received`, and in `reason` what came. Only the main thread hears them."""
+    """Inside a `with` block, notes SIGTERM and SIGINT in `received`, and the reason in `reason`. Main thread only."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
@@ -44,15 +45,15 @@ class Signals:
         self._hearing.close()
 
     def forget(self) -> None:
-        """Begin anew: what ended one run is not to end the next."""
+        """Forget the signal, so that it doesn't end the next run too."""
         self.received, self.reason = None, ""
 
     def terminate(self, reason: str) -> None:
-        """Count as SIGTERM something that is not a signal; callable from any thread."""
+        """Note something that counts as SIGTERM but isn't a signal. Any thread may call it."""
         self.reason, self.received = reason, signal.SIGTERM
 
     def agree(self, number: signal.Signals) -> None:
-        """Take what has come on some rank for what has come here."""
+        """Note a signal that another rank has received."""
         self.received = number
         self.reason = self.reason or number.name
 
@@ -63,7 +64,7 @@ class Signals:
         self.reason = self.received.name
 
     def end(self) -> BaseException:
-        """What the run ends with."""
+        """Return the exception that ends the run."""
         if self.received == signal.SIGINT:
             return KeyboardInterrupt()
         assert self.received is not None

@@ -1,4 +1,4 @@
-"""The end of background threads: they are joined, and one that doesn't end is named."""
+"""The end of background threads: they are joined, and a thread that doesn't end is named in a warning."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 
 log = logging.getLogger(__name__)
 
-TELL_S = 30.0  # after which a wait without an end is worth a warning
+WARN_AFTER_S = 30.0
 
 
 def join(thread: threading.Thread, timeout_s: float, doing: str) -> bool:
-    """Wait for a thread; warn if it still runs after `timeout_s`. Returns whether it has ended.
+    """Wait for a thread. Warn if it still runs after `timeout_s`. Return True if it has ended.
 
     Args:
-        thread: which was asked to end.
+        thread: the thread, which was asked to end.
         timeout_s: how long to wait.
-        doing: what it may be busy with, for the warning.
+        doing: what may keep it busy, for the warning.
     """
     thread.join(timeout_s)
     if thread.is_alive():
@@ -25,6 +25,6 @@ def join(thread: threading.Thread, timeout_s: float, doing: str) -> bool:
 
 
 def join_however_long(thread: threading.Thread, doing: str) -> None:
-    """Wait for a thread that must have ended before anything else may go on; warn after half a minute."""
-    if not join(thread, TELL_S, doing):
+    """Wait without a limit for a thread that must end before anything else may go on. Warn after half a minute."""
+    if not join(thread, WARN_AFTER_S, doing):
         thread.join()

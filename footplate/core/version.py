@@ -1,4 +1,4 @@
-"""Which Footplate this is: its version, and the directory that it is imported from."""
+"""The version of Footplate, and the directory that Python imports it from."""
 
 from __future__ import annotations
 
