@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from footplate.training.module import Module as Module
     from footplate.training.table_datamodule import TableDataModule as TableDataModule
     from footplate.training.trainer import Trainer as Trainer
-    from footplate.training.tuner import Tuner as Tuner
+    from footplate.training.tuner.tuner import Tuner as Tuner
 
 _HOMES = {
     "Accelerator": "footplate.hardware.base",
@@ -82,7 +82,7 @@ _HOMES = {
     "TensorBoard": "footplate.tracking.tensorboard",
     "Timer": "footplate.callbacks.timer",
     "Trainer": "footplate.training.trainer",
-    "Tuner": "footplate.training.tuner",
+    "Tuner": "footplate.training.tuner.tuner",
     "export_model": "footplate.checkpoint.export",
     "plan": "footplate.planning.study",
     "scale": "footplate.scaling.study",

@@ -19,102 +19,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from footplate.core.device_scalar import DeviceScalar
 from footplate.core.errors import ConfigError
 from footplate.distributed.group import ALONE, Group
-from footplate.distributed.metric_reduction import Part, extreme, gathered, merge, reduced
+from footplate.distributed.metric_reduction import Part, gathered, merge, reduced
 from footplate.distributed.replica_logs import Logged
 from footplate.hardware.transfer import batch_rows
+from footplate.training.metrics.entry import Entry, Summary, Values
+from footplate.training.metrics.host_values import snapshot_value, to_floats
+from footplate.training.metrics.logging_checks import check_value, known_reduction, reduction_name
+from footplate.training.metrics.torchmetrics_objects import is_torchmetric, list_lengths, to_device, would_deadlock
 
 CPU = torch.device("cpu")
-REDUCTIONS = ("mean", "sum", "min", "max")
 READ_AFTER = 1024  # values that may wait on the device before they are read, whatever the log interval
-
-
-@dataclass(slots=True)
-class Entry:
-    """One logged name: how it is reported and what has been collected of it."""
-
-    name: str
-    on_step: bool
-    on_epoch: bool
-    prog_bar: bool
-    logger: bool
-    reduce_fx: str | Callable[[Tensor], Tensor]
-    sync_dist: bool
-    metric: Any = None  # a torchmetrics object, which accumulates by itself
-    latest: Any = None
-    synced: float | None = None  # the latest over all ranks, with sync_dist
-    waiting: list[Any] = field(default_factory=list)
-    weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
-    total: float = 0.0
-    weight: float = 0.0
-    values: list[float] = field(default_factory=list)  # only for a reduction given as a function
-    loaders: set[int] = field(default_factory=set)  # of an evaluation, in whose batches it was logged
-    computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
-
-    @property
-    def step_name(self) -> str:
-        return self._ending_in("_step") if self.on_epoch else self.name
-
-    @property
-    def epoch_name(self) -> str:
-        return self._ending_in("_epoch") if self.on_step else self.name
-
-    def _ending_in(self, ending: str) -> str:
-        """The name with an ending, before the loader's index, where it has one."""
-        name, mark, index = self.name.partition("/dataloader_idx_")
-        return f"{name}{ending}{mark}{index}"
-
-    @property
-    def has_latest(self) -> bool:
-        if self.metric is None:
-            return self.latest is not None
-        return self.updates > 0 and getattr(self.metric, "_forward_cache", None) is not None
-
-    def read(self) -> list[float]:
-        """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
-        if not self.waiting:
-            return []
-        values = to_floats(self.waiting, self.name)
-        for value, weight in zip(values, to_floats(self.weights, self.name), strict=True):
-            if self.reduce_fx == "mean":
-                self.total += value * weight if weight else 0.0  # a mean over nothing is NaN, and counts for nothing
-                self.weight += weight
-            elif self.reduce_fx == "sum":
-                self.total += value
-                self.weight = 1.0
-            elif self.reduce_fx in ("min", "max"):
-                self.total = extreme(str(self.reduce_fx), self.total if self.weight else value, value)
-                self.weight = 1.0
-            else:
-                self.values.append(value)
-        self.waiting.clear()
-        self.weights.clear()
-        return values
-
-    @property
-    def updates(self) -> int:
-        """How often the torchmetrics object has been updated since an epoch's value was computed; 1 where there is none."""
-        count = getattr(self.metric, "_update_count", 1)
-        return 0 if count == self.computed else count
-
-    def part(self) -> Part:
-        """What has been collected in this epoch."""
-        self.read()
-        return Part(self.total, self.weight, self.values)
-
-    def reset(self) -> None:
-        self.total = self.weight = 0.0
-        self.values = []
-        self.computed = getattr(self.metric, "_update_count", 0)
 
 
 class MetricLog:
@@ -175,7 +97,7 @@ class MetricLog:
             entry.loaders.add(self.dataloader_idx)
         if entry.metric is not None:
             return
-        entry.latest = value = _own(value)
+        entry.latest = value = snapshot_value(value)
         if entry.on_epoch and self.counts:
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()  # before the value is added: `take_back` can undo what still waits
@@ -304,10 +226,10 @@ class MetricLog:
         self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
         reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
     ) -> Entry:  # fmt: skip
-        metric = value if _is_metric(value) else None
+        metric = value if is_torchmetric(value) else None
         if metric is None:
-            _check_value(name, value)
-        reduce_fx = _known_reduction(name, reduce_fx)
+            check_value(name, value)
+        reduce_fx = known_reduction(name, reduce_fx)
         if on_step is None:
             on_step = self.by_step if on_epoch is None or not self.by_step else True
         if on_epoch is None:
@@ -320,7 +242,7 @@ class MetricLog:
 
     def _weight(self, entry: Entry, batch_size: float | Tensor | None) -> float | Tensor:
         if isinstance(batch_size, Tensor):
-            return _own(batch_size)
+            return snapshot_value(batch_size)
         if batch_size is not None:
             return float(batch_size)
         return float(batch_rows(self.batch)) if entry.reduce_fx == "mean" and self.batch is not None else 1.0
@@ -331,12 +253,12 @@ class MetricLog:
             entry.on_epoch,
             entry.prog_bar,
             entry.logger,
-            _plain(entry.reduce_fx),
+            reduction_name(entry.reduce_fx),
             entry.sync_dist,
         )
         return Summary(
             entry.name, options, entry.part(), entry.metric is not None, self._metric_path(entry), entry.updates,
-            _items(entry.metric), entry.loaders,
+            list_lengths(entry.metric), entry.loaders,
         )  # fmt: skip
 
     def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
@@ -349,10 +271,10 @@ class MetricLog:
             return None
         alone = len(found) < self._group.world.size and not found[0].path
         own, synced = {name: getattr(metric, name) for name in metric._defaults}, metric._to_sync
-        if not alone and _differs(metric, [summary.items for summary in found], self._group.world.size):
-            states = self._group.gather({name: _to_device(value, CPU) for name, value in own.items()})
+        if not alone and would_deadlock(metric, [summary.items for summary in found], self._group.world.size):
+            states = self._group.gather({name: to_device(value, CPU) for name, value in own.items()})
             for name, value in gathered(states, metric._reductions).items():
-                setattr(metric, name, _to_device(value, metric.device))
+                setattr(metric, name, to_device(value, metric.device))
             alone = True
         metric._to_sync = synced and not alone
         try:
@@ -369,7 +291,7 @@ class MetricLog:
             everyone = self._group.gather(mine)
             for entry in entries:
                 if entry.sync_dist:
-                    kind = _plain(entry.reduce_fx) or "mean"
+                    kind = reduction_name(entry.reduce_fx) or "mean"
                     found = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
                     entry.synced = reduced(kind, merge(kind, found))
         pairs = zip(entries, values, strict=True)
@@ -394,7 +316,7 @@ class MetricLog:
             "on_epoch": entry.on_epoch,
             "prog_bar": entry.prog_bar,
             "logger": entry.logger,
-            "reduce_fx": _plain(entry.reduce_fx),
+            "reduce_fx": reduction_name(entry.reduce_fx),
             "sync_dist": entry.sync_dist,
             "metric": metric_path,
             "metric_state": metric_state,
@@ -409,170 +331,15 @@ class MetricLog:
         entry.total, entry.weight, entry.values = saved["total"], saved["weight"], list(saved["values"])
         if entry.metric is not None:
             for key, value in saved["metric_state"].items():
-                setattr(entry.metric, key, _to_device(value, entry.metric.device) if key != "_update_count" else value)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a rank tells the others of a name at the end of an epoch."""
-
-    name: str
-    options: tuple[Any, ...]
-    part: Part
-    is_metric: bool
-    path: str  # of the torchmetrics object, in the module
-    updates: int
-    items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
-    loaders: set[int]
-
-    def entry(self) -> Entry:
-        """An entry for a name that only other ranks have logged."""
-        return Entry(self.name, *self.options)
-
-
-@dataclass
-class Values:
-    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display.
-
-    Attributes:
-        callback: under the plain name too.
-        logger: without those that were logged with `logger=False`.
-        progress: those that were logged with `prog_bar=True`.
-        results: each under its own name alone, as an evaluation returns them.
-        loaders: by name, in which loaders' batches it was logged; without those that several loaders share.
-    """
-
-    callback: dict[str, float] = field(default_factory=dict)
-    logger: dict[str, float] = field(default_factory=dict)
-    progress: dict[str, float] = field(default_factory=dict)
-    results: dict[str, float] = field(default_factory=dict)
-    loaders: dict[str, set[int]] = field(default_factory=dict)
-
-    def add(self, entry: Entry, name: str, value: float) -> None:
-        """Take in the value of an entry."""
-        self.results[name] = value
-        if entry.loaders:
-            self.loaders[name] = entry.loaders
-        self.callback[entry.name] = self.callback[name] = value
-        if entry.logger:
-            self.logger[name] = value
-        if entry.prog_bar:
-            self.progress[name] = value
-
-    def update(self, other: Values) -> None:
-        """Take in all of another."""
-        self.callback.update(other.callback)
-        self.logger.update(other.logger)
-        self.progress.update(other.progress)
-        self.results.update(other.results)
-        self.loaders.update(other.loaders)
-
-
-def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
-    """Host floats of numbers and one-element tensors, with one transfer per device and type."""
-    values = list(values)
-    result: list[float] = [0.0] * len(values)
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    later: dict[type[DeviceScalar], list[int]] = {}
-    for index, value in enumerate(values):
-        if isinstance(value, Tensor):
-            groups.setdefault((value.device, value.dtype), []).append(index)
-        elif isinstance(value, DeviceScalar):
-            later.setdefault(type(value), []).append(index)
-        else:
-            result[index] = float(value)
-    for kind, indices in later.items():
-        for index, number in zip(indices, kind.read([values[index] for index in indices]), strict=True):
-            result[index] = number
-    for indices in groups.values():
-        tensors = [values[index] for index in indices]
-        if any(tensor.ndim for tensor in tensors):
-            tensors = [tensor.reshape(()) if tensor.numel() == 1 else tensor for tensor in tensors]
-        try:
-            numbers = [float(number) for number in torch.stack(tensors).tolist()]
-        except (RuntimeError, TypeError):
-            raise ConfigError(
-                f'self.log("{name}", …): every value must be one number, got a tensor of several.'
-            ) from None
-        for index, number in zip(indices, numbers, strict=True):
-            result[index] = number
-    return result
-
-
-def _known_reduction(name: str, reduce_fx: str | Callable[[Tensor], Tensor]) -> str | Callable[[Tensor], Tensor]:
-    """The name of a reduction; or the function, where it is somebody's own."""
-    if callable(reduce_fx):
-        return reduce_fx.__name__ if reduce_fx in (torch.mean, torch.sum, torch.min, torch.max) else reduce_fx
-    known = {"avg": "mean"}.get(reduce_fx.lower(), reduce_fx.lower())
-    if known not in REDUCTIONS:
-        raise ConfigError(
-            f'self.log("{name}", reduce_fx="{reduce_fx}"): expected {", ".join(REDUCTIONS)} or a function.'
-        )
-    return known
-
-
-def _plain(reduce_fx: Any) -> Any:
-    """A reduction by its name; None for a function, which can't be told to others."""
-    return reduce_fx if isinstance(reduce_fx, str) else None
-
-
-def _check_value(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
-        raise ConfigError(
-            f'self.log("{name}", …): expected a number, a one-element tensor, a torchmetrics Metric or a dict of '
-            f"these, got {type(value).__name__}."
-        )
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ConfigError(
-            f'self.log("{name}", …): a tensor of shape {tuple(value.shape)} is not one number. '
-            f"Log its .mean(), or its items under names of their own."
-        )
-
-
-def _own(value: Any) -> Any:
-    """A value as it is now, whatever its owner does to it later: a copy on its device, or a number."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value if isinstance(value, DeviceScalar) else float(value)
+                setattr(entry.metric, key, to_device(value, entry.metric.device) if key != "_update_count" else value)
 
 
 def _kept(name: str, value: Any) -> Any:
     """What one of several copies of a module logs, for later."""
-    if _is_metric(value):
+    if is_torchmetric(value):
         raise ConfigError(
             f'self.log("{name}", …): with strategy="replicas" each device has a copy of this torchmetrics object, which '
             'knows its own rows alone. Log a plain value, or use strategy="ddp".'
         )
-    _check_value(name, value)
-    return _own(value)
-
-
-def _is_metric(value: Any) -> bool:
-    return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "reset")
-
-
-def _items(metric: Any) -> dict[str, int]:
-    states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
-    return {name: len(value) for name, value in states.items() if isinstance(value, list)}
-
-
-def _differs(metric: Any, items: list[dict[str, int]], ranks: int) -> bool:
-    """Whether the ranks' lists are such that torchmetrics, which gathers them tensor by tensor, would wait for one that a
-    rank hasn't got. Those that gather in a way of their own are left to it.
-    """
-    nested = any(part is not metric and hasattr(part, "_defaults") for part in metric.modules())
-    if nested or type(metric)._sync_dist.__qualname__ != "Metric._sync_dist":
-        return False
-    items = [*items, *[{}] * (ranks - len(items))]
-    for name in dict.fromkeys(name for one in items for name in one):
-        counts = {one.get(name, 0) for one in items}
-        joined = "cat" in getattr(metric._reductions[name], "__name__", "")  # to one tensor before it is gathered
-        if len(counts) > 1 and (not joined or 0 in counts):
-            return True
-    return False
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, list):
-        return [_to_device(item, device) for item in value]
-    return value.to(device) if isinstance(value, Tensor) else value
+    check_value(name, value)
+    return snapshot_value(value)

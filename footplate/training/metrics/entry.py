@@ -1,0 +1,147 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from footplate.distributed.metric_reduction import Part, extreme
+from footplate.training.metrics.host_values import to_floats
+
+
+@dataclass(slots=True)
+class Entry:
+    """One logged name: how it is reported and what has been collected of it."""
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    prog_bar: bool
+    logger: bool
+    reduce_fx: str | Callable[[Tensor], Tensor]
+    sync_dist: bool
+    metric: Any = None  # a torchmetrics object, which accumulates by itself
+    latest: Any = None
+    synced: float | None = None  # the latest over all ranks, with sync_dist
+    waiting: list[Any] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
+    total: float = 0.0
+    weight: float = 0.0
+    values: list[float] = field(default_factory=list)  # only for a reduction given as a function
+    loaders: set[int] = field(default_factory=set)  # of an evaluation, in whose batches it was logged
+    computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
+
+    @property
+    def step_name(self) -> str:
+        return self._ending_in("_step") if self.on_epoch else self.name
+
+    @property
+    def epoch_name(self) -> str:
+        return self._ending_in("_epoch") if self.on_step else self.name
+
+    def _ending_in(self, ending: str) -> str:
+        """The name with an ending, before the loader's index, where it has one."""
+        name, mark, index = self.name.partition("/dataloader_idx_")
+        return f"{name}{ending}{mark}{index}"
+
+    @property
+    def has_latest(self) -> bool:
+        if self.metric is None:
+            return self.latest is not None
+        return self.updates > 0 and getattr(self.metric, "_forward_cache", None) is not None
+
+    def read(self) -> list[float]:
+        """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
+        if not self.waiting:
+            return []
+        values = to_floats(self.waiting, self.name)
+        for value, weight in zip(values, to_floats(self.weights, self.name), strict=True):
+            if self.reduce_fx == "mean":
+                self.total += value * weight if weight else 0.0  # a mean over nothing is NaN, and counts for nothing
+                self.weight += weight
+            elif self.reduce_fx == "sum":
+                self.total += value
+                self.weight = 1.0
+            elif self.reduce_fx in ("min", "max"):
+                self.total = extreme(str(self.reduce_fx), self.total if self.weight else value, value)
+                self.weight = 1.0
+            else:
+                self.values.append(value)
+        self.waiting.clear()
+        self.weights.clear()
+        return values
+
+    @property
+    def updates(self) -> int:
+        """How often the torchmetrics object has been updated since an epoch's value was computed; 1 where there is none."""
+        count = getattr(self.metric, "_update_count", 1)
+        return 0 if count == self.computed else count
+
+    def part(self) -> Part:
+        """What has been collected in this epoch."""
+        self.read()
+        return Part(self.total, self.weight, self.values)
+
+    def reset(self) -> None:
+        self.total = self.weight = 0.0
+        self.values = []
+        self.computed = getattr(self.metric, "_update_count", 0)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a rank tells the others of a name at the end of an epoch."""
+
+    name: str
+    options: tuple[Any, ...]
+    part: Part
+    is_metric: bool
+    path: str  # of the torchmetrics object, in the module
+    updates: int
+    items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
+    loaders: set[int]
+
+    def entry(self) -> Entry:
+        """An entry for a name that only other ranks have logged."""
+        return Entry(self.name, *self.options)
+
+
+@dataclass
+class Values:
+    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display.
+
+    Attributes:
+        callback: under the plain name too.
+        logger: without those that were logged with `logger=False`.
+        progress: those that were logged with `prog_bar=True`.
+        results: each under its own name alone, as an evaluation returns them.
+        loaders: by name, in which loaders' batches it was logged; without those that several loaders share.
+    """
+
+    callback: dict[str, float] = field(default_factory=dict)
+    logger: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, float] = field(default_factory=dict)
+    results: dict[str, float] = field(default_factory=dict)
+    loaders: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, entry: Entry, name: str, value: float) -> None:
+        """Take in the value of an entry."""
+        self.results[name] = value
+        if entry.loaders:
+            self.loaders[name] = entry.loaders
+        self.callback[entry.name] = self.callback[name] = value
+        if entry.logger:
+            self.logger[name] = value
+        if entry.prog_bar:
+            self.progress[name] = value
+
+    def update(self, other: Values) -> None:
+        """Take in all of another."""
+        self.callback.update(other.callback)
+        self.logger.update(other.logger)
+        self.progress.update(other.progress)
+        self.results.update(other.results)
+        self.loaders.update(other.loaders)

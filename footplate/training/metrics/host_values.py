@@ -1,0 +1,50 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from footplate.core.device_scalar import DeviceScalar
+from footplate.core.errors import ConfigError
+
+
+def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
+    """Host floats of numbers and one-element tensors, with one transfer per device and type."""
+    values = list(values)
+    result: list[float] = [0.0] * len(values)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    later: dict[type[DeviceScalar], list[int]] = {}
+    for index, value in enumerate(values):
+        if isinstance(value, Tensor):
+            groups.setdefault((value.device, value.dtype), []).append(index)
+        elif isinstance(value, DeviceScalar):
+            later.setdefault(type(value), []).append(index)
+        else:
+            result[index] = float(value)
+    for kind, indices in later.items():
+        for index, number in zip(indices, kind.read([values[index] for index in indices]), strict=True):
+            result[index] = number
+    for indices in groups.values():
+        tensors = [values[index] for index in indices]
+        if any(tensor.ndim for tensor in tensors):
+            tensors = [tensor.reshape(()) if tensor.numel() == 1 else tensor for tensor in tensors]
+        try:
+            numbers = [float(number) for number in torch.stack(tensors).tolist()]
+        except (RuntimeError, TypeError):
+            raise ConfigError(
+                f'self.log("{name}", …): every value must be one number, got a tensor of several.'
+            ) from None
+        for index, number in zip(indices, numbers, strict=True):
+            result[index] = number
+    return result
+
+
+def snapshot_value(value: Any) -> Any:
+    """A value as it is now, whatever its owner does to it later: a copy on its device, or a number."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, DeviceScalar) else float(value)

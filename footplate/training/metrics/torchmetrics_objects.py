@@ -1,0 +1,39 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def is_torchmetric(value: Any) -> bool:
+    return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "reset")
+
+
+def list_lengths(metric: Any) -> dict[str, int]:
+    states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
+    return {name: len(value) for name, value in states.items() if isinstance(value, list)}
+
+
+def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool:
+    """Whether the ranks' lists are such that torchmetrics, which gathers them tensor by tensor, would wait for one that a
+    rank hasn't got. Those that gather in a way of their own are left to it.
+    """
+    nested = any(part is not metric and hasattr(part, "_defaults") for part in metric.modules())
+    if nested or type(metric)._sync_dist.__qualname__ != "Metric._sync_dist":
+        return False
+    items = [*items, *[{}] * (ranks - len(items))]
+    for name in dict.fromkeys(name for one in items for name in one):
+        counts = {one.get(name, 0) for one in items}
+        joined = "cat" in getattr(metric._reductions[name], "__name__", "")  # to one tensor before it is gathered
+        if len(counts) > 1 and (not joined or 0 in counts):
+            return True
+    return False
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, list):
+        return [to_device(item, device) for item in value]
+    return value.to(device) if isinstance(value, Tensor) else value

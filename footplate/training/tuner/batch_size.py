@@ -1,0 +1,71 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from footplate.data.adapters.combined import leaves_of
+
+if TYPE_CHECKING:
+    pass
+
+
+def largest(
+    fits: Callable[[int], bool], rows: Callable[[], float], first: int, narrow: bool, trials: int, most: int
+) -> int | None:
+    """The largest batch size that was tried and fits; None where none does.
+
+    Args:
+        fits: tries a size.
+        rows: how many rows there are, once a size has been tried; a larger batch than that says nothing.
+        first: the first size, which is doubled.
+        narrow: look between the largest that fits and the smallest that doesn't.
+        trials: end after so many sizes that fit; 0 takes the first without a try.
+        most: the largest size to try.
+    """
+    if trials == 0:
+        return first
+    best, failed, size = 0, most + 1, min(first, most)
+    while trials and best < size < failed:
+        if fits(size):
+            best, trials = size, trials - 1
+            if best >= rows():
+                break
+        else:
+            failed = size
+        unknown = failed > most
+        if best and not unknown and not narrow:
+            break
+        size = min(2 * size, most) if unknown else (best + failed) // 2
+    return best or None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of a device, or of the host, is exhausted."""
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        all(word in said for word in words)
+        for words in (
+            ("CUDA", "out of memory"),
+            ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",),
+            ("DefaultCPUAllocator: can't allocate memory",),
+            ("MPS backend out of memory",),
+            ("RESOURCE_EXHAUSTED",),
+        )
+    )
+
+
+def most_rows(loaders: Any) -> float:
+    """How many rows a batch can have at most, of the loaders that were used."""
+    found = []
+    for loader in leaves_of(loaders):
+        rows = getattr(loader, "table", None)
+        try:
+            found.append(rows.num_rows if rows is not None else len(loader.dataset))
+        except (AttributeError, TypeError, NotImplementedError):
+            continue
+    return max(found, default=math.inf)
