@@ -1,4 +1,4 @@
-"""TODO."""
+"""One logged name: its options, what an epoch has collected of it, and the values that are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from footplate.training.metrics.host_values import to_floats
 
 @dataclass(slots=True)
 class Entry:
-    """One logged name: how it is reported and what has been collected of it."""
+    """One logged name."""
 
     name: str
     on_step: bool
@@ -43,7 +43,7 @@ class Entry:
         return self._ending_in("_epoch") if self.on_step else self.name
 
     def _ending_in(self, ending: str) -> str:
-        """The name with an ending, before the loader's index, where it has one."""
+        """Return the name with an ending. The ending comes before the loader's index, if there is one."""
         name, mark, index = self.name.partition("/dataloader_idx_")
         return f"{name}{ending}{mark}{index}"
 
@@ -54,13 +54,14 @@ class Entry:
         return self.updates > 0 and getattr(self.metric, "_forward_cache", None) is not None
 
     def read(self) -> list[float]:
-        """Bring what waits to the host, add it to the epoch, and return it in the order of logging."""
+        """Read the waiting values, add them to the epoch, and return them in the order of logging."""
         if not self.waiting:
             return []
         values = to_floats(self.waiting, self.name)
         for value, weight in zip(values, to_floats(self.weights, self.name), strict=True):
             if self.reduce_fx == "mean":
-                self.total += value * weight if weight else 0.0  # a mean over nothing is NaN, and counts for nothing
+                # A mean over no rows is NaN, and must not count.
+                self.total += value * weight if weight else 0.0
                 self.weight += weight
             elif self.reduce_fx == "sum":
                 self.total += value
@@ -76,12 +77,12 @@ class Entry:
 
     @property
     def updates(self) -> int:
-        """How often the torchmetrics object has been updated since an epoch's value was computed; 1 where there is none."""
+        """The number of updates of the torchmetrics object since the last epoch's value. 1 for other values."""
         count = getattr(self.metric, "_update_count", 1)
         return 0 if count == self.computed else count
 
     def part(self) -> Part:
-        """What has been collected in this epoch."""
+        """Return what this epoch has collected."""
         self.read()
         return Part(self.total, self.weight, self.values)
 
@@ -93,7 +94,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rank tells the others of a name at the end of an epoch."""
+    """What a rank sends to the other ranks about a name at the end of an epoch."""
 
     name: str
     options: tuple[Any, ...]
@@ -105,20 +106,20 @@ class Summary:
     loaders: set[int]
 
     def entry(self) -> Entry:
-        """An entry for a name that only other ranks have logged."""
+        """Return an entry for a name that only other ranks have logged."""
         return Entry(self.name, *self.options)
 
 
 @dataclass
 class Values:
-    """Read metrics by name: for callbacks (under the plain name too), for loggers, and for the progress display.
+    """Metric values by name, for callbacks, loggers and the progress display.
 
     Attributes:
-        callback: under the plain name too.
-        logger: without those that were logged with `logger=False`.
-        progress: those that were logged with `prog_bar=True`.
-        results: each under its own name alone, as an evaluation returns them.
-        loaders: by name, in which loaders' batches it was logged; without those that several loaders share.
+        callback: for callbacks, under the plain name too.
+        logger: for loggers: all names but those logged with `logger=False`.
+        progress: for the progress display: the names logged with `prog_bar=True`.
+        results: each value under one name, as an evaluation returns them.
+        loaders: for each name, the loaders in whose batches it was logged. Names that several loaders share are left out.
     """
 
     callback: dict[str, float] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Values:
     loaders: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, entry: Entry, name: str, value: float) -> None:
-        """Take in the value of an entry."""
+        """Add the value of an entry."""
         self.results[name] = value
         if entry.loaders:
             self.loaders[name] = entry.loaders
@@ -139,7 +140,7 @@ class Values:
             self.progress[name] = value
 
     def update(self, other: Values) -> None:
-        """Take in all of another."""
+        """Add all values of another object."""
         self.callback.update(other.callback)
         self.logger.update(other.logger)
         self.progress.update(other.progress)

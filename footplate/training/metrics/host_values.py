@@ -1,4 +1,4 @@
-"""TODO."""
+"""Host floats of values that are still on devices, read in one transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from footplate.core.errors import ConfigError
 
 
 def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
-    """Host floats of numbers and one-element tensors, with one transfer per device and type."""
+    """Return host floats of numbers and one-element tensors, with one transfer for each device and type."""
     values = list(values)
     result: list[float] = [0.0] * len(values)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -44,7 +44,7 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
 
 
 def snapshot_value(value: Any) -> Any:
-    """A value as it is now, whatever its owner does to it later: a copy on its device, or a number."""
+    """Return a copy of the value on its device, so that its owner may change it in place later."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     return value if isinstance(value, DeviceScalar) else float(value)

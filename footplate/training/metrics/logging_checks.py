@@ -1,4 +1,4 @@
-"""TODO."""
+"""Checks of what a user passes to `self.log`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 def known_reduction(name: str, reduce_fx: str | Callable[[Tensor], Tensor]) -> str | Callable[[Tensor], Tensor]:
-    """The name of a reduction; or the function, where it is somebody's own."""
+    """Return the name of a reduction, or the function itself if it is the user's own."""
     if callable(reduce_fx):
         return reduce_fx.__name__ if reduce_fx in (torch.mean, torch.sum, torch.min, torch.max) else reduce_fx
     known = {"avg": "mean"}.get(reduce_fx.lower(), reduce_fx.lower())
@@ -26,11 +26,12 @@ def known_reduction(name: str, reduce_fx: str | Callable[[Tensor], Tensor]) -> s
 
 
 def reduction_name(reduce_fx: Any) -> Any:
-    """A reduction by its name; None for a function, which can't be told to others."""
+    """Return the name of a reduction. None for a function, which other ranks can't receive."""
     return reduce_fx if isinstance(reduce_fx, str) else None
 
 
 def check_value(name: str, value: Any) -> None:
+    """Raise ConfigError if a value is not one number."""
     if not isinstance(value, (int, float, Tensor)) and not hasattr(value, "__float__"):
         raise ConfigError(
             f'self.log("{name}", …): expected a number, a one-element tensor, a torchmetrics Metric or a dict of '

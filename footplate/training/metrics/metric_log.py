@@ -1,18 +1,17 @@
-"""What `self.log` collects.
+"""The metrics of one loop: collected while batches run, reported by step, reduced by epoch.
 
-The one idea: logging copies the value on its device, since the user may change it in place, and waits for nothing. The
-copy stays there until somebody needs the number (every `log_every_n_steps`, at the end of an epoch, or when a callback
-asks), and is then read together with all that waited with it, in one transfer. Sums over an epoch are kept in float64 on
-the host and are added in the order of the steps, so that they don't depend on when they were read: a resumed epoch ends
-with the very same mean.
+Logging copies the value on its device, since the user may change it in place later, and waits for nothing. The copy stays
+there until a report needs the number: every `log_every_n_steps`, at the end of an epoch, or when a callback asks. Then all
+waiting values are read in one transfer. Sums over an epoch are kept in float64 on the host, and added in the order of the
+steps. They don't depend on when they were read, so a resumed epoch ends with the same mean.
 
     log("loss", tensor)  →  entry.latest = copy, entry.waiting += [copy]
-    step_values()        →  {"loss": 0.31}                     reads the latest of each
-    epoch_values()       →  {"loss": 0.35}                     reads all that wait, reduces, starts anew
+    step_values()        →  {"loss": 0.31}                     reads the latest of each name
+    epoch_values()       →  {"loss": 0.35}                     reads all waiting values, reduces, starts again
 
-With several ranks, an epoch's totals of all names are exchanged at once, names and all, so that ranks may log different
-ones; what is reduced is the same number on every rank. The latest value of a step is this rank's own, unless it was
-logged with `sync_dist=True`: those are averaged when the step is reported.
+With several ranks, the totals of all names in an epoch are exchanged at once, together with the names, so ranks may log
+different names. The reduced value is the same on every rank. The latest value of a step is this rank's own, unless it was
+logged with `sync_dist=True`. Those values are averaged over the ranks when the step is reported.
 """
 
 from __future__ import annotations
@@ -36,32 +35,36 @@ from footplate.training.metrics.logging_checks import check_value, known_reducti
 from footplate.training.metrics.torchmetrics_objects import is_torchmetric, list_lengths, to_device, would_deadlock
 
 CPU = torch.device("cpu")
-READ_AFTER = 1024  # values that may wait on the device before they are read, whatever the log interval
+# The most values of one name that may wait on the device before they are read, whatever the log interval.
+READ_AFTER = 1024
 
 
 class MetricLog:
-    """The metrics of one loop: training, validation, testing or prediction.
+    """The metrics of training, validation, testing or prediction.
 
     Attributes:
-        by_step: whether a call that says neither `on_step` nor `on_epoch` comes from a training batch.
-        batch: the batch in progress, from which a weight is taken when `batch_size` is not given.
-        dataloader_idx: which of several evaluation loaders is running; None when there is only one.
-        counts: whether the batch in progress counts; not where its rows are another rank's.
+        by_step: True if a call that gives neither `on_step` nor `on_epoch` comes from a training batch.
+        batch: the batch in progress. Its rows are the weight of a value that is logged without `batch_size`.
+        dataloader_idx: the index of the running evaluation loader. None if there is only one.
+        counts: False while the batch in progress doesn't count, since its rows belong to another rank.
     """
 
-    _apart: Mapping[int, list[Logged]] = {}  # by thread, while copies of the module train side by side
+    # By thread, while copies of the module train side by side.
+    _apart: Mapping[int, list[Logged]] = {}
 
     def __init__(self, module: nn.Module, by_step: bool, group: Group = ALONE) -> None:
         self.by_step = by_step
         self.counts = True
         self._group = group
         self.batch: Any = None
-        self._unfinished: list[Entry] | None = None  # for each value of a batch in training, the entry that has it
+        # The entry of each value that the batch in progress has logged. None between batches.
+        self._unfinished: list[Entry] | None = None
         self.dataloader_idx: int | None = None
         self._module = module
         self._entries: dict[str, Entry] = {}
         self._restored: dict[str, dict[str, Any]] = {}
-        self._of_other_ranks: list[Any] = []  # torchmetrics objects that only other ranks have logged in this epoch
+        # Torchmetrics objects that only other ranks have logged in this epoch.
+        self._of_other_ranks: list[Any] = []
 
     def log(
         self,
@@ -76,12 +79,13 @@ class MetricLog:
         add_dataloader_idx: bool = True,
         batch_size: float | Tensor | None = None,
     ) -> None:
-        """See `footplate.Module.log`."""
-        if type(value) is dict:  # each of its items is logged by itself
+        """Collect a value. `footplate.Module.log` describes the arguments."""
+        if type(value) is dict:
             for key, item in value.items():
                 self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
                          add_dataloader_idx, batch_size)  # fmt: skip
             return
+        # A copy of the module on another device: `replica_logs.py` combines these calls later.
         if self._apart and (calls := self._apart.get(threading.get_ident())) is not None:
             calls.append(
                 Logged(name, _kept(name, value), prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
@@ -97,38 +101,44 @@ class MetricLog:
             entry.loaders.add(self.dataloader_idx)
         if entry.metric is not None:
             return
+
         entry.latest = value = snapshot_value(value)
         if entry.on_epoch and self.counts:
+            # Read before adding the value: `take_back` can only undo values that still wait.
             if len(entry.waiting) >= READ_AFTER:
-                entry.read()  # before the value is added: `take_back` can undo what still waits
+                entry.read()
             entry.waiting.append(value)
             entry.weights.append(self._weight(entry, batch_size))
             if self._unfinished is not None:
                 self._unfinished.append(entry)
 
     def begin_batch(self, batch: Any) -> None:
-        """A batch is trained from here to `end_batch`, and what it logs can be taken back until then."""
+        """Begin a training batch. Until `end_batch`, `take_back` can undo what it logs."""
         self.batch = batch
         self._unfinished = []
 
     def end_batch(self) -> None:
-        """The batch in progress has been trained, so what it has logged stays."""
+        """End a training batch: what it has logged stays."""
         self._unfinished = None
 
     def take_back(self) -> None:
-        """Undo what the unfinished batch has added to the epoch: a run that continues from here repeats that batch.
+        """Undo what the unfinished batch has added to the epoch, since a run that continues from here repeats that batch.
 
-        A torchmetrics object has been updated by then, which can't be undone.
+        A torchmetrics object has been updated by then, and this can't be undone.
         """
         for entry in self._unfinished or ():
-            if entry.waiting:  # unless somebody has read them meanwhile
+            if entry.waiting:  # empty if the values were read meanwhile
                 entry.waiting.pop()
                 entry.weights.pop()
         self._unfinished = None
 
     @contextlib.contextmanager
     def apart(self, threads: Sequence[int]) -> Iterator[list[list[Logged]]]:
-        """Keep what is logged in some threads, by their identifiers, in a list for each, and do nothing else with it."""
+        """Keep what some threads log in one list a thread, and do nothing else with it.
+
+        Args:
+            threads: their identifiers.
+        """
         calls: dict[int, list[Logged]] = {thread: [] for thread in threads}
         self._apart = calls
         try:
@@ -137,16 +147,16 @@ class MetricLog:
             del self._apart
 
     def step_values(self, sync: bool = False) -> Values:
-        """The latest value of every name that is reported by step, all read together.
+        """Return the latest value of every name that is reported by step, read in one transfer.
 
         Args:
-            sync: take those that were logged with `sync_dist` over all ranks; then all ranks must call this.
+            sync: reduce names that were logged with `sync_dist` over the ranks. All ranks must call this then.
         """
         entries = [entry for entry in self._entries.values() if entry.on_step and entry.has_latest]
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
         values = to_floats(latest)
         over_ranks = any(entry.sync_dist for entry in entries)
-        if sync:  # a rank that has logged none of them yet gathers with the others
+        if sync:  # a rank that has logged none of these names yet must gather too
             over_ranks = bool(self._group.maximum([int(over_ranks)])[0])
         if self._group.is_distributed and over_ranks:
             values = self._over_ranks(entries, values, sync)
@@ -174,18 +184,18 @@ class MetricLog:
             else:
                 value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
             entry.reset()
-            entry.latest = None  # from here on, the plain name means the epoch's value
+            entry.latest = None  # from now on, the plain name is the epoch's value
             if value is not None:
                 result.add(entry, entry.epoch_name, value)
         return result
 
     def forget_latest(self) -> None:
-        """Forget the values of the last step: the plain names mean those of the epoch."""
+        """Forget the values of the last step, so that the plain names are those of the epoch."""
         for entry in self._entries.values():
             entry.latest = None
 
     def reset_metrics(self) -> None:
-        """Reset the torchmetrics objects that were logged, those reported by step alone too, as Lightning does."""
+        """Reset the torchmetrics objects that were logged, also those that are reported by step only, as Lightning does."""
         for entry in self._entries.values():
             if entry.metric is not None:
                 entry.metric.reset()
@@ -204,11 +214,11 @@ class MetricLog:
         return iter(self._entries)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been collected so far in this epoch, in plain values."""
+        """Return what this epoch has collected so far, as plain values."""
         return {name: self._entry_state(entry) for name, entry in self._entries.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`. A name whose reduction is a function continues when it is logged next."""
+        """Continue from `state_dict`. A name whose reduction is a function continues when it is logged again."""
         self.clear()
         for name, saved in state.items():
             if saved["reduce_fx"] is None:
@@ -262,10 +272,11 @@ class MetricLog:
         )  # fmt: skip
 
     def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
-        """The value of a torchmetrics object, which gathers its own states: so all ranks ask it, or none."""
+        """Return the value of a torchmetrics object. It gathers its own states, so all ranks call this or none."""
         metric: Any = entry.metric
         if metric is None and found[0].path:
-            metric = entry.metric = self._module.get_submodule(found[0].path)  # this rank had no batch to log it in
+            # This rank had no batch in which to log the metric.
+            metric = entry.metric = self._module.get_submodule(found[0].path)
             self._of_other_ranks.append(metric)
         if metric is None:
             return None
@@ -285,7 +296,10 @@ class MetricLog:
                 setattr(metric, name, value)
 
     def _over_ranks(self, entries: list[Entry], values: list[float], sync: bool) -> list[float]:
-        """The values of a step, those with `sync_dist` reduced over the ranks that have them: now, or as they last were."""
+        """Return the values of a step. Those with `sync_dist` are reduced over the ranks that have them.
+
+        Without `sync`, they are the reduced values of the last report.
+        """
         if sync:
             mine = {entry.name: value for entry, value in zip(entries, values, strict=True) if entry.sync_dist}
             everyone = self._group.gather(mine)

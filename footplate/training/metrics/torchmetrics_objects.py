@@ -1,4 +1,4 @@
-"""TODO."""
+"""Torchmetrics objects, recognised by their methods, and whether their states can be gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from torch import Tensor, nn
 
 
 def is_torchmetric(value: Any) -> bool:
+    """Return True for an object of torchmetrics."""
     return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "reset")
 
 
 def list_lengths(metric: Any) -> dict[str, int]:
+    """Return the number of tensors in each state that is a list."""
     states = {name: getattr(metric, name) for name in getattr(metric, "_defaults", ())}
     return {name: len(value) for name, value in states.items() if isinstance(value, list)}
 
 
 def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool:
-    """Whether the ranks' lists are such that torchmetrics, which gathers them tensor by tensor, would wait for one that a
-    rank hasn't got. Those that gather in a way of their own are left to it.
+    """Return True if torchmetrics' own gathering would wait for a tensor that a rank doesn't have.
+
+    Torchmetrics gathers lists of tensors one by one. A metric that gathers in a way of its own is left alone.
     """
     nested = any(part is not metric and hasattr(part, "_defaults") for part in metric.modules())
     if nested or type(metric)._sync_dist.__qualname__ != "Metric._sync_dist":
@@ -34,6 +37,7 @@ def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool
 
 
 def to_device(value: Any, device: torch.device) -> Any:
+    """Return a state with its tensors on a device."""
     if isinstance(value, list):
         return [to_device(item, device) for item in value]
     return value.to(device) if isinstance(value, Tensor) else value

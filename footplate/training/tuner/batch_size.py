@@ -1,4 +1,4 @@
-"""TODO."""
+"""The search for the largest batch size that fits into memory, as a function of a trial."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 def largest(
     fits: Callable[[int], bool], rows: Callable[[], float], first: int, narrow: bool, trials: int, most: int
 ) -> int | None:
-    """The largest batch size that was tried and fits; None where none does.
+    """Return the largest batch size that was tried and fits. None if none does.
 
     Args:
         fits: tries a size.
-        rows: how many rows there are, once a size has been tried; a larger batch than that says nothing.
-        first: the first size, which is doubled.
-        narrow: look between the largest that fits and the smallest that doesn't.
-        trials: end after so many sizes that fit; 0 takes the first without a try.
+        rows: returns the number of rows, once a size has been tried. A batch of more rows tells nothing.
+        first: the first size. It is doubled.
+        narrow: search between the largest size that fits and the smallest that doesn't.
+        trials: stop after this many sizes that fit. 0 takes the first without a trial.
         most: the largest size to try.
     """
     if trials == 0:
@@ -45,7 +45,7 @@ def largest(
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the memory of a device, or of the host, is exhausted."""
+    """Return True if an exception says that the memory of a device, or of the host, is exhausted."""
     said = str(error)
     return isinstance(error, torch.OutOfMemoryError) or any(
         all(word in said for word in words)
@@ -60,7 +60,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def most_rows(loaders: Any) -> float:
-    """How many rows a batch can have at most, of the loaders that were used."""
+    """Return the largest number of rows that a batch of these loaders can have."""
     found = []
     for loader in leaves_of(loaders):
         rows = getattr(loader, "table", None)

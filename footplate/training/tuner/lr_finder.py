@@ -1,4 +1,4 @@
-"""TODO."""
+"""`LRFinder`: the losses of a search for a learning rate, and the callback that records them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _SMOOTHING = 0.98
 
 
 class LRFinder:
-    """What `Tuner.lr_find` has found.
+    """The result of `Tuner.lr_find`.
 
     Attributes:
         results: "lr" and "loss" (smoothed) of each step.
-        mode: as given.
-        lr_min: as given.
-        lr_max: as given.
-        num_training: as given.
+        mode: as in `Tuner.lr_find`.
+        lr_min: `min_lr` of `Tuner.lr_find`.
+        lr_max: `max_lr` of `Tuner.lr_find`.
+        num_training: as in `Tuner.lr_find`.
     """
 
     def __init__(self, mode: str, lr_min: float, lr_max: float, num_training: int) -> None:
@@ -41,18 +41,18 @@ class LRFinder:
         self._optimal_idx: int | None = None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """Return the learning rate of a step, from 0."""
         part = (step + 1) / self.num_training if step else 0.0
         if self.mode == "linear":
             return self.lr_min + part * (self.lr_max - self.lr_min)
         return self.lr_min * (self.lr_max / self.lr_min) ** part
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """The learning rate at which the loss falls most steeply; None where fewer than two losses are left.
+        """Return the learning rate at which the loss falls most steeply. None if fewer than two losses are left.
 
         Args:
-            skip_begin: leave out so many of the first losses.
-            skip_end: leave out so many of the last losses.
+            skip_begin: leave out this many of the first losses.
+            skip_end: leave out this many of the last losses.
         """
         stop = len(self.results["loss"]) - skip_end
         steps = [step for step in range(skip_begin, stop) if math.isfinite(self.results["loss"][step])]
@@ -69,12 +69,12 @@ class LRFinder:
         return self.results["lr"][self._optimal_idx]
 
     def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
-        """A figure of the losses over the learning rates; needs matplotlib.
+        """Return a figure of the losses over the learning rates. Needs matplotlib.
 
         Args:
             suggest: mark the suggestion.
             show: show the figure.
-            ax: the matplotlib axes to draw into; by default those of a new figure.
+            ax: the matplotlib axes to draw on. By default those of a new figure.
         """
         import matplotlib.pyplot as plt
 
@@ -93,7 +93,7 @@ class LRFinder:
 
 
 class RisingRate(Callback):
-    """Sets the learning rate of each step, notes the losses, and ends training when they diverge."""
+    """Sets the learning rate of each step, records the losses, and stops training when they diverge."""
 
     sees_weights = False
 
@@ -130,7 +130,7 @@ class RisingRate(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batches += 1
         if self._batches >= self._finder.num_training * trainer.accumulate_grad_batches:
-            trainer.should_stop = True  # also where steps were skipped, which don't count
+            trainer.should_stop = True  # skipped steps don't count, so `max_steps` may never be reached
         step = trainer.global_step
         if step == len(self.rates):
             return  # inside an accumulation window

@@ -1,4 +1,8 @@
-"""TODO."""
+"""A trial: training with a trainer's settings that leaves everything as it was.
+
+A trial has a copy of the model, a trainer and a run directory of its own, and loaders with positions of their own. At its
+end, the random generators, the data module and the samplers get their former states.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,9 @@ if TYPE_CHECKING:
 def trial(
     trainer: Trainer, model: Any, datamodule: Any, loaders: Any, limits: dict[str, Any], *callbacks: Callback
 ) -> Iterator[tuple[Trainer, Any, Any]]:
-    """A trainer with the same settings, a copy of the model, and loaders with places of their own. Afterwards all is as it
-    was before.
+    """Make a trainer with the same settings, a copy of the model, and loaders with positions of their own, for a `with` block.
+
+    Everything has its former state afterwards.
     """
     from footplate.training.trainer import Trainer
 
@@ -43,16 +48,17 @@ def trial(
         held.callback(shutil.rmtree, directory, ignore_errors=True)
         held.enter_context(_as_before(model, datamodule, loaders))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the trainer has said them
+            warnings.simplefilter("ignore")  # the user's trainer has given them already
             trainer_copy = Trainer(**vars(config))
-        trainer_copy.run.launch_id = "search"  # no fit of the job, which counts those
+        trainer_copy.run.launch_id = "search"  # so that a job doesn't count this fit
         yield trainer_copy, _copied(model), _apart(loaders)
 
 
 @contextlib.contextmanager
 def _as_before(model: Any, datamodule: Any, loaders: Any) -> Iterator[None]:
-    """Put back what training changes besides the model's copy: random generators, the data module, samplers; and leave the
-    device's memory to the copy.
+    """Restore what training changes besides the model's copy: random generators, the data module, samplers.
+
+    Inside the block, the model is on the CPU, so that its copy has the device's memory.
     """
     generators = rng.capture()
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -83,14 +89,14 @@ def _as_before(model: Any, datamodule: Any, loaders: Any) -> Iterator[None]:
 
 
 def _copied(model: Any) -> Any:
-    """A copy of the model, without the callbacks that it asks for.
+    """Return a copy of the model, without the callbacks that it configures.
 
     Raises:
         ConfigError: it can't be copied.
     """
     try:
         copied = copy.deepcopy(model)
-    except Exception as error:  # whatever a part of the user's raises
+    except Exception as error:  # any exception of the user's code
         raise ConfigError(
             f"{type(model).__name__} can't be copied ({error}), so that a search can't leave it as it is. A tensor that "
             "depends on others, a lock or an open file as an attribute can't be."
@@ -101,7 +107,7 @@ def _copied(model: Any) -> Any:
 
 
 def _apart(loaders: Any) -> Any:
-    """Loaders with places of their own, in the same collection.
+    """Return loaders with positions of their own, in the same collection.
 
     Raises:
         ConfigError: an iterator, which a search would use up.
@@ -117,7 +123,7 @@ def _apart(loaders: Any) -> Any:
 
 
 def _samplers(loaders: Any) -> list[Any]:
-    """The samplers and generators of torch DataLoaders, which an epoch changes."""
+    """Return the samplers and generators of torch DataLoaders, which an epoch changes."""
     found: list[Any] = []
     for loader in leaves_of(loaders) if holds_loaders(loaders) else [loaders]:
         batch_sampler = getattr(loader, "batch_sampler", None)
@@ -129,7 +135,7 @@ def _samplers(loaders: Any) -> list[Any]:
 
 
 def _state_of(sampler: Any) -> Callable[[], Any]:
-    """What puts a sampler or generator back to its present state."""
+    """Return a function that gives a sampler or generator its present state back."""
     if isinstance(sampler, torch.Generator):
         state = sampler.get_state()
         return lambda: sampler.set_state(state)

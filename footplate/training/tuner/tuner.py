@@ -1,16 +1,4 @@
-"""Searches before training: a learning rate, and the largest batch that fits into memory.
-
-    tuner = fp.Tuner(trainer)
-    tuner.scale_batch_size(model, datamodule=data)      # sets data.batch_size (or model.batch_size)
-    tuner.lr_find(model, datamodule=data)               # sets model.lr (or model.learning_rate)
-    trainer.fit(model, datamodule=data)
-
-A search trains a copy of the model with a trainer of its own, in a directory that is deleted afterwards. So it leaves the
-model, your trainer, the loaders and the global random generators as they were, and `fit` after a search is bit for bit
-`fit` without one, with the same learning rate and batch size. Only the attribute that it sets differs.
-
-What it can't put back: what your data set's own code keeps in memory, and what hooks write outside the model.
-"""
+"""`Tuner`: the searches, with a trainer's settings. `footplate/training/tuner/__init__.py` shows how to use it."""
 
 from __future__ import annotations
 
@@ -38,10 +26,10 @@ Method = Literal["fit", "validate", "test", "predict"]
 
 
 class Tuner:
-    """Searches with a trainer's settings; see the module's docstring.
+    """Searches for a learning rate and a batch size with a trainer's settings.
 
     Args:
-        trainer: whose settings the search uses. It is left as it is.
+        trainer: the trainer whose settings a search uses. It is not changed.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -63,25 +51,25 @@ class Tuner:
         update_attr: bool = True,
         attr_name: str = "",
     ) -> LRFinder | None:
-        """Train a copy with a learning rate that rises at each step, and note the losses.
+        """Train a copy of the model with a learning rate that rises at each step, and record the losses.
 
         Args:
             model: see `Trainer.fit`.
-            train_dataloaders: likewise.
-            val_dataloaders: accepted for Lightning's sake: a search doesn't validate.
-            dataloaders: accepted for Lightning's sake: must be None.
+            train_dataloaders: see `Trainer.fit`.
+            val_dataloaders: accepted for Lightning's sake. A search doesn't validate.
+            dataloaders: accepted for Lightning's sake. Must be None.
             datamodule: see `Trainer.fit`.
             method: "fit".
-            min_lr: of the first step.
-            max_lr: of the last step.
-            num_training: how many steps.
+            min_lr: the learning rate of the first step.
+            max_lr: the learning rate of the last step.
+            num_training: the number of steps.
             mode: how the learning rate rises.
-            early_stop_threshold: end when the smoothed loss exceeds so many times the best; None never does.
+            early_stop_threshold: stop when the smoothed loss exceeds this multiple of the best loss. None never stops.
             update_attr: set the model's attribute to the suggestion.
-            attr_name: its name; by default "lr" or "learning_rate", of the model or its `hparams`.
+            attr_name: the attribute. By default "lr" or "learning_rate", of the model or its `hparams`.
 
         Returns:
-            What was found; None with `fast_dev_run`.
+            The result. None with `fast_dev_run`.
 
         Raises:
             ConfigError: several optimizers, manual optimisation, or no such attribute.
@@ -140,21 +128,21 @@ class Tuner:
 
         Args:
             model: see `Trainer.fit`. It or the data module makes the loaders, with the attribute as their batch size.
-            train_dataloaders: a data module, in its place.
-            val_dataloaders: accepted for Lightning's sake: must be None.
-            dataloaders: for another method than "fit", a data module in its place.
+            train_dataloaders: a data module may be given here.
+            val_dataloaders: accepted for Lightning's sake. Must be None.
+            dataloaders: for a method other than "fit", a data module may be given here.
             datamodule: see `Trainer.fit`.
             method: "fit", "validate", "test" or "predict".
-            mode: "power" doubles until a batch doesn't fit; "binsearch" then narrows it down.
-            steps_per_trial: how many steps are tried with each size.
+            mode: "power" doubles until a batch doesn't fit. "binsearch" then searches between the last two sizes.
+            steps_per_trial: the number of steps to try with each size.
             init_val: the first size.
-            max_trials: end after so many sizes that fit; 0 takes `init_val` without a try.
+            max_trials: stop after this many sizes that fit. 0 takes `init_val` without a trial.
             batch_arg_name: the attribute, of the model, its `hparams` or the data module.
-            margin: with "binsearch", take such a part less than what was found.
-            max_val: the largest size that is tried.
+            margin: with "binsearch", subtract this share of the result.
+            max_val: the largest size to try.
 
         Returns:
-            The size; None with `fast_dev_run`.
+            The size. None with `fast_dev_run`.
 
         Raises:
             ConfigError: several ranks, loaders in the place of hooks, no such attribute, or a batch of one row that
@@ -216,7 +204,7 @@ class Tuner:
 
 
 def holders(model: Any, datamodule: Any, name: str) -> list[Any]:
-    """What has an attribute (or a key) of that name: the model, its `hparams`, the data module and its `hparams`."""
+    """Return the objects that have an attribute (or a key) of that name: model, data module, and their `hparams`."""
     owners = [owner for owner in (model, datamodule) if owner is not None]
     found = [owner for owner in owners if hasattr(owner, name)]
     for owner in owners:
