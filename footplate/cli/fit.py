@@ -92,7 +92,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 def _fit(objects: Namespace, made: ArgumentParser, config: Namespace) -> None:
     from footplate.cli.save_config import SaveConfig
-    from footplate.training.settings import as_list
+    from footplate.training.argument_checks import as_list
     from footplate.training.trainer import Trainer
 
     def to_yaml(run_dir: Path) -> str:

@@ -20,7 +20,7 @@ from lightning.pytorch.profilers import Profiler
 
 from footplate.callbacks import Callback
 from footplate.tracking.base import Logger
-from footplate.training.settings import as_list
+from footplate.training.argument_checks import as_list
 from footplate.training.trainer import Trainer
 
 CALLBACK = LightningsCallback | Callback

@@ -16,8 +16,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from footplate.tracking.silent import Silent
+from footplate.training.argument_checks import as_list
 from footplate.training.prepare import checked_callbacks, record_with
-from footplate.training.settings import as_list
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer

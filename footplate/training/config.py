@@ -22,7 +22,7 @@ from footplate.callbacks.base import Callback
 from footplate.callbacks.timer import Duration
 from footplate.hardware.base import Accelerator, Devices
 from footplate.tracking.base import Logger
-from footplate.training import environment, settings
+from footplate.training import argument_checks, env_arguments
 
 Check = Callable[[str, Any], Any]
 Arguments = ParamSpec("Arguments")
@@ -43,7 +43,7 @@ def argument(default: Any, check: Check | None = None, same_on_all_ranks: bool =
 
 def count(at_least: int, or_none: bool = False) -> Check:
     """A check for an integer."""
-    return functools.partial(settings.check_count, least=at_least, none=or_none)
+    return functools.partial(argument_checks.check_count, least=at_least, none=or_none)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +132,19 @@ class TrainerConfig:
     precision: str | int | None = argument(None)
     logger: Logger | Iterable[Logger] | bool | None = argument(None)
     callbacks: Callback | list[Callback] | None = argument(None)
-    fast_dev_run: int | bool = argument(False, settings.check_dry_run, same_on_all_ranks=True)
+    fast_dev_run: int | bool = argument(False, argument_checks.check_dry_run, same_on_all_ranks=True)
     max_epochs: int | None = argument(None, count(at_least=-1, or_none=True), same_on_all_ranks=True)
     min_epochs: int | None = argument(None, count(at_least=0, or_none=True), same_on_all_ranks=True)
     max_steps: int = argument(-1, count(at_least=-1), same_on_all_ranks=True)
     min_steps: int | None = argument(None, count(at_least=0, or_none=True), same_on_all_ranks=True)
     max_time: Duration | None = argument(None)
-    limit_train_batches: int | float | None = argument(None, settings.check_limit)
-    limit_val_batches: int | float | None = argument(None, settings.check_limit)
-    limit_test_batches: int | float | None = argument(None, settings.check_limit)
-    limit_predict_batches: int | float | None = argument(None, settings.check_limit)
-    overfit_batches: int | float = argument(0.0, settings.check_limit)
+    limit_train_batches: int | float | None = argument(None, argument_checks.check_limit)
+    limit_val_batches: int | float | None = argument(None, argument_checks.check_limit)
+    limit_test_batches: int | float | None = argument(None, argument_checks.check_limit)
+    limit_predict_batches: int | float | None = argument(None, argument_checks.check_limit)
+    overfit_batches: int | float = argument(0.0, argument_checks.check_limit)
     val_check_interval: int | float | Duration | None = argument(
-        None, settings.check_validation_interval, same_on_all_ranks=True
+        None, argument_checks.check_validation_interval, same_on_all_ranks=True
     )
     check_val_every_n_epoch: int | None = argument(1, count(at_least=1, or_none=True), same_on_all_ranks=True)
     num_sanity_val_steps: int = argument(2, count(at_least=-1), same_on_all_ranks=True)
@@ -153,26 +153,26 @@ class TrainerConfig:
     enable_progress_bar: bool = argument(True)
     enable_model_summary: bool = argument(True)
     accumulate_grad_batches: int = argument(1, count(at_least=1), same_on_all_ranks=True)
-    gradient_clip_val: float | None = argument(None, settings.check_clip_val, same_on_all_ranks=True)
+    gradient_clip_val: float | None = argument(None, argument_checks.check_clip_val, same_on_all_ranks=True)
     gradient_clip_algorithm: Literal["norm", "value"] | None = argument(
-        None, settings.check_clip_algorithm, same_on_all_ranks=True
+        None, argument_checks.check_clip_algorithm, same_on_all_ranks=True
     )
-    deterministic: bool | Literal["warn"] | None = argument(None, settings.check_deterministic)
+    deterministic: bool | Literal["warn"] | None = argument(None, argument_checks.check_deterministic)
     benchmark: bool | None = argument(None)
-    sync_batchnorm: bool = argument(False, settings.check_flag)
-    use_distributed_sampler: bool = argument(True, settings.check_flag)
+    sync_batchnorm: bool = argument(False, argument_checks.check_flag)
+    use_distributed_sampler: bool = argument(True, argument_checks.check_flag)
     reload_dataloaders_every_n_epochs: int = argument(0, count(at_least=0))
     profiler: Any = argument(None)
     max_restarts: int = argument(3, count(at_least=0))
     max_host_restarts: int = argument(10, count(at_least=0))
     min_devices: int | None = argument(None, count(at_least=1, or_none=True))
-    heartbeat_timeout: float = argument(30.0, settings.check_seconds)
+    heartbeat_timeout: float = argument(30.0, argument_checks.check_seconds)
     inference_mode: bool = argument(True)
     detect_anomaly: bool = argument(False)
-    compile: bool | dict[str, Any] = argument(False, settings.check_compile)
+    compile: bool | dict[str, Any] = argument(False, argument_checks.check_compile)
     iterations_per_loop: int = argument(1, count(at_least=1))
     seed: int | None = argument(None, count(at_least=0, or_none=True))
-    default_root_dir: str | Path | None = argument(None, settings.check_local_directory)
+    default_root_dir: str | Path | None = argument(None, argument_checks.check_local_directory)
     gpus: int | str | list[int] | None = argument(None)
     tpu_cores: int | str | list[int] | None = argument(None)
 
@@ -224,7 +224,7 @@ def configured(
     def decorate(init: Callable[[Owner, TrainerConfig], None]) -> Callable[Concatenate[Owner, Arguments], None]:
         @functools.wraps(init)
         def from_arguments(self: Owner, **given: Any) -> None:
-            given = {**environment.arguments(os.environ, set(NAMES)), **given}
+            given = {**env_arguments.arguments(os.environ, set(NAMES)), **given}
             unknown = {name: given.pop(name) for name in given.keys() - set(NAMES)}
             if unknown:
                 refuse(unknown)

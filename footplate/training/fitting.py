@@ -21,8 +21,8 @@ from footplate.core.hooks import overrides
 from footplate.core.hparams import hparams_to_log
 from footplate.distributed.resharing import part_of
 from footplate.step.optimizers import configure
-from footplate.training.building import build_step, prepare_module
-from footplate.training.calling import call_setup
+from footplate.training.argument_checks import validation_interval
+from footplate.training.call_scope import call_setup
 from footplate.training.loaders import asks_hooks, evaluation_loaders, training_loader
 from footplate.training.loop import TrainingLoop
 from footplate.training.metrics import MetricLog
@@ -31,7 +31,7 @@ from footplate.training.rank_checks import check_data, check_optimizers, read_al
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
 from footplate.training.resuming import call_load_hooks, find_on_all, named_checkpoint, read_checkpoint
 from footplate.training.saving import save_before_end, wait_for_save
-from footplate.training.settings import validation_interval
+from footplate.training.step_setup import build_step, prepare_module
 
 if TYPE_CHECKING:
     from footplate.training.run import LoaderPair, Run

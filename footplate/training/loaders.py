@@ -16,7 +16,7 @@ from footplate.core.hooks import overrides
 from footplate.data.adapters.combined import leaves_of, loaders_of
 from footplate.data.adapters.resumable import adapt, beside, even, pin_for, share_out
 from footplate.distributed.uneven_loaders import shortest
-from footplate.training.settings import count_batches, limit_batches
+from footplate.training.argument_checks import count_batches, limit_batches
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

@@ -29,6 +29,7 @@ from footplate.core.hooks import overrides
 from footplate.data.adapters.resumable import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
+from footplate.training.argument_checks import validation_seconds
 from footplate.training.evaluation import evaluate
 from footplate.training.metrics import MetricLog
 from footplate.training.multi_step import next_chunk
@@ -37,7 +38,6 @@ from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.rank_checks import check_order
 from footplate.training.reloading import made_at, making_loaders
 from footplate.training.saving import end_on_signal
-from footplate.training.settings import validation_seconds
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

@@ -28,8 +28,8 @@ from footplate.hardware.legacy import modernise
 from footplate.hardware.registry import get_accelerator
 from footplate.launch import worker
 from footplate.step.precision import Precision
+from footplate.training.argument_checks import check_fewest, check_replicas, check_sync_batchnorm
 from footplate.training.config import TrainerConfig
-from footplate.training.settings import check_fewest, check_replicas, check_sync_batchnorm
 
 log = logging.getLogger(__name__)
 

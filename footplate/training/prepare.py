@@ -17,9 +17,9 @@ from footplate.callbacks.base import is_kind
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hooks import overrides
 from footplate.tracking.base import Logger
+from footplate.training.argument_checks import as_list
 from footplate.training.config import TrainerConfig
 from footplate.training.module import Module
-from footplate.training.settings import as_list
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer

@@ -4,7 +4,7 @@
 
 `Trainer` is the front, with Lightning's names. Each call makes a `Run` (`training/run.py`) and hands it to what does the
 work. Read on with `training/fitting.py`, how a `fit` is put together; `training/loop.py`, its epochs and steps; and
-`training/evaluating.py` for the other three calls.
+`training/evaluation_calls.py` for the other three calls.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from footplate.step.optimizers import SchedulerConfig
 from footplate.step.torch_compile import unwrapped
 from footplate.tracking.silent import Silent
 from footplate.training import job
-from footplate.training.calling import called
+from footplate.training.argument_checks import set_deterministic
+from footplate.training.call_scope import called
 from footplate.training.changes import take_changes, take_ckpt_path
 from footplate.training.config import TrainerConfig, configured
-from footplate.training.evaluating import judge, predict, show
+from footplate.training.evaluation_calls import judge, predict, show
 from footplate.training.fitting import fit
 from footplate.training.lightning_view import View
 from footplate.training.lock import only_writer
@@ -50,7 +51,6 @@ from footplate.training.reports import Reports
 from footplate.training.resuming import or_best
 from footplate.training.run import Run, Stage
 from footplate.training.saving import wait_for_save, write_checkpoint
-from footplate.training.settings import set_deterministic
 
 
 class Trainer(View):
@@ -289,7 +289,7 @@ class Trainer(View):
 
     def _in_ranks(self, stage: Stage, module: Any, **arguments: Any) -> Any:
         """Make the call in processes of its own, one for each device."""
-        from footplate.training.ranks import in_ranks
+        from footplate.training.worker_calls import in_ranks
 
         return in_ranks(self, stage, module, **arguments)
 

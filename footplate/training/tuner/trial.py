@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def trial(
     trainer: Trainer, model: Any, datamodule: Any, loaders: Any, limits: dict[str, Any], *callbacks: Callback
 ) -> Iterator[tuple[Trainer, Any, Any]]:
-    """Make a trainer with the same settings, a copy of the model, and loaders with positions of their own, for a `with` block.
+    """Make a trainer with the same settings, a copy of the model, and loaders with positions of their own.
 
-    Everything has its former state afterwards.
+    At the end of the `with` block, everything has its former state.
     """
     from footplate.training.trainer import Trainer
 

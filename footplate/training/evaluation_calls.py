@@ -17,14 +17,14 @@ from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
 from footplate.tracking.silent import Silent
-from footplate.training.building import build_step, prepare_module
-from footplate.training.calling import call_setup
+from footplate.training.call_scope import call_setup
 from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.fitting import settings_to_log
 from footplate.training.loaders import LOADERS, check_evaluated, evaluation_loaders, no_data
 from footplate.training.lock import only_writer
 from footplate.training.rank_checks import check_data, read_alike
 from footplate.training.resuming import call_load_hooks, find_on_all, or_best
+from footplate.training.step_setup import build_step, prepare_module
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.core.errors import ConfigError
-from footplate.training.settings import (
+from footplate.training.argument_checks import (
     as_list,
     check_count,
     check_limit,

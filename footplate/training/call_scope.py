@@ -23,13 +23,13 @@ from footplate.callbacks.ambient import present
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import Hooks, order_of, overrides
 from footplate.tracking.base import Status
+from footplate.training.argument_checks import as_list
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
 from footplate.training.crash_checkpoint import savable
 from footplate.training.prepare import attach, compat, explain, replaces, translate_callbacks
 from footplate.training.profiling import profiling, recorder
 from footplate.training.rank_checks import check_settings
 from footplate.training.saving import save_before_failing
-from footplate.training.settings import as_list
 from footplate.training.status import TrainerFn, running
 
 if TYPE_CHECKING:
