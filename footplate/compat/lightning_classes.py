@@ -25,7 +25,7 @@ from footplate.callbacks.model_checkpoint import format_name
 from footplate.checkpoint.storage import Place, to_place
 from footplate.compat._between import Between, between, is_lightnings, users_classes
 from footplate.core.errors import ConfigError
-from footplate.training.crash_checkpoint import moment_of, savable
+from footplate.training.crash_checkpoint import crash_phase, savable
 
 if TYPE_CHECKING:
     from footplate.callbacks.trainer_view import TrainerView
@@ -211,7 +211,7 @@ class SavingOnException(AsItIs):
         ended = (
             trainer.training_in_progress
             and not trainer.group.is_distributed
-            and moment_of(exception) == "between steps"
+            and crash_phase(trainer.run) == "between steps"
         )
         if ended or savable(trainer.run, exception):
             trainer.save_checkpoint(self.ckpt_path)  # type: ignore[attr-defined]

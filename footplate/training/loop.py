@@ -139,7 +139,9 @@ class TrainingLoop:
                 complete = True
                 break
             steps_before = progress.global_step
+            run.in_step = True
             outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch)
+            run.in_step = False
             for batch, output in zip(chunk, outputs, strict=True):
                 progress.batch_idx += 1
                 progress.batches += 1
@@ -324,7 +326,9 @@ class TrainingLoop:
         if math.isfinite(total) and run.world.rank == 0:
             log.warning("The training loader ended after %d of %d batches.", progress.batch_idx, total)
         steps_before = progress.global_step
+        run.in_step = True
         run.step.finish_window(progress.epoch, progress.batch_idx - 1)
+        run.in_step = False
         if progress.global_step != steps_before:
             self._report_late_step(steps_before)
         by_clock = self._val_seconds is not None

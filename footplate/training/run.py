@@ -88,6 +88,7 @@ class Run:
         should_stop: set to end training after the present step.
         status: Lightning's word for what has become of the call.
         sanity_checking: a few validation batches are being tried.
+        in_step: a step trains on a batch at this moment; it stays set when the step raises.
         training_in_progress: `fit` has begun to train.
         has_validation: there is something to validate on.
         resumed_from: the checkpoint that the user chose to continue from, which isn't deleted.
@@ -134,6 +135,7 @@ class Run:
 
     status: RunStatus = field(init=False, default="initializing")
     sanity_checking: bool = field(init=False, default=False)
+    in_step: bool = field(init=False, default=False)
     training_in_progress: bool = field(init=False, default=False)
     has_validation: bool = field(init=False, default=False)
     resumed_from: Place | None = field(init=False, default=None)

@@ -27,7 +27,7 @@ from footplate.core.hooks import overrides
 from footplate.distributed.consistency import blind
 from footplate.distributed.resharing import OWN
 from footplate.hardware.transfer import to_device
-from footplate.training.crash_checkpoint import moment_of
+from footplate.training.crash_checkpoint import crash_phase
 from footplate.training.lock import check as check_writer
 from footplate.training.reports import finite
 
@@ -172,7 +172,7 @@ def end_on_signal(run: Run) -> None:
 
 def save_before_failing(run: Run, error: BaseException) -> None:
     """Save a run that an exception ends, as it was before the batch that failed."""
-    run.failed_in_step = moment_of(error) != "between steps"
+    run.failed_in_step = crash_phase(run) != "between steps"
     run.training_metrics.take_back()
     try:
         said = save_before_end(run, failing=True)
