@@ -1,15 +1,15 @@
 """The training loop: epochs of chunks of batches, and what happens between two steps.
 
-    epoch:          on_train_epoch_start → chunks → metrics, callbacks, schedulers, loggers, savers
+    epoch:          on_train_epoch_start → chunks → metrics, callbacks, schedulers, loggers, checkpoints
     chunk:          on_train_batch_start → step → for each of its batches: between_steps
-    between steps:  schedulers → callbacks → loggers → savers → agreement → validation → a signal that came
+    between steps:  schedulers → callbacks → loggers → checkpoints → agreement of ranks → validation → a signal
 
-With several ranks, all do the same at the same batch: they train on their shares of it, and what one rank alone can know
-(a signal, `should_stop`) counts from when they have agreed on it, which is at some step, after a validation, or at the end
-of an epoch; see `distributed/agreement.py`.
+With several ranks, all ranks do the same at the same batch. They train on their shares of it. A signal or `should_stop` on
+one rank counts once all ranks have agreed on it: at some later step, after a validation, or at the end of an epoch
+(`distributed/agreement.py`).
 
-The loop's rule: nothing in it reads from the device but every `log_every_n_steps`. The order between two steps is the
-order in which a run can be resumed: first what changes the state, then what reports it, last what saves it.
+The loop reads from the device only every `log_every_n_steps`. The order between two steps is the order in which a run can
+be resumed: first what changes the state, then what reports it, last what saves it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from footplate.core import rng
-from footplate.core.errors import ConfigError, DataError, did_you_mean
-from footplate.core.hooks import overrides
+from footplate.core.errors import DataError
 from footplate.data.adapters.resumable import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
 from footplate.training.argument_checks import validation_seconds
 from footplate.training.evaluation import evaluate
+from footplate.training.lr_schedulers import step_schedulers
 from footplate.training.metrics import MetricLog
-from footplate.training.multi_step import next_chunk
+from footplate.training.monitor_check import check_monitors
+from footplate.training.multi_step import chunks, next_chunk, seeded, varying
 from footplate.training.prefetching import batches_of, read_ahead, timed
 from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.rank_checks import check_order
@@ -44,21 +45,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOGGING_HOOKS = ("on_train_epoch_start", "on_train_epoch_end", "on_validation_epoch_end", "on_validation_end")
-
 
 class TrainingLoop:
-    """One run of `trainer.fit`, once everything it needs is there.
+    """The epochs of one call of `trainer.fit`.
 
     Args:
-        run: prepared: its module, step, hooks, metrics and progress.
+        run: its module, step, hooks, metrics and progress are ready.
         loader: the training loader, made resumable.
-        val_loaders: the validation loaders; none when there is no validation.
+        val_loaders: the validation loaders. Empty without validation.
 
     Attributes:
-        source: what knows the batch that was handed out last: the loader, or what reads ahead of the step from it.
+        source: the object that knows the batch which was handed out last: the loader, or its prefetcher.
         weight: how much a batch of the loader counts; see `weigher`.
-        make_loaders: makes the loaders again; None where none of them comes from a hook.
+        make_loaders: makes the loaders again. None if no hook makes any of them.
     """
 
     def __init__(self, run: Run, loader: Any, val_loaders: list[Any]) -> None:
@@ -101,7 +100,7 @@ class TrainingLoop:
         run.use_loader(self.source)
 
     def epoch(self) -> None:
-        """Train for one epoch, or for the rest of one that was resumed."""
+        """Train for one epoch, or for the rest of a resumed epoch."""
         self._reload()
         run, loader, ahead = self.run, self.loader, self._ahead
         progress, metrics, step = run.progress, run.metrics, run.step
@@ -121,8 +120,10 @@ class TrainingLoop:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, run.group, "training")
+
         size = step.chunk_size
         for chunk in chunks(batches, 1) if size == 1 else varying(batches, functools.partial(next_chunk, self, size)):
+            # Transfer hooks may draw random numbers, so each batch goes through them under its own seed.
             first = progress.batch_idx
             seed_step(progress.batches)
             if transfer is not None and len(chunk) == 1:
@@ -132,6 +133,7 @@ class TrainingLoop:
                     seeded(seed_step, progress.batches + index, transfer, batch) for index, batch in enumerate(chunk)
                 ]
                 seed_step(progress.batches)
+
             metrics.begin_batch(chunk[0])
             if self.weight is not None:
                 metrics.counts = self.weight(first) != 0.0
@@ -161,14 +163,17 @@ class TrainingLoop:
     def between_steps(
         self, batch: Any, output: Any, batch_idx: int, steps_before: int, ends_chunk: bool = True
     ) -> None:
-        """What follows a batch; see the module's docstring for the order. Inside a chunk, whose steps are all done, nothing
-        is saved and nothing ends.
+        """Do what follows a batch, in the order of the module's docstring.
+
+        Inside a chunk, whose steps are all done already, nothing is saved and nothing ends.
         """
         run = self.run
         progress, reports = self._progress, self._reports
         step = progress.global_step
         if self._by_step and step != steps_before:
-            self._step_schedulers("step", plateau=False)
+            step_schedulers(run, "step", plateau=False)
+
+        # Report. Both reads from the device happen only in a step that reports.
         self.logs_this_step = step // self._log_every != steps_before // self._log_every
         if output is not None:
             reports.note_loss(output, steps_before + 1)
@@ -182,9 +187,11 @@ class TrainingLoop:
         if not self._checked:
             self._checked = True
             names = {name for found in run.group.gather(list(run.metrics.names())) for name in found}
-            run.group.ask_first(lambda: self._check_monitors(names))
+            run.group.ask_first(lambda: check_monitors(run, names, self._known, self.val_loaders))
         if not ends_chunk:
             return
+
+        # Save, agree with the other ranks, validate, and end.
         for hook in self._late_batch_end:
             hook(output, batch, batch_idx)
         if self._several:
@@ -194,13 +201,14 @@ class TrainingLoop:
         if self.val_loaders and self._validation_due(batch_idx + 1):
             self.validate()
         if self._by_step and step != steps_before:
-            self._step_schedulers("step", plateau=True)
+            step_schedulers(run, "step", plateau=True)
         if self._signals.received is not None and self._agreement.interrupted:
             end_on_signal(run)
 
     def run_forward(self) -> None:
-        """Run `training_step` over the training data once more, without gradients and without logging, for what layers
-        gather by themselves. The order is that of the next epoch.
+        """Run `training_step` over the training data once more, without gradients and logging.
+
+        Layers such as batch norm collect their statistics again. The order of the batches is that of the next epoch.
         """
         run, ahead, progress = self.run, self._ahead, self._progress
         total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
@@ -225,19 +233,19 @@ class TrainingLoop:
         run.parallel.sync_buffers(run.module)
 
     def finished(self) -> bool:
-        """Whether training is over."""
+        """Return True if training is over."""
         run = self.run
         if run.config.max_epochs not in (None, -1) and run.progress.epoch >= run.config.max_epochs:
             return True
         return self.stops_here() and not self._owes_an_end()
 
     def _owes_an_end(self) -> bool:
-        """Whether the run was cut off between the last step of an epoch and what follows it: validation, metrics, hooks."""
+        """Return True if the run was cut off after the last step of an epoch, before its validation, metrics and hooks."""
         progress = self.run.progress
         return progress.batch_idx > 0 and progress.ended_at != progress.batches
 
     def stops_here(self) -> bool:
-        """Whether training ends before the epoch does."""
+        """Return True if training ends before the epoch does."""
         run = self.run
         if run.config.max_steps != -1 and run.progress.global_step >= run.config.max_steps:
             return True
@@ -245,7 +253,7 @@ class TrainingLoop:
         return stop and self._may_stop()
 
     def sanity_check(self) -> None:
-        """Try a few validation batches, so that a mistake there is found now and not after an epoch."""
+        """Try a few validation batches, to find a mistake now and not after an epoch."""
         run = self.run
         asked = run.config.num_sanity_val_steps
         steps = math.inf if asked == -1 else asked
@@ -261,7 +269,7 @@ class TrainingLoop:
         run.reports.forget()
 
     def validate(self) -> None:
-        """Validate in the middle of training."""
+        """Validate inside training."""
         run = self.run
         run.reports.publish(evaluate(run, "validate", self.val_loaders, run.num_val_batches))
         run.reports.send(run.progress.global_step, run.progress.epoch)
@@ -281,17 +289,20 @@ class TrainingLoop:
             run.metrics.by_step = False
             run.hooks.call("on_train_epoch_start")
         elif self._validation_due(progress.batch_idx) and progress.validated_at != progress.batches:
-            self.validate()  # the run was cut off between a step and the validation after it
+            # The run was cut off between a step and the validation that was due after it.
+            self.validate()
         run.metrics.by_step = True
         self._by_step = any(config.interval == "step" for config in run.lr_scheduler_configs)
         run.step.accumulate(run.config.accumulate_grad_batches)
         run.step.begin_epoch()
 
     def _end_epoch(self, complete: bool) -> None:
-        """The end of an epoch. One that was stopped before its last batch can be taken up again where it stopped."""
+        """End an epoch. An epoch that was stopped before its last batch can be resumed where it stopped."""
         run = self.run
         metrics, hooks, progress, reports = run.metrics, run.hooks, run.progress, run.reports
         metrics.batch, metrics.by_step, metrics.counts = None, False, True
+
+        # Reducing metrics empties them. An incomplete epoch keeps what it has collected, for the rest of it.
         unfinished = None if complete else metrics.state_dict()
         if not complete:
             run.keep_collected()
@@ -302,14 +313,16 @@ class TrainingLoop:
             hook()
         reports.publish(metrics.epoch_values())
         self._report_skipped()
+
         if complete:
-            self._step_schedulers("epoch", plateau=False)
-            self._step_schedulers("epoch", plateau=True)
+            step_schedulers(run, "epoch", plateau=False)
+            step_schedulers(run, "epoch", plateau=True)
         reports.send(progress.global_step, progress.epoch)
         metrics.reset_metrics()
         if unfinished is not None:
             metrics.load_state_dict(unfinished)
             metrics.forget_latest()
+
         progress.epoch_ended, progress.ended_at = complete, progress.batches
         for hook in hooks.late("on_train_epoch_end"):
             hook()
@@ -318,7 +331,7 @@ class TrainingLoop:
             progress.next_epoch()
 
     def _source_ran_out(self, total: float) -> None:
-        """The loader had fewer batches than was known: end the accumulation window, and validate if it is due."""
+        """Handle a loader with fewer batches than expected: end the accumulation window, and validate if it is due."""
         run = self.run
         progress = run.progress
         if progress.batch_idx == 0:
@@ -336,10 +349,10 @@ class TrainingLoop:
             self.validate()
 
     def _report_late_step(self, steps_before: int) -> None:
-        """What follows the step of a window that was cut short: its batches have been dealt with."""
+        """Do what follows the step of a window that was cut short. Its batches have been handled already."""
         step = self._progress.global_step
         if self._by_step:
-            self._step_schedulers("step", plateau=False)
+            step_schedulers(self.run, "step", plateau=False)
         if step // self._log_every != steps_before // self._log_every:
             self._reports.step(self.run.metrics)
             self._reports.send(step, self._progress.epoch)
@@ -347,7 +360,7 @@ class TrainingLoop:
             hook(None, None, self._progress.batch_idx - 1)
 
     def _report_skipped(self) -> None:
-        """Say how many rows the loader has left out since it was last said (`on_error="skip"`)."""
+        """Log how many rows the loader has left out since the last report (`on_error="skip"`)."""
         skipped = getattr(self.loader, "skipped", 0)
         if skipped > self._skipped:
             log.warning(
@@ -358,15 +371,15 @@ class TrainingLoop:
             self._skipped = skipped
 
     def _skips_epoch(self, chunk: Sequence[Any], first: int) -> bool:
-        """Call `on_train_batch_start`; whether one of them wants no more of this epoch."""
-        answers = [hook(batch, first + i) for i, batch in enumerate(chunk) for hook in self._batch_start]
+        """Call `on_train_batch_start`. Return True if a hook asks to skip the rest of this epoch."""
+        answers = [hook(batch, first + index) for index, batch in enumerate(chunk) for hook in self._batch_start]
         return -1 in answers
 
     def _validation_due(self, batch_idx: int) -> bool:
         if not self.val_loaders:
             return False
         if self._agreement.stop and self._may_stop():
-            return self._validates_in_epoch()  # so that what was trained last is judged, and saved
+            return self._validates_in_epoch()  # to evaluate the last steps, and to save
         if self._val_seconds is not None:
             self._progress.unvalidated_s = self._agreement.now_s - self._validated_s
             return self._progress.unvalidated_s >= self._val_seconds and self._validates_in_epoch()
@@ -377,7 +390,7 @@ class TrainingLoop:
         return batch_idx % self._val_every == 0 and self._validates_in_epoch()
 
     def validation_ends_epoch(self, batch_idx: int) -> bool:
-        """Whether a batch is the epoch's last, and validation follows it at once."""
+        """Return True if a batch is the epoch's last and validation follows it at once."""
         return batch_idx + 1 >= self.run.num_training_batches and self._validation_due(batch_idx + 1)
 
     def _validates_in_epoch(self) -> bool:
@@ -385,84 +398,20 @@ class TrainingLoop:
         return every is None or (self.run.progress.epoch + 1) % every == 0
 
     def _may_stop(self) -> bool:
-        """Whether `min_epochs` and `min_steps` allow an early stop."""
+        """Return True if `min_epochs` and `min_steps` allow an early stop."""
         run = self.run
         epochs = run.progress.epoch + (run.progress.batch_idx >= run.num_training_batches)
         enough_epochs = run.config.min_epochs is None or epochs >= run.config.min_epochs
         return enough_epochs and (run.config.min_steps is None or run.progress.global_step >= run.config.min_steps)
 
-    def _step_schedulers(self, interval: str, plateau: bool) -> None:
-        run = self.run
-        if not run.module.automatic_optimization:
-            return
-        now = run.progress.global_step if interval == "step" else run.progress.epoch + 1
-        for config in run.lr_scheduler_configs:
-            if config.interval != interval or config.reduce_on_plateau != plateau or now % config.frequency:
-                continue
-            metric = None
-            if config.reduce_on_plateau:
-                value = run.group.from_first(run.latest_metrics().get(config.monitor or ""))
-                if value is None:
-                    if config.strict:
-                        raise ConfigError(
-                            f'{type(config.scheduler).__name__} monitors "{config.monitor}", which has not been logged. '
-                            f"{did_you_mean(config.monitor or '', run.reports.callback)}"
-                        )
-                    continue
-                metric = torch.tensor(value)
-            run.module.lr_scheduler_step(config.scheduler, metric)
-
-    def _check_monitors(self, logged: set[str]) -> None:
-        """After the first batch, name a monitored metric that nothing can log, rather than after the first epoch. Rank 0's
-        value counts, so rank 0 judges; at an epoch's end it knows what any rank has logged.
-        """
-        run = self.run
-        if run.config.fast_dev_run or (self.val_loaders and not self._known):
-            return  # validation has not been tried, so what it logs isn't known
-        if any(overrides(run.module, name) for name in LOGGING_HOOKS):
-            return
-        if any(not type(one).__module__.startswith("footplate.") for one in run.callbacks):
-            return  # a callback of somebody else's may log anything later
-        known = {*self._known, *run.reports.callback}
-        for name in logged:
-            known |= {name, f"{name}_step", f"{name}_epoch"}
-        watchers = [(type(one).__name__, getattr(one, "monitor", None)) for one in run.callbacks]
-        watchers += [
-            (type(config.scheduler).__name__, config.monitor)
-            for config in run.lr_scheduler_configs
-            if config.reduce_on_plateau
-        ]
-        counters = {("ModelCheckpoint", "epoch"), ("ModelCheckpoint", "step")}
-        for who, monitor in watchers:
-            if monitor is not None and monitor not in known and (who, monitor) not in counters:
-                raise ConfigError(f'{who} monitors "{monitor}", which nothing logs. {did_you_mean(monitor, known)}')
-
 
 def _warn_of_evaluation_mode(module: torch.nn.Module) -> None:
-    """Layers keep the mode they come in, so that one can be kept out of training; say so, since it is easily missed."""
+    """Warn of layers in evaluation mode. A layer keeps its mode, so that a user can exclude it from training."""
     resting = sum(1 for part in module.modules() if not part.training)
     if resting:
         log.warning(
             "%d layers of %s are in evaluation mode and stay in it (dropout and batch statistics are off there). "
-            "Call .train() on what is to be trained.",
+            "Call .train() on the layers that you want to train.",
             resting,
             type(module).__name__,
         )
-
-
-def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Batches, so many at a time; the last chunk may be shorter."""
-    if size == 1:
-        return zip(batches, strict=False)  # tuples of one, made in C
-    return iter(lambda: tuple(itertools.islice(batches, size)), ())
-
-
-def varying(batches: Iterator[Any], size: Callable[[], int]) -> Iterator[Sequence[Any]]:
-    """Batches, each time as many as `size` then says; the last chunk may be shorter."""
-    return iter(lambda: tuple(itertools.islice(batches, size())), ())
-
-
-def seeded(seed_step: Callable[[int], None], number: int, transfer: Callable[[Any, int], Any], batch: Any) -> Any:
-    """A batch of a chunk through its transfer hooks, under its own step's seed."""
-    seed_step(number)
-    return transfer(batch, 0)

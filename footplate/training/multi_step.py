@@ -1,16 +1,18 @@
-"""Several steps in one call of a program: how many, at which learning rates, and when it can't be.
+"""Several steps in one call of a compiled program: how many, at which learning rates, and when not.
 
-Such a call begins and ends between two steps. What is due at a certain step (validation, a save, the end of an epoch or
-of the run) is due between two calls, so a call is made only where the next such point is far enough; until then the steps
-are made one by one. Learning rates that a scheduler sets after each step are known beforehand: the schedulers are run
-ahead, and put back.
+Such a call begins and ends between two steps. Validation, a save, and the end of an epoch or of the run are due between two
+calls. So a call of several steps is made only if the next such point is far enough. Until then, the steps are made one by
+one. The learning rates that schedulers set after each step are computed in advance: the schedulers step ahead, and are then
+put back.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from footplate.callbacks import ModelCheckpoint
 from footplate.core.hooks import overrides
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def between_any_two(run: Run) -> str | None:
-    """What must happen between any two steps, as the end of a sentence; None when nothing must."""
+    """Return what must happen between any two steps, as the end of a sentence. None if nothing must."""
     if run.config.accumulate_grad_batches != 1:
         return f"accumulate_grad_batches={run.config.accumulate_grad_batches} makes one step of several batches"
     if not run.module.automatic_optimization:
@@ -39,12 +41,12 @@ def between_any_two(run: Run) -> str | None:
 
 
 def next_chunk(loop: TrainingLoop, most: int) -> int:
-    """How many batches the next call takes: `most`, or one where something is due before."""
+    """Return the number of batches of the next call: `most`, or one if something is due before."""
     return most if until_due(loop) >= most else 1
 
 
 def until_due(loop: TrainingLoop) -> float:
-    """Batches until the next point at which something is due."""
+    """Return the number of batches until the next point at which something is due."""
     run = loop.run
     progress = run.progress
     points = [run.num_training_batches - progress.batch_idx]
@@ -60,8 +62,9 @@ def until_due(loop: TrainingLoop) -> float:
 
 
 def rates_ahead(run: Run, count: int) -> list[list[float]]:
-    """The learning rates in the next so many steps, and what else `rates_of` says."""
-    from footplate.step.xla.capture.torch_optimizers import rates_of  # with all that captures need
+    """Return the learning rates of the next `count` steps, in the form of `rates_of`."""
+    # Imported here, since it imports everything that a capture needs.
+    from footplate.step.xla.capture.torch_optimizers import rates_of
 
     (optimizer,) = run.optimizers
     configs = [config for config in run.lr_scheduler_configs if config.interval == "step"]
@@ -82,3 +85,21 @@ def rates_ahead(run: Run, count: int) -> list[list[float]]:
             config.scheduler.load_state_dict(state)
         for group, before in zip(optimizer.param_groups, groups, strict=True):
             group.update(before)
+
+
+def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Return batches in chunks of `size`. The last chunk may be shorter."""
+    if size == 1:
+        return zip(batches, strict=False)  # tuples of one, built by C code
+    return iter(lambda: tuple(itertools.islice(batches, size)), ())
+
+
+def varying(batches: Iterator[Any], size: Callable[[], int]) -> Iterator[Sequence[Any]]:
+    """Return batches in chunks. `size()` gives the size of the next chunk. The last may be shorter."""
+    return iter(lambda: tuple(itertools.islice(batches, size())), ())
+
+
+def seeded(seed_step: Callable[[int], None], number: int, transfer: Callable[[Any, int], Any], batch: Any) -> Any:
+    """Run a batch of a chunk through its transfer hooks, under its own step's seed."""
+    seed_step(number)
+    return transfer(batch, 0)

@@ -1,15 +1,15 @@
-"""How batches come to a step: read and moved when it asks for them, or by a thread ahead of it.
+"""How batches come to a step: read and moved when the step asks, or prefetched by a thread.
 
     at the step     loader → [transfer hooks] → device → on_after_batch_transfer → step
-    ahead of it     loader → device  ─(2 batches wait there)─►  on_after_batch_transfer → step
+    prefetched      loader → device  ─(2 batches wait there)─►  on_after_batch_transfer → step
 
-Ahead of the step is for accelerators to which copies go on beside the work (`Accelerator.batches_ahead`), and only where
-nothing can tell the difference but the clock: the loader makes its batches in threads or processes of its own (else what
-its author wrote would run beside the step, and draw from the same generators), and nobody has a hook before the device.
-`on_after_batch_transfer` is part of the step in both cases: in the main thread, under the step's seed.
+Prefetching is for accelerators that copy while they compute (`Accelerator.batches_ahead`). It is used only if nothing but
+the clock can tell the difference. The loader must make its batches in its own threads or processes: otherwise the user's
+code would run beside the step, and draw from the same generators. No hook may run before the device.
+`on_after_batch_transfer` is part of the step in both cases: it runs in the main thread, under the step's seed.
 
-No more batches are read than the step will ask for, as far as that is known; what fails is raised at the step that would
-have had the batch; and the loader's position, in a checkpoint, is that of the last batch that was handed out.
+A prefetcher reads no more batches than the step will ask for, as far as this is known. An error is raised at the step that
+would have had the batch. The loader's position in a checkpoint is that of the last batch which was handed out.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _END = object()
 
 
 def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
-    """What puts a loader's batches onto the device ahead of the step; None where they come at the step.
+    """Return the prefetcher of a loader. None if its batches come at the step.
 
     Args:
-        run: with its step.
-        loader: whose batches.
+        run: its step is ready.
+        loader: the loader to read from.
         stage: "training", "validation", "test" or "predict".
     """
     count = run.accelerator.batches_ahead
     if not count or not made_elsewhere(loader) or not moves_plainly(run.module, run.datamodule):
         return None
     if run.accelerator.owns_weights and run.transfer(moved=True) is not None:
-        return None  # the step's own copy of the batch would be made before on_after_batch_transfer
+        return None  # the step would copy the batch before on_after_batch_transfer
     move = run.step.mover(stage)
     return None if move is None else Prefetcher(loader, move, run.device, count)
 
 
 def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[Any]:
-    """A pass over a loader, of which at most so many batches will be asked for."""
+    """Return a pass over a loader, of which at most `most` batches will be used."""
     return iter(loader) if ahead is None else ahead.first(most)
 
 
 def timed(batches: Iterator[Any], run: Run) -> Iterator[Any]:
-    """The same batches; `run.data_wait_s` counts the seconds for which the device has waited for them."""
+    """Return the same batches, and add the seconds for which the device waited for them to `run.data_wait_s`."""
     idle = run.step.idle
     try:
         while True:
             asked = time.perf_counter()
             batch = next(batches, _END)
-            if idle():  # else the host has only run ahead of the device
+            if idle():  # if the device is busy, the host has only run ahead of it
                 run.data_wait_s = (run.data_wait_s or 0.0) + time.perf_counter() - asked
             if batch is _END:
                 return

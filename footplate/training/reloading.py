@@ -1,9 +1,9 @@
-"""Loaders that are made again every so many epochs (`reload_dataloaders_every_n_epochs`).
+"""Loaders that are made again in every n-th epoch (`reload_dataloaders_every_n_epochs`).
 
 With n = 2, `train_dataloader()` and `val_dataloader()` of the module or data module are called before the first epoch, and
-at the beginning of epochs 2, 4, …. A run that is resumed in epoch 3 has the loaders of epoch 2: while they are made,
-`trainer.current_epoch` says 2, and the global generators are seeded as they were then. So they must follow from these
-(and from what they read) alone.
+at the beginning of epochs 2, 4, …. A run that is resumed in epoch 3 needs the loaders of epoch 2. While they are made,
+`trainer.current_epoch` is 2, and the global generators have the seeds that they had in epoch 2. So the loaders may depend
+on these, and on what they read, and on nothing else.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def made_at(epoch: int, every: int) -> int:
-    """In which epoch the loaders of an epoch were made."""
+    """Return the epoch in which the loaders of an epoch were made."""
     return epoch // every * every if every else 0
 
 
 def resumed_epoch(loaded: dict[str, Any] | None) -> int:
-    """The epoch that a run state continues in; 0 without one."""
+    """Return the epoch in which a run state continues. 0 without a state."""
     progress = Progress()
     progress.load((loaded or {}).get("progress", {}))
     return progress.epoch
@@ -35,7 +35,7 @@ def resumed_epoch(loaded: dict[str, Any] | None) -> int:
 
 @contextlib.contextmanager
 def making_loaders(run: Run, epoch: int) -> Iterator[None]:
-    """While loaders are made that an epoch uses, everything is as in the epoch when they were made first."""
+    """Restore the epoch and the generators of the moment when an epoch's loaders were made first, for a `with` block."""
     every = run.config.reload_dataloaders_every_n_epochs
     first = made_at(epoch, every)
     if not every:
@@ -57,12 +57,12 @@ def check_same_ranks(run: Run, loader: Any) -> None:
     """Refuse to make loaders again in a run whose global batches are those of another number of ranks.
 
     Raises:
-        ConfigError: such a run.
+        ConfigError: the run was begun on another number of ranks.
     """
     state = loader.state_dict() if run.config.reload_dataloaders_every_n_epochs and run.launch_id is None else {}
     for one in [state, *(part["state"] for part in state.get("parts", []))]:
         if one.get("global_batch_size", 0) != one.get("batch_size", 0) * run.world.size:
             raise ConfigError(
-                "reload_dataloaders_every_n_epochs: the run was begun on another number of ranks, whose global batches new "
-                f"loaders would not have. Continue on {one['global_batch_size'] // one['batch_size']}, or leave it out."
+                "reload_dataloaders_every_n_epochs: the run was begun on another number of ranks. New loaders would have other "
+                f"global batches. Continue on {one['global_batch_size'] // one['batch_size']} ranks, or leave the argument out."
             )

@@ -1,7 +1,7 @@
-"""Reports: what is known of the metrics at this moment, and what the loggers are told.
+"""Reports: the latest metrics of a run, and the rows that loggers receive.
 
-Reduced and read values come in through `publish`, `step` and `log_now`, wait in one row, and leave for the loggers
-together (`send`), so that what belongs to one step is one row of the record.
+Metrics come in through `publish`, `step` and `log_now`, and wait in one row. `send` hands the row to the loggers, so that
+everything that belongs to one step is one row of their record.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Reports:
 
     Attributes:
         callback: every metric by name, for callbacks and schedulers.
-        logged: what loggers were told last, by name.
+        logged: what loggers received last, by name.
         progress: what the progress display shows.
-        not_finite: "the training loss" and the first step at which it was NaN or infinite; None as long as all is well.
+        not_finite: "the training loss" and the first step at which it was NaN or infinite. None while it is finite.
     """
 
     def __init__(self, loggers: list[Logger]) -> None:
@@ -40,26 +40,26 @@ class Reports:
         self._losses: list[tuple[torch.Tensor | DeviceScalar, int]] = []
 
     def publish(self, values: Values, log: bool = True) -> None:
-        """Take in reduced metrics; `log=False` keeps them from the loggers."""
+        """Add reduced metrics. With `log=False`, loggers don't receive them."""
         self.callback.update(values.callback)
         self.progress.update(values.progress)
         if log:
             self._row.update(values.logger)
 
     def step(self, metrics: MetricLog) -> None:
-        """Read the latest value of what is reported by step."""
+        """Read the latest value of every metric that is reported by step."""
         values = metrics.step_values(sync=True)
         self._row.update(values.logger)
         self.callback.update(values.callback)
         self.progress.update(values.progress)
 
     def log_now(self, values: dict[str, float]) -> None:
-        """Take in host floats that a callback has measured itself."""
+        """Add host floats that a callback has measured."""
         self._row.update(values)
         self.callback.update(values)
 
     def send(self, step: int, epoch: int) -> None:
-        """Hand the row that has gathered to the loggers."""
+        """Hand the collected row to the loggers."""
         if not self._row:
             return
         self.logged.update(self._row)
@@ -68,7 +68,7 @@ class Reports:
         self._row.clear()
 
     def note_loss(self, output: Any, step: int) -> None:
-        """Keep the loss that a training step returned, until losses are read next."""
+        """Keep the loss of a training step until the next read from the device."""
         loss = output if type(output) is torch.Tensor else output.get("loss") if isinstance(output, Mapping) else output
         if isinstance(loss, DeviceScalar) or (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             self._losses.append((loss, step))
@@ -76,7 +76,7 @@ class Reports:
                 self.check_finite()
 
     def check_finite(self) -> None:
-        """Read the losses since the last look, and note the first that is no number."""
+        """Read the losses since the last check, and record the first that is NaN or infinite."""
         losses, self._losses = self._losses, []
         values = to_floats(loss for loss, _ in losses)
         if math.isfinite(sum(values)):
@@ -87,15 +87,15 @@ class Reports:
             log.warning("The training loss became NaN or infinite, first at step %d.", first)
 
     def forget(self) -> None:
-        """Forget all values: those of the sanity check are nobody's business."""
+        """Forget all values. Those of the sanity check are not reported."""
         for kept in (self.callback, self.logged, self.progress, self._row):
             kept.clear()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """`callback` as tensors, which is what callbacks written for Lightning expect."""
+        """Return `callback` as tensors, which callbacks written for Lightning expect."""
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.callback.items()}
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics that are numbers, which JSON can hold."""
+    """Return the metrics that are finite, which JSON can hold."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.training.loop import chunks
+from footplate.training.multi_step import chunks
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
