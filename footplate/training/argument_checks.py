@@ -1,4 +1,4 @@
-"""Checks of single arguments of `Trainer`, and what they mean for loaders of a known length: pure functions."""
+"""Checks of single arguments of `Trainer`, and what they mean for a loader of a known length. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Limit = int | float | None
 
 
 def check_limit(name: str, value: Limit) -> Limit:
-    """A number of batches (int), or a part of them (float, 0.0 … 1.0), or None for all.
+    """Check a number of batches (int), a share of them (float, 0.0 … 1.0), or None for all.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: any other value.
     """
     if value is None:
         return None
@@ -33,23 +33,23 @@ def check_limit(name: str, value: Limit) -> Limit:
 
 
 def check_local_directory(name: str, path: Any) -> None:
-    """A directory of this machine, or None.
+    """Check a directory on this machine, or None.
 
     Raises:
         ConfigError: it is a URI.
     """
     if path is not None and is_remote(path):
         raise ConfigError(
-            f"{name}=\"{path}\": the run's directory holds logs that grow line by line, which objects can't. "
-            f'Use a directory of this machine, and for the checkpoints ModelCheckpoint(dirpath="{path}/checkpoints").'
+            f"{name}=\"{path}\": the run's directory holds logs that grow line by line, and objects can't grow. "
+            f'Use a directory on this machine, and for checkpoints ModelCheckpoint(dirpath="{path}/checkpoints").'
         )
 
 
 def limit_batches(name: str, limit: Limit, total: float) -> float:
-    """How many of `total` batches (infinite when unknown) a limit leaves.
+    """Return the number of batches that a limit leaves of `total`, which is infinite if it is unknown.
 
     Raises:
-        ConfigError: a part of an unknown number, or a part so small that no batch is left.
+        ConfigError: a share of an unknown number, or a share so small that no batch is left.
     """
     if limit is None or (isinstance(limit, float) and limit == 1.0):
         return total
@@ -68,7 +68,7 @@ def limit_batches(name: str, limit: Limit, total: float) -> float:
 
 
 def count_batches(loader: Any) -> float:
-    """The length of a loader; infinite when it has none."""
+    """Return the length of a loader. Infinite if it has none."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -76,7 +76,7 @@ def count_batches(loader: Any) -> float:
 
 
 def validation_seconds(val_check_interval: Any) -> float | None:
-    """After how many seconds validation is due, of a duration; None of batches or a part of an epoch.
+    """Return the seconds between two validations, for a duration. None for batches or a share of an epoch.
 
     Raises:
         ConfigError: text, a dict or a timedelta that is no duration.
@@ -91,11 +91,12 @@ def validation_seconds(val_check_interval: Any) -> float | None:
 def validation_interval(
     val_check_interval: int | float | Duration | None, check_val_every_n_epoch: int | None, batches: float
 ) -> float:
-    """After how many training batches validation is due; infinite for the end of an epoch of unknown length, and where it
-    goes by the clock.
+    """Return the number of training batches between two validations.
+
+    Infinite for the end of an epoch of unknown length, and for an interval by the clock.
 
     Raises:
-        ConfigError: more batches than an epoch has, or a part of an unknown number.
+        ConfigError: more batches than an epoch has, or a share of an unknown number.
     """
     if validation_seconds(val_check_interval) is not None:
         return math.inf
@@ -130,28 +131,28 @@ def validation_interval(
 
 
 def check_validation_interval(name: str, value: Any) -> None:
-    """A `val_check_interval` that some epoch could have.
+    """Check a `val_check_interval` that some epoch could have.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     validation_interval(value, None, 1 << 62)
 
 
 def check_dry_run(name: str, value: Any) -> None:
-    """True, False or a number of batches.
+    """Check True, False or a number of batches.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     check_count(name, int(value) if isinstance(value, bool) else value, 0)
 
 
 def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
-    """An integer of at least `least`, or None where that is allowed.
+    """Check an integer of at least `least`, or None if `none` is set.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if value is None and none:
         return None
@@ -161,10 +162,10 @@ def check_count(name: str, value: Any, least: int, none: bool = False) -> Any:
 
 
 def check_fewest(fewest: int | None, devices: int) -> None:
-    """Whether `min_devices` fits a run on this number of devices.
+    """Check that a run has at least `min_devices` devices.
 
     Raises:
-        ConfigError: the run has fewer.
+        ConfigError: it has fewer.
     """
     if fewest is not None and fewest > devices:
         raise ConfigError(
@@ -173,10 +174,10 @@ def check_fewest(fewest: int | None, devices: int) -> None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False.
+    """Check True or False.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{name}={value!r}: expected True or False.")
@@ -184,10 +185,10 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """A time in seconds, above 0.
+    """Check a time in seconds, above 0.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise ConfigError(f"{name}={value!r}: expected seconds, more than 0.")
@@ -195,10 +196,10 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_clip_val(name: str, value: Any) -> None:
-    """A number of at least 0, or None.
+    """Check a number of at least 0, or None.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and value >= 0):
@@ -206,34 +207,34 @@ def check_clip_val(name: str, value: Any) -> None:
 
 
 def check_clip_algorithm(name: str, value: Any) -> None:
-    """One of "norm", "value" and None.
+    """Check "norm", "value" or None.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if value not in (None, "norm", "value"):
         raise ConfigError(f'{name}="{value}": expected "norm" or "value".')
 
 
 def check_sync_batchnorm(value: bool, device: torch.device, ranks: int) -> bool:
-    """Whether batch norm is to use the batches of all ranks.
+    """Return True if batch norm uses the batches of all ranks.
 
     Raises:
-        ConfigError: it can't be on this device.
+        ConfigError: this device can't.
     """
     if value and ranks > 1 and device.type == "cpu":
-        raise ConfigError("sync_batchnorm=True: torch's SyncBatchNorm runs on GPUs alone. Leave it out on the CPU.")
+        raise ConfigError("sync_batchnorm=True: torch's SyncBatchNorm only runs on GPUs. Leave it out on the CPU.")
     return value and ranks > 1
 
 
 def check_replicas(name: str, ranks: int, nodes: int, refused: Mapping[str, Any]) -> None:
-    """Whether `strategy="replicas"` goes with the other arguments.
+    """Check that `strategy="replicas"` goes with the other arguments.
 
     Args:
-        name: the strategy's.
+        name: the name of the strategy.
         ranks: how many processes train together.
         nodes: `num_nodes`.
-        refused: arguments that it doesn't go with, by name, where they were given; else a value that is false.
+        refused: arguments that don't go with it, by name. A false value was not given.
 
     Raises:
         ConfigError: it doesn't.
@@ -252,34 +253,34 @@ def check_replicas(name: str, ranks: int, nodes: int, refused: Mapping[str, Any]
 
 
 def check_compile(name: str, value: Any) -> None:
-    """True, False or a dict.
+    """Check True, False or a dict.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if not isinstance(value, (bool, dict)):
         raise ConfigError(f"{name}={value!r}: expected True, False or a dict of torch.compile's options.")
 
 
 def check_deterministic(name: str, value: Any) -> None:
-    """True, False, "warn" or None.
+    """Check True, False, "warn" or None.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: any other value.
     """
     if value not in (None, True, False, "warn"):
         raise ConfigError(f'{name}={value!r}: expected True, False or "warn".')
 
 
 def set_deterministic(value: bool | Literal["warn"] | None) -> None:
-    """Tell torch, for this process, whether only deterministic algorithms may run; None leaves it as it is."""
+    """Let torch run only deterministic algorithms in this process, or all. None leaves torch's setting alone."""
     if value is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(bool(value), warn_only=value == "warn")
 
 
 def as_list(value: Any) -> list[Any]:
-    """None → [], one → [one], several → a list of them."""
+    """Return a list: of nothing for None, of one object, or of several."""
     if value is None:
         return []
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):

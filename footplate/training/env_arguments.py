@@ -1,6 +1,6 @@
 """Arguments of the trainer from the environment, as in Lightning: `PL_TRAINER_MAX_EPOCHS=3` is `max_epochs=3`.
 
-A variable stands for an argument that the program doesn't give. Its text is read as a Python literal if it is one.
+A variable gives an argument that the program leaves out. Its text is read as a Python literal if it is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def arguments(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
-    """The arguments that variables stand for. A variable without text stands for none; one of no argument is named."""
+    """Return the arguments that variables give. Warn of a variable that names no argument. Empty variables are ignored."""
     found = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX).lower()

@@ -1,12 +1,12 @@
-"""What a trainer knows of the job that it runs in (`footplate/jobs`), from the variables that the job's processes get.
+"""The job that a trainer runs in (`footplate/jobs`), read from the variables of the job's processes.
 
-A job is begun again when its machine or a process was lost. So that a program which says nothing of it continues:
+A job is started again when its machine or a process was lost. A program that doesn't know of jobs continues then:
 
-- the n-th call of `fit` in a later attempt continues from the newest checkpoint that the n-th call of an earlier one has
-  saved in the same directory, whatever `ckpt_path` says, as in a restart of `Trainer(devices=N)`; with none there,
-  `ckpt_path` holds. A program that fits several times must do so in the same order, then.
-- without `default_root_dir`, the run's directory is the job's: the same in each attempt. If the job's is in a bucket, the
-  run's is `runs/NAME` on this machine, and checkpoints go into the bucket.
+- The n-th call of `fit` in a later attempt continues from the newest checkpoint that the n-th call of an earlier attempt
+  has saved in the same directory, whatever `ckpt_path` is, as in a restart of `Trainer(devices=N)`. Without such a checkpoint,
+  `ckpt_path` counts. So a program that fits several times must do so in the same order.
+- Without `default_root_dir`, the run's directory is the job's, the same in each attempt. If the job's directory is in a
+  bucket, the run's is `runs/NAME` on this machine, and checkpoints go into the bucket.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _fits = itertools.count(1)
 
 
 def next_fit() -> str | None:
-    """The name of a call of `fit`, by which a later attempt knows its checkpoints; None outside a job."""
+    """Return the name of a call of `fit`. A later attempt finds its checkpoints by it. None outside a job."""
     job = os.environ.get("FOOTPLATE_JOB_ID")
     return None if job is None else f"{job}/{next(_fits)}"
 
 
 def begun_again() -> bool:
-    """Whether this is a later attempt of a job."""
+    """Return True in a later attempt of a job."""
     return "FOOTPLATE_JOB_ID" in os.environ and int(os.environ.get("FOOTPLATE_JOB_ATTEMPT", 1)) > 1
 
 
 def directory() -> Path | None:
-    """The directory of a run that names none; None outside a job, and in one without a directory."""
+    """Return the directory of a run that names none. None outside a job, and in a job without a directory."""
     found = _directory()
     if found is None:
         return None
@@ -40,7 +40,7 @@ def directory() -> Path | None:
 
 
 def checkpoints(run_dir: Path) -> Place:
-    """Where a run keeps its checkpoints if it doesn't say: in its directory, or in the job's bucket."""
+    """Return where a run keeps its checkpoints by default: in its directory, or in the job's bucket."""
     found, own = _directory(), directory()
     if found is not None and own is not None and is_remote(found) and own.absolute() == run_dir.absolute():
         return to_place(found) / "checkpoints"

@@ -1,15 +1,15 @@
 """One writer in a run's directory.
 
-The directory's `.lock` is locked with `flock`: the kernel releases it when its holder dies, however that happens. A forked
-child (a loader's worker) closes its copy of the file at once, so that it doesn't hold the lock in its parent's place.
+The writer locks the directory's `.lock` with `flock`. The kernel releases the lock when its holder dies. A forked child,
+such as a loader's worker, closes its copy of the file at once, so that it doesn't keep the lock after its parent.
 
-On a shared disk, the lock of a process whose machine is lost may stay for a long time: the file server waits for a client
-that doesn't answer. A later attempt of the same launch, or of the same job, then takes over: it locks a new file and
-renames that to `.lock`. If the earlier attempt is still alive, it notices before it writes its next checkpoint, and ends
-(`check`). Everybody else is refused. The file says who holds the lock, of which launch, and in which attempt.
+On a shared disk, the lock of a process on a lost machine may stay for a long time, since the file server waits for the
+client. Then a later attempt of the same launch or job takes over: it locks a new file, and renames it to `.lock`. If the
+earlier attempt is still alive, it notices before it writes its next checkpoint, and ends (`check`). Any other process is
+refused. The file names the holder, its launch, and its attempt.
 
-A holder that is no such attempt removes the file at the end, while it still holds it. A process that waited for that file
-sees that it is no longer the directory's, and takes the next.
+A holder that is not an attempt removes the file at the end, while it still holds the lock. A process that waited for that
+file sees that it is no longer the directory's lock, and takes the next one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from footplate.core.errors import CheckpointError, ConfigError
 log = logging.getLogger(__name__)
 
 NAME = ".lock"
-PATIENCE_S = 5.0  # an earlier attempt that is being ended may take a moment to go
+# An earlier attempt that is being ended may take a moment to exit.
+PATIENCE_S = 5.0
 
 
 @contextlib.contextmanager
 def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a directory as its only writer; makes it if it isn't there.
+    """Hold a directory as its only writer, for a `with` block. Make the directory if needed.
 
     Args:
         directory: the run's.
-        patience_s: how long to wait for another holder to go.
+        patience_s: how long to wait for another holder.
 
     Raises:
         ConfigError: the directory can't be written to, or another process holds it.
@@ -62,13 +63,13 @@ def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[Non
         try:
             yield
         finally:
-            if not _attempts():  # else a later attempt may be taking over
+            if not _attempts():  # a later attempt may be taking over
                 with contextlib.suppress(OSError):
                     (directory / NAME).unlink()
 
 
 def check(directory: Path) -> None:
-    """Make sure that this process, if it has locked a directory, still holds it.
+    """Check that this process still holds a directory, if it has locked it.
 
     Raises:
         CheckpointError: a later attempt has taken over.
@@ -76,12 +77,12 @@ def check(directory: Path) -> None:
     for file, held in _held.items():
         if held == directory and not _is_current(file, directory):
             raise CheckpointError(
-                f'default_root_dir="{directory}": a later attempt trains in it now, so this one writes nothing more.'
+                f'default_root_dir="{directory}": a later attempt trains in it now, so this attempt writes nothing more.'
             )
 
 
 def _locked(directory: Path, patience_s: float) -> int:
-    """A descriptor of the directory's lock, which it holds."""
+    """Lock the directory. Return the descriptor of its lock."""
     deadline = time.monotonic() + patience_s
     while True:
         file = os.open(directory / NAME, os.O_RDWR | os.O_CREAT, 0o644)
@@ -103,7 +104,7 @@ def _locked(directory: Path, patience_s: float) -> int:
 
 @contextlib.contextmanager
 def _closed_unless_kept(file: int) -> Iterator[Callable[[], int]]:
-    """Close a descriptor at the end, unless the function that this gives was called; that returns it."""
+    """Close a descriptor at the end of a block, unless the yielded function was called. It returns the descriptor."""
     kept: list[int] = []
 
     def keep() -> int:
@@ -118,7 +119,7 @@ def _closed_unless_kept(file: int) -> Iterator[Callable[[], int]]:
 
 
 def _flock(file: int, directory: Path) -> bool:
-    """Lock a file; False if another process has locked it."""
+    """Lock a file. Return False if another process has locked it."""
     if fcntl is None:
         return True
     try:
@@ -127,14 +128,14 @@ def _flock(file: int, directory: Path) -> bool:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
         log.warning(
-            "%s: this file system has no locks (%s), so nothing keeps a second process from writing there.",
+            "%s: this file system has no locks (%s). A second process could write there too.",
             directory, error.strerror,
         )  # fmt: skip
     return True
 
 
 def _take_over(directory: Path) -> int:
-    """Put a new, locked file in the place of one that somebody else has locked."""
+    """Replace a lock that another process holds by a new, locked file."""
     new = directory / f"{NAME}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -148,7 +149,7 @@ def _take_over(directory: Path) -> int:
 
 
 def _is_current(file: int, directory: Path) -> bool:
-    """Whether the directory's lock is this open file, and not one that was put in its place."""
+    """Return True if the directory's lock is this open file, and was not replaced."""
     try:
         return os.path.samestat(os.fstat(file), (directory / NAME).stat())
     except FileNotFoundError:
@@ -156,7 +157,7 @@ def _is_current(file: int, directory: Path) -> bool:
 
 
 def _attempts() -> dict[str, int]:
-    """What this process is an attempt of, and which one."""
+    """Return the launch and the job of this process, with the number of the attempt."""
     found = {}
     for kind, attempt in (("LAUNCH", "ATTEMPT"), ("JOB_ID", "JOB_ATTEMPT")):
         name = os.environ.get(f"FOOTPLATE_{kind}")
@@ -166,7 +167,7 @@ def _attempts() -> dict[str, int]:
 
 
 def _follows(holder: dict[str, Any]) -> bool:
-    """Whether this process is a later attempt of what the holder is an attempt of."""
+    """Return True if this process is a later attempt of the holder's launch or job."""
     theirs = holder.get("attempts")
     theirs = theirs if isinstance(theirs, dict) else {}
     return any(attempt > theirs[name] for name, attempt in _attempts().items() if isinstance(theirs.get(name), int))
@@ -184,7 +185,7 @@ def _write_holder(file: int) -> None:
 
 
 def _holder(file: int) -> dict[str, Any]:
-    """What a lock's file says of its holder."""
+    """Return what a lock file contains about its holder."""
     try:
         holder = json.loads(os.pread(file, 1000, 0))
     except ValueError:

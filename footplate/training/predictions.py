@@ -1,7 +1,7 @@
-"""Predictions as a table: what `predict_step` returns, written batch by batch as Parquet.
+"""Predictions as a table: the returns of `predict_step`, written batch by batch as Parquet.
 
-The directory appears whole or not at all: files are written beside it and renamed when the last batch is there. With
-several ranks, each writes files of its own, of the rows that are its share; rank 0 makes the directory and renames it.
+The directory appears complete or not at all. Files are written beside it, and renamed after the last batch. With several
+ranks, each rank writes its own files, of its own share of the rows. Rank 0 makes the directory and renames it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ ROWS_PER_FILE = 1_000_000
 
 
 class PredictionWriter:
-    """Writes the batches that it is given to `path/part-00000.parquet`, … (with several ranks, `part-001-00000.parquet`).
+    """Writes batches to `path/part-00000.parquet`, …, and with several ranks to `part-001-00000.parquet`, ….
 
     Args:
-        path: the directory; all ranks see it.
-        group: the ranks; all make a writer, and enter and leave it.
+        path: the directory. All ranks see it.
+        group: the ranks. All of them make a writer, enter it and leave it.
 
     Raises:
         ConfigError: `path` holds something that is not a table of predictions.
@@ -59,8 +59,8 @@ class PredictionWriter:
         if without:
             self._group.ask_first(lambda: shutil.rmtree(self._temporary, ignore_errors=True))
             raise ConfigError(
-                f"output={str(self.path)!r}: {without} can't see this directory, which all ranks write into. Choose one on "
-                "a disk that all machines share."
+                f"output={str(self.path)!r}: {without} can't see this directory. All ranks write into it. Choose one on a "
+                "disk that all machines share."
             )
         return self
 
@@ -95,14 +95,14 @@ class PredictionWriter:
         self._rows += batch.num_rows
 
     def table(self) -> Table:
-        """The table that was written."""
+        """Return the table that was written."""
         from footplate.data.table import Table
 
         return Table(str(self.path))
 
 
 def to_record_batch(prediction: Any) -> pa.RecordBatch:
-    """A batch of predictions as Arrow columns; a tensor of more dimensions becomes lists.
+    """Return a batch of predictions as Arrow columns. A tensor of several dimensions becomes lists.
 
     Raises:
         DataError: neither a tensor nor a dict, or columns of different lengths.

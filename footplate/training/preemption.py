@@ -1,13 +1,13 @@
-"""Notices of clouds that a machine is about to be taken away, watched for while a run trains.
+"""A cloud's notices that it will take a machine away, watched while a run trains.
 
-A notice is treated as SIGTERM is: the step is finished, the run saved, the process ends with 143, and whatever started it
-starts it again somewhere else. A cloud is one subclass of `Notices`: whether this machine is its, and a call that waits
-for the next word from it.
+A notice counts as SIGTERM: the loop finishes the step, saves the run, and exits with 143. Its supervisor then starts it
+on another machine. A subclass of `Notices` covers one cloud: it recognises the cloud's machines, and waits for the
+next notice.
 
-On Google's Compute Engine the metadata server answers two questions (https://cloud.google.com/compute/docs/metadata):
-`instance/preempted` becomes TRUE thirty seconds before a spot machine is stopped, and `instance/maintenance-event` becomes
-TERMINATE_ON_HOST_MAINTENANCE an hour before a machine that can't be moved, one with a GPU or TPU, is. A machine that is
-moved while it runs (MIGRATE_ON_HOST_MAINTENANCE) trains on.
+On Google's Compute Engine, the metadata server has two values (https://cloud.google.com/compute/docs/metadata).
+`instance/preempted` becomes TRUE thirty seconds before a spot machine is stopped. `instance/maintenance-event` becomes
+TERMINATE_ON_HOST_MAINTENANCE an hour before a machine with a GPU or TPU is stopped. A machine that is moved while it runs
+(MIGRATE_ON_HOST_MAINTENANCE) trains on.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ JOIN_S = 5.0
 
 
 class Notices(ABC):
-    """Where one cloud announces the end of a machine."""
+    """The notices of one cloud."""
 
     @abstractmethod
     def here(self) -> bool:
-        """Whether this machine is one of that cloud's; asks no server."""
+        """Return True on a machine of this cloud. Asks no server."""
 
     @abstractmethod
     def watches(self) -> list[Callable[[], str | None]]:
-        """Functions that each wait for a word (a minute at most) and return what ends the machine, or None.
+        """Return functions that each wait for a notice, a minute at most, and return the reason, or None.
 
-        They raise OSError where the cloud can't be asked just now.
+        They raise OSError if the cloud can't be asked.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let functions that wait return or raise at once, and those that are called later."""
+        """Make waiting functions return or raise at once, and later calls too."""
 
 
 class ComputeEngine(Notices):
-    """Google's metadata server; `GCE_METADATA_HOST` names another host and port, as for Google's own tools."""
+    """Google's metadata server. `GCE_METADATA_HOST` names another host and port, as for Google's own tools."""
 
     WAIT_S = 60
     PRODUCT = Path("/sys/class/dmi/id/product_name")
@@ -95,8 +95,8 @@ class ComputeEngine(Notices):
             connection.connect()
             self._asking.add(connection)
             try:
-                if self._closed:  # `close` looked for connections before this one was there
-                    raise OSError("no longer asked")
+                if self._closed:  # `close` ran before this connection was made
+                    raise OSError("closed")
                 connection.request("GET", f"/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"})
                 answer = connection.getresponse()
                 if answer.status != 200:
@@ -118,7 +118,7 @@ CLOUDS: tuple[type[Notices], ...] = (ComputeEngine,)
 
 @contextlib.contextmanager
 def watching(end: Callable[[str], None]) -> Iterator[None]:
-    """While entered, call `end(reason)`, in a thread, when the cloud says that this machine will be taken away."""
+    """Call `end(reason)` in a thread when the cloud announces the end of this machine, inside a `with` block."""
     over = threading.Event()
     clouds = [cloud for cloud in (kind() for kind in CLOUDS) if cloud.here()]
     threads = [
@@ -148,13 +148,13 @@ def _watch(wait: Callable[[], str | None], end: Callable[[str], None], over: thr
         except (OSError, HTTPException) as error:
             if not quiet and not over.is_set():
                 log.warning(
-                    "The cloud can't be asked whether this machine will be taken away (%s); asking again.", error
+                    "The cloud doesn't answer whether this machine will be taken away (%s). Asking again.", error
                 )
             quiet = True
             over.wait(RETRY_S)
             continue
         quiet = False
         if reason is not None and not over.is_set():
-            log.warning("The cloud says: %s. The run is saved and ended.", reason)
+            log.warning("Notice from the cloud: %s. The run is saved and ended.", reason)
             end(reason)
             return

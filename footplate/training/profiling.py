@@ -1,14 +1,14 @@
-"""What a profiler is told of a run (`Trainer(profiler=…)`), under the names that Lightning gives to actions.
+"""What a profiler records of a run (`Trainer(profiler=…)`), under the names that Lightning gives to actions.
 
     run_training_epoch                              an epoch
     run_training_batch                              a step of the trainer: forward, backward, optimizer
-    [_TrainingEpochLoop].train_dataloader_next      waiting for a batch; [_EvaluationLoop].val_next, …
-    [Strategy]Strategy.training_step                your step function, with the name of the strategy; likewise backward
+    [_TrainingEpochLoop].train_dataloader_next      waiting for a batch; also [_EvaluationLoop].val_next, …
+    [Strategy]Strategy.training_step                your step function, with the name of the strategy; also .backward
     [LightningModule]Classifier.optimizer_step      the optimizer's step
-    [LightningModule]Classifier.on_fit_start        a hook of the module; [LightningDataModule]… and [Callback]… likewise
+    [LightningModule]Classifier.on_fit_start        a hook of the module; also [LightningDataModule]… and [Callback]…
 
-Functions are wrapped when a run is put together, and only where there is a profiler: without one, nothing is looked up. A
-profiler is an object with `start(action)` and `stop(action)`, such as Lightning's.
+Functions are wrapped when a run is set up, and only with a profiler. Without one, a step looks nothing up. A profiler is an
+object with `start(action)` and `stop(action)`, such as Lightning's.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _END = object()
 
 
 class NoProfiler:
-    """What `trainer.profiler` is without one, so that a module may call `self.trainer.profiler.profile("…")`."""
+    """The profiler of a trainer without one, so that a module may call `self.trainer.profiler.profile("…")`."""
 
     def profile(self, action_name: str) -> contextlib.AbstractContextManager[Any]:
-        """A context in which nothing is recorded."""
+        """Return a context that records nothing."""
         return contextlib.nullcontext()
 
 
 def make_profiler(given: Any) -> Any:
-    """The profiler that `Trainer(profiler=…)` stands for.
+    """Return the profiler for an argument `profiler`.
 
     Raises:
         ConfigError: an unknown name, or an object that can't record.
-        MissingExtra: a name of Lightning's, which isn't installed.
+        MissingExtra: the name of one of Lightning's profilers, and Lightning isn't installed.
     """
     if given is None:
         return NoProfiler()
@@ -66,7 +66,7 @@ def make_profiler(given: Any) -> Any:
 
 
 def recorder(profiler: Any) -> Profile | None:
-    """The context in which a profiler records an action; None without a profiler."""
+    """Return the context in which a profiler records an action. None without a profiler."""
     if isinstance(profiler, NoProfiler):
         return None
     own = getattr(profiler, "profile", None)
@@ -84,7 +84,7 @@ def _recording(profiler: Any, action: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def profiling(run: Run, stage: str) -> Iterator[None]:
-    """A call of the trainer: what a profiler wants to know before, and its report afterwards."""
+    """Set up a profiler for a call of the trainer, and print its report at the end."""
     profiler = run.profiler
     if isinstance(profiler, NoProfiler):
         yield
@@ -103,7 +103,7 @@ def profiling(run: Run, stage: str) -> Iterator[None]:
 
 
 def profiled(function: Callable[..., Any], profile: Profile, action: str) -> Callable[..., Any]:
-    """A function whose every call is recorded."""
+    """Return a function whose every call is recorded."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ def profiled(function: Callable[..., Any], profile: Profile, action: str) -> Cal
 
 
 def profile_step(run: Run, profile: Profile) -> None:
-    """Record what a run's step does: the whole, and of an eager step its parts too."""
+    """Record a run's step: the whole, and the parts of an eager step."""
     step, kind, module = run.step, type(run.parallel).__name__, type(run.module).__name__
     evaluate = step.evaluate
     step.train = profiled(step.train, profile, "run_training_batch")  # type: ignore[method-assign]
@@ -137,7 +137,7 @@ def profile_step(run: Run, profile: Profile) -> None:
 
 
 def profiled_batches(batches: Iterator[Any], profile: Profile, action: str) -> Iterator[Any]:
-    """The same batches; waiting for each is recorded."""
+    """Return the same batches, and record the wait for each."""
     try:
         while True:
             with profile(action):

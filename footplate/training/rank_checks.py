@@ -1,4 +1,4 @@
-"""What of a run and its data all ranks must have alike, as `distributed/consistency.py` compares it."""
+"""Checks that all ranks agree on settings and data. `distributed/consistency.py` compares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def check_settings(run: Run) -> None:
-    """Compare what decides when the ranks meet.
+    """Compare the settings that decide when the ranks communicate.
 
     Raises:
         ConfigError: something differs.
@@ -34,23 +34,23 @@ def check_settings(run: Run) -> None:
     meant = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
     meant |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
     meant |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
-    hint = "Give every rank the same: rank 0 alone writes, whichever rank asks for it."
+    hint = "Give every rank the same: only rank 0 writes, whichever rank asks for it."
     check_alike(run.group, meant, hint)
 
 
 def check_model(run: Run) -> None:
-    """Compare the names, shapes and types of what is trained, and which of it learns.
+    """Compare the names, shapes and types of the parameters, and which of them are trained.
 
     Raises:
         ConfigError: they differ.
     """
     if run.group.is_distributed:
-        hint = "Build the same model on every rank: its sizes mustn't depend on what one of them finds."
+        hint = "Build the same model on every rank: its sizes must not depend on what one rank finds."
         check_alike(run.group, {"the model": parameters_of(run.module)}, hint)
 
 
 def check_optimizers(run: Run) -> None:
-    """Compare how the ranks learn: each makes the same step with its own optimizer.
+    """Compare optimizers and schedulers, since each rank makes the same step with its own optimizer.
 
     Raises:
         ConfigError: a rank has another optimizer, learning rate or scheduler.
@@ -62,15 +62,15 @@ def check_optimizers(run: Run) -> None:
         "the optimizers": ", ".join(map(_learns, run.optimizers)) or "none",
         "the schedulers": ", ".join(f"{name} (every {n} {interval}s)" for name, interval, n in schedulers) or "none",
     }
-    hint = "Give every rank the same: what is drawn at random, draw under a seed that all have (seed_everything)."
+    hint = "Give every rank the same. Draw random values under a seed that all ranks have (seed_everything)."
     check_alike(run.group, meant, hint)
 
 
 def warn_of_own_disks(run: Run) -> None:
-    """Warn if some ranks don't see the directories that checkpoints are saved to; rank 0 has made these.
+    """Warn if some ranks don't see the directories of rank 0's checkpoints.
 
-    A run that is never restarted needs no shared disk, so this is not an error. A directory of the same name may be there
-    on every machine, so the ranks look for a new file of rank 0.
+    A run that is never restarted needs no shared disk, so this is not an error. Every machine may have a directory of that
+    name, so the ranks look for a new file of rank 0.
     """
     if not run.group.is_distributed:
         return
@@ -90,8 +90,8 @@ def warn_of_own_disks(run: Run) -> None:
                     marker.unlink()
         if without and run.world.rank == 0:
             log.warning(
-                "%s: %s can't see this directory of rank 0, so no checkpoint in it can be loaded there: the run can't "
-                "continue after a restart. Set default_root_dir or ModelCheckpoint(dirpath=…) to a disk that all machines "
+                "%s: %s can't see this directory of rank 0, and can't load its checkpoints. So the run can't continue "
+                "after a restart. Set default_root_dir or ModelCheckpoint(dirpath=…) to a disk that all machines "
                 'share, or use ModelCheckpoint(dirpath="s3://…").',
                 directory, without,
             )  # fmt: skip
@@ -113,11 +113,11 @@ def _make(marker: Path) -> None:
 
 
 def check_data(run: Run, loaders: dict[str, list[tuple[Any, float]]]) -> None:
-    """Compare what loaders hold that are shared out; of any other, each rank has its own.
+    """Compare the data of loaders that the ranks share. A rank's own loader is not compared.
 
     Args:
-        run: whose ranks.
-        loaders: by what they are for: each with how many of its batches are run.
+        run: the run.
+        loaders: loaders by what they are for, each with the number of its batches.
 
     Raises:
         DataError: it differs.
@@ -131,7 +131,7 @@ def check_data(run: Run, loaders: dict[str, list[tuple[Any, float]]]) -> None:
 
 
 def check_order(run: Run, loader: Any) -> None:
-    """Before a pass over a loader: compare the order that its sampler gives, of which each rank takes its share.
+    """Compare, before a pass over a loader, the order that its sampler gives. Each rank takes its share of it.
 
     Raises:
         DataError: it differs.
@@ -147,13 +147,13 @@ def check_order(run: Run, loader: Any) -> None:
 
 
 def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
-    """What every rank reads of a checkpoint, which must be the same one.
+    """Read a checkpoint on every rank, and compare what they have read.
 
     Raises:
-        CheckpointError: a rank can't read it, or finds another one in its place.
+        CheckpointError: a rank can't read it, or finds another checkpoint under this name.
     """
     state, found = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
-    hint = "Each rank reads it: let it lie on a disk that all machines share, in an object store, or the same on each."
+    hint = "Each rank reads it. Keep it on a disk that all machines share, in an object store, or on each machine."
     check_alike(run.group, {f"the checkpoint {path}": found}, hint, CheckpointError)
     return state
 
@@ -171,7 +171,7 @@ def _deciding(callbacks: list[Any]) -> str:
 
 
 def _learns(optimizer: Any) -> str:
-    """An optimizer's class and learning rates, and a word that is another where any other number is."""
+    """Return an optimizer's class, its learning rates, and a digest of its other numbers."""
     numbers = [
         sorted((name, _number(value)) for name, value in group.items() if name != "params" and _number(value))
         for group in optimizer.param_groups
@@ -181,7 +181,7 @@ def _learns(optimizer: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A number, or some, as text; nothing of anything else."""
+    """Return a number or numbers as text. Empty for anything else."""
     if isinstance(value, Tensor):
         return repr(value.tolist()) if value.numel() == 1 else ""
     plain = isinstance(value, (int, float)) or (

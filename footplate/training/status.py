@@ -1,4 +1,4 @@
-"""The status of a trainer, under Lightning's names: what `trainer.state.status` and `trainer.interrupted` show."""
+"""The status of a trainer, under Lightning's names: `trainer.state.status` and `trainer.interrupted` show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrainerFn(enum.StrEnum):
-    """What `setup` and `teardown` get as their `stage`: a string with Lightning's `.value`."""
+    """The `stage` that `setup` and `teardown` receive: a string with Lightning's `.value`."""
 
     FITTING = "fit"
     VALIDATING = "validate"
@@ -25,7 +25,7 @@ RunStatus = Literal["initializing", "running", "finished", "interrupted"]
 
 @contextlib.contextmanager
 def running(run: Run) -> Iterator[None]:
-    """Set the status for a call of `fit`, `validate`, `test` or `predict`; any exception makes it "interrupted"."""
+    """Set the status of a call of the trainer. Any exception makes it "interrupted"."""
     run.status = "running"
     try:
         yield

@@ -1,14 +1,14 @@
-"""A trainer's call, made in several processes, and what came of it brought home.
+"""A trainer's call made in several processes, and its results brought back.
 
-    trainer.fit(model, data)     here                                   in rank 0, rank 1, …
+    trainer.fit(model, data)     in this process                        in rank 0, rank 1, …
                                  trainer's arguments, model, data  ──►  a trainer of its own; fit(model, data)
-                                 weights, metrics, callbacks       ◄──  rank 0: what has become of them
+                                 weights, metrics, callbacks       ◄──  rank 0: the results
 
-The processes are `footplate.launch`'s, which looks after them: a call that fails is made again, in fresh processes, and
-`fit` then continues from the newest checkpoint. With fewer ranks than before the global batches stay what they were.
+`footplate.launch` starts the processes and watches them. A call that fails is made again in fresh processes, and `fit` then
+continues from the newest checkpoint. With fewer ranks than before, global batches keep their size.
 
-What comes home: the model's weights and buffers, the metrics, how far the run is, and what callbacks and loggers remember.
-What else your code keeps in objects stays in the processes, which are gone.
+The results are the model's weights and buffers, the metrics, the progress, and the state of callbacks and loggers. Anything
+else that your code keeps in objects is lost with the processes.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Call:
-    """What goes to the processes: how to make the trainer, and what to ask it for.
+    """What the processes receive: how to make the trainer, and which call to make.
 
     Attributes:
-        launch_id: by which a restart knows the checkpoints of this very call.
-        job_fit: by which a later attempt of a job does.
+        launch_id: a restart finds the checkpoints of this call by it.
+        job_fit: a later attempt of a job finds the checkpoints of this call by it.
         config: the trainer's.
         callbacks: the trainer's.
         loggers: the trainer's.
         module: the user's.
         method: "fit", …
         arguments: of the method.
-        log_level: of Footplate's logger at home.
+        log_level: of Footplate's logger in the calling process.
     """
 
     launch_id: str
@@ -75,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes home from rank 0. `weights` is None where the call doesn't change them."""
+    """The results of rank 0. `weights` is None if the call doesn't change them."""
 
     returned: Any
     weights: dict[str, Any] | None
@@ -86,17 +86,17 @@ class Outcome:
 
 
 def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> Any:
-    """Make a call of a trainer in one process for each of its devices; returns what it returned on rank 0.
+    """Make a call of a trainer in one process for each of its devices. Return what it returned on rank 0.
 
     Args:
-        trainer: whose call it is.
-        method: the call's name.
-        module: as the user gave it; it may be compiled, and is compiled by each rank then.
+        trainer: the trainer.
+        method: the name of the call.
+        module: as the user passed it. If it is compiled, each rank compiles it.
         **arguments: of the call.
 
     Raises:
         ConfigError: several nodes, and no cluster.
-        LaunchError: something that can't be sent to the processes; a process was killed and no restart is left.
+        LaunchError: an object that can't be sent to the processes, or a process was killed and no restart is left.
         Exception: what the call raised, as `footplate.launch.launch` does.
     """
     config = replace(trainer.config, seed=trainer.seed, default_root_dir=str(trainer.run_dir.absolute()))
@@ -124,7 +124,7 @@ def _backend(trainer: Trainer) -> Backend:
     name = backends.found()
     if name is None:
         raise ConfigError(
-            f"num_nodes={trainer.nodes} needs a cluster, and this process is connected to none: no Ray is initialised, "
+            f"num_nodes={trainer.nodes} needs a cluster, and this process is connected to none: Ray is not initialised, "
             "RAY_ADDRESS is not set, and there is no active Spark session. Connect first (ray.init(), SparkSession), "
             "or start your script on each machine (torchrun)."
         )
@@ -132,11 +132,11 @@ def _backend(trainer: Trainer) -> Backend:
 
 
 def _make(call: Call) -> Outcome | None:
-    """What each rank runs."""
+    """Make the call in a rank."""
     from footplate.training.trainer import Trainer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said at home already
+        warnings.simplefilter("ignore")  # the calling process has given them already
         trainer = Trainer(**vars(call.config))
     trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
@@ -164,7 +164,7 @@ def _make(call: Call) -> Outcome | None:
 
 
 def _in_order(of_ranks: list[Any], loaders: int) -> list[Any]:
-    """The predictions of all ranks, batch by batch in the order of the rows; nothing of none."""
+    """Return the predictions of all ranks, batch by batch in the order of the rows."""
     if not of_ranks:
         return []
     if loaders > 1:
@@ -191,19 +191,19 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
 
 
 def _portable(part: Any) -> dict[str, Any]:
-    """What a callback or logger remembers, but for what holds the trainer or the module, or can't be pickled."""
+    """Return what a callback or logger remembers, without anything that holds the trainer or module or can't be pickled."""
     found = {}
     for name, value in vars(part).items():
         try:
             _Portable(io.BytesIO()).dump(value)
-        except Exception:  # whatever a class of the user's raises when it is pickled
+        except Exception:  # any exception of the user's class
             continue
         found[name] = value
     return found
 
 
 class _Portable(cloudpickle.Pickler):
-    """Refuses what has its own way home."""
+    """Refuses the trainer and the module, which are brought back separately."""
 
     def persistent_id(self, obj: Any) -> None:
         from footplate.training.trainer import Trainer
