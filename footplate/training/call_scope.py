@@ -1,10 +1,10 @@
-"""What every call of a trainer begins and ends with, whatever happens in between.
+"""The beginning and the end of every call of a trainer.
 
-    begin   the module knows its trainer  →  the ranks meet  →  callbacks, settings compared
-    end     an exception: the run saved if it can be, `on_exception`, a plain error for some that many users meet
+    begin   the module gets its trainer  →  the ranks meet  →  callbacks, settings compared
+    end     after an exception: the run is saved if possible, `on_exception`, a plain error for some common exceptions
             always: worker processes, weights on other devices, the writing thread, loggers, `teardown`
 
-What is opened in a call is closed here, so that the second call of a trainer finds nothing of the first in its way.
+A call closes here what it has opened, so that the next call of the trainer starts clean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def called(run: Run) -> Iterator[None]:
-    """A call, from its beginning to its end; see the module's docstring."""
+    """Begin and end a call, around a `with` block."""
     stage = run.stage
     assert stage is not None
     with running(run):
@@ -62,7 +62,7 @@ def called(run: Run) -> Iterator[None]:
 
 
 def _fail(run: Run, error: BaseException) -> None:
-    """What is done about an exception before all ends.
+    """Handle an exception before the call ends.
 
     Raises:
         FootplateError: a plain error in the place of some exceptions.
@@ -96,17 +96,17 @@ def _end(run: Run, status: Status) -> None:
 
 
 def join(run: Run) -> None:
-    """Meet the other ranks, the first time; from then on seed and directory are those of rank 0."""
+    """Meet the other ranks, the first time. From then on, seed and directory are those of rank 0."""
     if run.placement.meet():
         run.seed = run.group.from_first(run.seed)
         run.run_dir = Path(run.group.from_first(run.placement.for_all(run.run_dir)))
     if run.group.is_distributed:
         run.agree()
-        run.agreement.settle()  # so that there is one clock before any callback asks for it
+        run.agreement.settle()  # callbacks may ask for the common clock
 
 
 def use_callbacks(run: Run, callbacks: list[Any]) -> None:
-    """Let a run have these callbacks."""
+    """Set the callbacks of a run."""
     run.trainer.show_callbacks(callbacks)
     for callback in callbacks:
         callback.log, callback.log_dict = run.module.log, run.module.log_dict
@@ -120,8 +120,10 @@ def _lend_weights(run: Run) -> None:
 
 
 def _callbacks_of(run: Run) -> list[Any]:
-    """The trainer's, those of `everywhere` and of the accelerator, and the module's, which replace those of the same
-    type, and the usual ones; late ones last.
+    """Return the callbacks of a call, late ones last.
+
+    They are the trainer's, those of `everywhere`, those of the accelerator, and the module's. A callback of the module
+    replaces one of the same type.
     """
     watchers = [pkgutil.resolve_name(name)(run.accelerator) for name in run.accelerator.callbacks]
     callbacks = [*run.trainer.own_callbacks, *present(), *watchers]
@@ -135,14 +137,14 @@ def _callbacks_of(run: Run) -> list[Any]:
 
 
 def call_setup(run: Run) -> None:
-    """`prepare_data` on one rank of each machine, then `setup` and `configure_model` on all."""
+    """Call `prepare_data` on one rank of each machine, then `setup` and `configure_model` on all."""
     if run.world.local_rank == 0:
         run.hooks.call("prepare_data")
     run.group.barrier()
     stage = TrainerFn(str(run.stage))
     for hook in (*run.hooks.late("setup"), *run.hooks.get("setup")):
         hook(stage=stage)
-    while changed(run.trainer):  # by one of these hooks: what it has added takes part in this call
+    while changed(run.trainer):  # a hook has added callbacks, which take part in this call
         added = take_callbacks(run.trainer)
         use_callbacks(run, sorted(run.trainer.callbacks, key=order_of))
         for callback in added:

@@ -1,14 +1,14 @@
-"""Evaluation: one pass over loaders without learning. Validation, testing and prediction are the same pass.
+"""Evaluation: one pass over loaders without training. Validation, testing and prediction are the same pass.
 
-For each loader and each of its batches:
+For each loader and each of its batches, in evaluation mode and without gradients:
 
     batch hooks start → validation_step (or test_step, predict_step) → batch hooks end
 
-in evaluation mode, without gradients; afterwards every submodule is back in the mode it was in.
+Afterwards, every submodule is back in the mode that it had.
 
-With several ranks, each evaluates its share of the rows, no row twice. Signals are agreed on between batches where every
-rank has as many, else at the end. A rank whose share of a batch is empty passes it over, or, where the forward pass is
-collective, runs it on a row of another's for nothing.
+With several ranks, each evaluates its share of the rows, and no row is evaluated twice. If every rank has as many batches,
+the ranks agree on signals between batches, otherwise at the end. A rank whose share of a batch is empty skips the batch. If
+the forward pass is collective, it runs on another rank's row instead, and the result doesn't count.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
     """Run a stage ("validate", "test" or "predict") over some loaders.
 
     Args:
-        run: begun, with its step and hooks.
+        run: its step and hooks are ready.
         stage: which step function runs.
         loaders: iterables of batches.
-        limits: how many batches of each.
+        limits: the number of batches of each loader.
         sink: called with (output, batch_idx, dataloader_idx) of every batch, if given.
 
     Returns:
@@ -56,7 +56,7 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
     profile = recorder(run.profiler)
     agreement, lockstep = run.agreement, run.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
-    # What validation makes inside fit() may be used by the next training step, which refuses inference tensors.
+    # A training step may use tensors that validation inside fit() has made, and autograd refuses inference tensors.
     inference_mode = run.config.inference_mode and run.stage != "fit" and not lockstep
     with run.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
         run.parallel.sync_buffers(module)
@@ -118,7 +118,7 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
 
 
 def by_loader(values: Values, loaders: int) -> list[dict[str, float]]:
-    """One dict of metrics for each loader; what was logged for no loader in particular is in all of them."""
+    """Return one dict of metrics for each loader. Values that belong to no loader are in all of them."""
     return [
         {name: value for name, value in values.results.items() if index in values.loaders.get(name, (index,))}
         for index in range(loaders)
@@ -127,7 +127,7 @@ def by_loader(values: Values, loaders: int) -> list[dict[str, float]]:
 
 @contextlib.contextmanager
 def evaluation_mode(module: Any, name: str) -> Iterator[None]:
-    """Every submodule in evaluation mode, and afterwards in the mode it was in."""
+    """Put every submodule into evaluation mode for a `with` block, and back into its own mode afterwards."""
     modes = {part: part.training for part in module.modules()}
     getattr(module, f"on_{name}_model_eval", module.eval)()
     try:
@@ -142,7 +142,7 @@ def evaluation_mode(module: Any, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
-    """A batch that leaves no trace in what is logged, nor in the module's torchmetrics objects."""
+    """Let a batch leave no trace in the logged values and in the module's torchmetrics objects, for a `with` block."""
     metrics = [part for part in module.modules() if hasattr(part, "_update_count") and hasattr(part, "_defaults")]
     kept = [{key: _copied(getattr(part, key)) for key in (*part._defaults, "_update_count")} for part in metrics]
     log.counts = False
@@ -156,10 +156,10 @@ def counting_nothing(module: Any, log: MetricLog) -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    """A state of a torchmetrics object, which an update may change in place."""
+    """Return a copy of a state of a torchmetrics object, which an update may change in place."""
     return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 def gradients_off(inference_mode: bool) -> contextlib.AbstractContextManager[Any]:
-    """`torch.inference_mode`, or `torch.no_grad` where tensors must be usable in a graph later (FSDP's parameters)."""
+    """Return `torch.inference_mode`, or `torch.no_grad` if a graph needs the tensors later, as with FSDP's parameters."""
     return torch.inference_mode() if inference_mode else torch.no_grad()

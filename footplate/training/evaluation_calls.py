@@ -1,8 +1,8 @@
-"""How `validate`, `test` and `predict` are put together.
+"""How a call of `validate`, `test` or `predict` is set up.
 
     checkpoint read  →  on_load_checkpoint  →  loaders  →  module and its weights  →  step  →  one pass over the loaders
 
-The pass itself is in `training/evaluation.py`; validation inside a `fit` makes it too.
+`training/evaluation.py` makes the pass. Validation inside a `fit` uses it too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def judge(
     """Validate or test; see `Trainer.validate`.
 
     Args:
-        run: begun, for the stage.
-        held: what is let go when the loggers have been closed.
-        dataloaders: what the call was given.
-        ckpt_path: likewise.
-        is_new: the call was given a module, so no earlier checkpoint is its best.
+        run: the run of this call.
+        held: closed when the loggers have been closed.
+        dataloaders: as the user passed them.
+        ckpt_path: as the user passed it.
+        is_new: True if the call was given a module. Then no earlier checkpoint is its best.
 
     Returns:
-        One dict of metrics for each loader; an empty list if no batch was to be run.
+        One dict of metrics for each loader. An empty list if a limit of 0 leaves no batch.
     """
     loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
     if not any(limits):  # a limit of 0 evaluates nothing
@@ -59,7 +59,7 @@ def judge(
 
 
 def show(run: Run, results: list[dict[str, float]]) -> None:
-    """Print what `judge` has found."""
+    """Print the results of `judge`."""
     for index, result in enumerate(results):
         where = f" (loader {index})" if len(results) > 1 else ""
         run.print(f"{run.stage}{where}: " + "  ".join(f"{name} {value:.6g}" for name, value in result.items()))
@@ -71,9 +71,9 @@ def predict(
     """Predict; see `Trainer.predict`.
 
     Args:
-        run: begun, for "predict".
-        dataloaders: what the call was given.
-        ckpt_path: likewise.
+        run: the run of this call.
+        dataloaders: as the user passed them.
+        ckpt_path: as the user passed it.
         is_new: see `judge`.
         keep: return the predictions.
         output: write them as a table into this directory.
@@ -103,7 +103,7 @@ def predict(
 
 
 def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: bool) -> tuple[list[Any], list[float]]:
-    """The loaders of an evaluation and how many batches of each are run; the module and its step come into the run."""
+    """Return the loaders of an evaluation and the number of batches of each. Set up the run's module and step."""
     stage = str(run.stage)
     call_setup(run)
     found = find_on_all(run, or_best(run, ckpt_path, is_new))
@@ -124,13 +124,13 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
 
 
 def _append_to_records(run: Run, held: contextlib.ExitStack) -> None:
-    """Let the results of an evaluation be added to the run's record, unless another process writes it."""
+    """Add the results of an evaluation to the run's record, unless another process writes it."""
     if all(isinstance(logger, Silent) for logger in run.recorders):
         return
     try:
         held.enter_context(only_writer(run.run_dir, patience_s=0.0))
     except ConfigError as error:
-        log.warning("The results are not logged. %s", error)
+        log.warning("The results are not logged: %s", error)
         return
     for logger in run.recorders:
         logger.append(run.run_dir, settings_to_log(run))

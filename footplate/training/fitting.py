@@ -1,9 +1,9 @@
-"""How a `fit` is put together, in the order in which its parts come into the run.
+"""How a call of `fit` is set up, in the order in which its parts are ready.
 
-    checkpoint found and read  →  loaders that are there already  →  on_load_checkpoint  →  module, its weights
+    checkpoint found and read  →  loaders that exist already  →  on_load_checkpoint  →  module, its weights
     →  optimizers, schedulers  →  step  →  loggers  →  on_fit_start  →  all loaders  →  the rest of the checkpoint  →  loop
 
-Lightning's order, so that hooks find what they find there.
+This is Lightning's order, so hooks find what they find there.
 """
 
 from __future__ import annotations
@@ -46,20 +46,25 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
         warn_of_own_disks(run)
     found = find_on_all(run, ckpt_path)
     run.resumed_from = named_checkpoint(ckpt_path, found)
+
+    # Read the checkpoint. Its seed and the position of its loader come first: loaders are made with them.
     loaded = None if found is None else read_alike(run, found, functools.partial(read_checkpoint, run))
-    place = None  # of the loader
+    place = None
     if loaded is not None:
         run.seed = loaded.get("seed", run.seed)
         loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
         place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
 
+    # Loaders that exist already are checked before anything begins. Hooks are asked for theirs after on_fit_start.
     run.parallel.check(run.module)
     _begin_state(run)
     make = functools.partial(_make_loaders, run, train_dataloaders, val_dataloaders)
     run.make_loaders = functools.partial(_first_loaders, run, make, place, resumed_epoch(loaded))
     hooked = asks_hooks(run, train_dataloaders, val_dataloaders)
-    if not hooked:  # what is wrong with loaders that are there already is known before anything begins
+    if not hooked:
         run.ask_for_loaders()
+
+    # Hooks of the checkpoint may still build layers, so the module is moved and its optimizers are made after them.
     if loaded is not None:
         call_load_hooks(run, loaded)
     prepare_module(run)
@@ -77,12 +82,14 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
 
     run.hooks.call("on_fit_start")
     loader, val_loaders = run.ask_for_loaders()
-    run.found_loaders = None  # new ones may take their place
+    run.found_loaders = None  # new loaders may replace them
     _check_loaders(run, loader, val_loaders)
     if loaded is not None:
         loaded = run.parallel.optimizer_parts(loaded, run.optimizers)
         _resume_training(run, loaded, str(found))
-    resumed, loaded = loaded is not None, None  # its tensors need not stay in memory while the run goes on
+    resumed, loaded = loaded is not None, None  # free the memory of its tensors
+
+    # Train.
     loop = run.loop = TrainingLoop(run, loader, val_loaders)
     if hooked:
         loop.make_loaders = functools.partial(_later_loaders, run, make)
@@ -107,15 +114,15 @@ def _train(run: Run, loop: TrainingLoop) -> None:
     while not loop.finished():
         with record("run_training_epoch"):
             loop.epoch()
-    save_before_end(run)  # before a callback puts averaged weights, say, in place
+    save_before_end(run)  # before a callback sets averaged weights
     run.step.lend()
     run.hooks.call("on_train_end")
     wait_for_save(run)
-    run.group.barrier()  # from here on, every rank finds the checkpoints of rank 0
+    run.group.barrier()  # from now on, every rank finds the checkpoints of rank 0
 
 
 def _begin_state(run: Run) -> None:
-    """A fresh state. Optimizers, step and loader come into it when there are some."""
+    """Begin a fresh run state. Optimizers, step and loader are added when they are ready."""
     run.metrics = run.training_metrics = MetricLog(run.module, by_step=True, group=run.group)
     run.state = RunState(
         module=run.module,
@@ -133,7 +140,7 @@ def _begin_state(run: Run) -> None:
 
 
 def _resume_module(run: Run, loaded: dict[str, Any], source: str) -> None:
-    """The middle of resuming, in Lightning's order: weights, then callbacks, which may change them."""
+    """Restore the weights, then callbacks, which may change the weights."""
     assert run.state is not None
     run.state.load_module(loaded, source)
     for callback in run.callbacks:
@@ -144,7 +151,7 @@ def _resume_module(run: Run, loaded: dict[str, Any], source: str) -> None:
 
 
 def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
-    """The end of resuming, after `on_fit_start`, where callbacks may still add parameter groups."""
+    """Restore the rest, after `on_fit_start`, where callbacks may still add parameter groups."""
     assert run.state is not None
     run.state.load_training(loaded, source)
     if "rng" in loaded:
@@ -152,8 +159,8 @@ def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
     run.print(f"Continuing from {source} (epoch {run.progress.epoch + 1}, step {run.progress.global_step}).")
     if loaded["footplate"].get("failed_in_step"):
         run.print(
-            "It was saved when a step had failed: what that forward pass changed, such as the running statistics of "
-            "batch norm or the state of a torchmetrics object, is in it."
+            "This checkpoint was saved after a step had failed. It contains what that forward pass changed, such as the "
+            "running statistics of batch norm or the state of a torchmetrics object."
         )
 
 
@@ -161,12 +168,12 @@ def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
 
 
 def _make_loaders(run: Run, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None) -> LoaderPair:
-    """The loaders of a `fit`, from what the call was given or from hooks.
+    """Make the loaders of a `fit`, from the call's arguments or from hooks.
 
     Args:
-        run: whose loaders.
-        train_dataloaders: what the call was given.
-        val_dataloaders: likewise.
+        run: the run.
+        train_dataloaders: as the user passed them.
+        val_dataloaders: as the user passed them.
         place: the training loader's state in a checkpoint.
     """
     config = run.config
@@ -196,7 +203,7 @@ def _later_loaders(run: Run, make: Callable[..., LoaderPair]) -> LoaderPair:
 
 
 def _check_loaders(run: Run, loader: Any, val_loaders: list[Any]) -> None:
-    """What all ranks check together of their loaders."""
+    """Check on all ranks together that their loaders agree."""
     validated = list(zip(val_loaders, run.num_val_batches, strict=True)) if val_loaders else []
     check_data(run, {"training": [(loader, run.training_batches)], "validation": validated})
     check_same_ranks(run, loader)
@@ -206,7 +213,7 @@ def _check_loaders(run: Run, loader: Any, val_loaders: list[Any]) -> None:
 
 
 def settings_to_log(run: Run) -> dict[str, Any]:
-    """The hyperparameters of module and data module, and the trainer's settings."""
+    """Return the hyper-parameters of module and data module, and the trainer's settings."""
     config = run.config
     settings = {
         "accelerator": run.accelerator.name,

@@ -3,7 +3,7 @@
 A job is started again when its machine or a process was lost. A program that doesn't know of jobs continues then:
 
 - The n-th call of `fit` in a later attempt continues from the newest checkpoint that the n-th call of an earlier attempt
-  has saved in the same directory, whatever `ckpt_path` is, as in a restart of `Trainer(devices=N)`. Without such a checkpoint,
+  saved in the same directory, whatever `ckpt_path` is, as in a restart of `Trainer(devices=N)`. Without such a checkpoint,
   `ckpt_path` counts. So a program that fits several times must do so in the same order.
 - Without `default_root_dir`, the run's directory is the job's, the same in each attempt. If the job's directory is in a
   bucket, the run's is `runs/NAME` on this machine, and checkpoints go into the bucket.

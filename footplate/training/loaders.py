@@ -1,10 +1,9 @@
-"""The loaders of a call: where they come from, made resumable and shared out among the ranks, and how many of their batches
-are run.
+"""The loaders of a call: found, made resumable, shared out among the ranks, and limited to a number of batches.
 
-    given to the call, or by the data module's hook, or by the module's  →  adapted  →  checked by all ranks together
+    passed to the call, or by the data module's hook, or by the module's  →  adapted  →  checked by all ranks together
 
-The loaders of a `fit` that come from a hook are made when somebody asks for them first, which may be a hook that needs
-their length. No worker process of a loader outlives the call.
+Loaders of a `fit` that come from a hook are made when something asks for them first. That may be a hook that needs their
+length. No worker process of a loader outlives the call.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
 
 
 def ask_loader(run: Run, name: str, given: Any) -> Any:
-    """A loader: what was given, or the data module's, or the module's own; None when nobody has one."""
+    """Return a loader: as passed, or from the data module, or from the module. None if there is none."""
     if given is not None:
         return given
     owner = _owner(run, name)
@@ -33,16 +32,16 @@ def ask_loader(run: Run, name: str, given: Any) -> Any:
 
 
 def _owner(run: Run, name: str) -> Any:
-    """Who has a hook that makes a loader: the data module, or the module; None when nobody has."""
+    """Return the data module or module whose hook makes a loader. None if neither does."""
     owners = [run.datamodule, run.module]
     return next((owner for owner in owners if owner is not None and overrides(owner, name)), None)
 
 
 def asks_hooks(run: Run, train_dataloaders: Any, val_dataloaders: Any) -> bool:
-    """Whether a hook makes one of the loaders of a `fit`.
+    """Return True if a hook makes one of the loaders of a `fit`.
 
     Raises:
-        ConfigError: nobody has training data.
+        ConfigError: there is no training data.
     """
     training, validation = _owner(run, "train_dataloader"), _owner(run, "val_dataloader")
     if train_dataloaders is None and training is None:
@@ -58,16 +57,16 @@ def _no_training_data() -> ConfigError:
 
 
 def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
-    """The training loader, made resumable, and how many of its batches make an epoch, on all ranks.
+    """Return the training loader, made resumable, and the number of its batches in an epoch, on all ranks.
 
     Args:
-        run: whose loader it is.
-        given: what the user passed.
+        run: the run.
+        given: as the user passed it.
         limit: `limit_train_batches`.
-        saved: the loader's state in a checkpoint, where it says how large global batches are: that goes on.
+        saved: the loader's state in a checkpoint, if that state has the size of global batches. The size is kept.
 
     Raises:
-        ConfigError: there is none, it is empty, or a part of it is less than a batch.
+        ConfigError: there is none, it is empty, or the limit leaves less than a batch.
     """
     found = run.dataloaders["train"] = ask_loader(run, "train_dataloader", given)
     if found is None:
@@ -93,7 +92,7 @@ def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | No
 
 
 def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
-    """A fresh loader's state on fewer ranks than it was meant for, with the global batches of all; None if it has none."""
+    """Return a fresh loader's state on fewer ranks than were asked for, with global batches for all. None if it has none."""
     if "parts" in state:
         parts = [{**one, "state": as_meant(one["state"], meant, ranks) or one["state"]} for one in state["parts"]]
         return {**state, "parts": parts}
@@ -102,27 +101,27 @@ def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | 
 
 
 def check_evaluated(run: Run, stage: str, dataloaders: Any) -> None:
-    """Refuse an evaluation that nobody has data for.
+    """Refuse an evaluation without data.
 
     Raises:
-        ConfigError: no loader was given, and no hook makes one.
+        ConfigError: no loader was passed, and no hook makes one.
     """
     if dataloaders is None and _owner(run, f"{LOADERS[stage]}_dataloader") is None:
         raise no_data(stage)
 
 
 def no_data(stage: str) -> ConfigError:
-    """The error of an evaluation without a loader."""
+    """Return the error of an evaluation without a loader."""
     return ConfigError(
         f"trainer.{stage}() has no data: pass dataloaders=… or datamodule=…, or define {LOADERS[stage]}_dataloader()."
     )
 
 
 def evaluation_loaders(run: Run, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:
-    """The loaders of a stage and how many batches of each are run; empty when there are none.
+    """Return the loaders of a stage and the number of batches of each. Empty if there are none.
 
     Raises:
-        ConfigError: one of them is empty, or a part of it is less than a batch.
+        ConfigError: one of them is empty, or the limit leaves less than a batch.
     """
     name = LOADERS[stage]
     found = run.dataloaders[name] = ask_loader(run, f"{name}_dataloader", given)

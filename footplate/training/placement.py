@@ -1,8 +1,8 @@
 """Where a trainer's work is done: on which devices, in which precision, and by which ranks.
 
     accelerator, devices, precision    chosen from the arguments
-    world                              which rank this process is, read from the environment of one that was launched
-    parallel                           the strategy: what the ranks do with one model
+    world                              rank and world size of this process, from the environment of its launcher
+    parallel                           the strategy: how the ranks share one model
     group                              the ranks, once they have met
 
 A trainer chooses once, when it is made. The ranks meet when its first call begins.
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Placement:
-    """See the module's docstring.
+    """Devices, precision and ranks of a trainer.
 
     Attributes:
         accelerator: the kind of device.
         precision: of the weights and of the computation.
         world: rank and world size of this process.
         nodes: how many machines the run was asked for.
-        device_ids: the devices that the processes of this machine use, in the order of their local ranks.
+        device_ids: the devices of this machine's processes, in the order of their local ranks.
         device: the device of this process.
         parallel: the strategy.
-        sync_batchnorm: whether layers of batch norm are exchanged for torch's `SyncBatchNorm`.
-        group: the ranks; this process alone until they have met.
+        sync_batchnorm: replace layers of batch norm by torch's `SyncBatchNorm`.
+        group: the ranks. Only this process until they have met.
     """
 
     accelerator: Accelerator
@@ -62,25 +62,25 @@ class Placement:
 
     @property
     def ranks_asked(self) -> int:
-        """How many processes `num_nodes` and `devices` stand for."""
+        """The number of processes that `num_nodes` and `devices` ask for."""
         return self.nodes * (1 if self.accelerator.single_controller else len(self.device_ids))
 
     @property
     def starts_ranks(self) -> bool:
-        """Whether a call is made in processes that this one starts and looks after."""
+        """True if this process starts and supervises the processes that make a call."""
         return self.ranks_asked > 1 and not self.world.launched and not self.parallel.copies
 
     def meet(self) -> bool:
-        """Meet the other ranks. Returns whether this was the first time; False in a process that is alone."""
+        """Meet the other ranks. Return True the first time, and always False in a process without others."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # so that "cuda" in a user's code is the device of this process
+            torch.cuda.set_device(self.device)  # "cuda" in the user's code is the device of this process then
         if self.world.size == 1 or self.group.is_distributed:
             return False
         self.group = join(self.world, self.accelerator.process_group_backend, self.device)
         return True
 
     def for_all(self, place: Place) -> Place:
-        """A place as the other ranks can use it, which may have another working directory."""
+        """Return a place that is valid on the other ranks too, which may have another working directory."""
         return place.absolute() if self.group.is_distributed and isinstance(place, Path) else place
 
 
@@ -108,7 +108,7 @@ def place(config: TrainerConfig) -> Placement:
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if single_controller else world.size  # that torch is to bring together
+    ranks = 1 if single_controller else world.size  # in torch's process group
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
@@ -118,7 +118,7 @@ def place(config: TrainerConfig) -> Placement:
 
 
 def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> list[int]:
-    """The devices that the processes of this node use, in the order of their local ranks.
+    """Return the devices of this node's processes, in the order of their local ranks.
 
     Raises:
         ConfigError: fewer devices than processes.
@@ -126,7 +126,7 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
     found = accelerator.parse_devices(devices)
     if not world.launched or accelerator.single_controller:
         return found
-    if len(found) < world.local_size and len(found) == 1:  # one for each process
+    if len(found) < world.local_size and len(found) == 1:  # one device for each process
         found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
     if len(found) < world.local_size:
         raise ConfigError(
@@ -137,10 +137,10 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
 
 
 def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
-    """The precision to train in. A CPU trains in "bf16-mixed" where "16-mixed" is asked for, as under Lightning.
+    """Return the precision to train in. A CPU trains in "bf16-mixed" for "16-mixed", as under Lightning.
 
     Raises:
-        ConfigError: an unknown one, or one that the accelerator doesn't train in.
+        ConfigError: an unknown precision, or one that the accelerator doesn't train in.
     """
     chosen = Precision.parse(precision)
     if chosen.name == "16-mixed" and accelerator.name == "cpu" and "16-mixed" not in accelerator.precisions:
@@ -151,10 +151,10 @@ def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
 
 
 def check_nodes(nodes: int, devices: int, world: World) -> int:
-    """`num_nodes`, for a run with this number of devices on each.
+    """Check `num_nodes` for a run with `devices` on each node, and return it.
 
     Raises:
-        ConfigError: the processes that were started are not as many.
+        ConfigError: another number of processes was started.
     """
     if nodes > 1 and world.launched and worker.attempt() == 0 and world.size != nodes * devices:
         raise ConfigError(
@@ -165,7 +165,7 @@ def check_nodes(nodes: int, devices: int, world: World) -> int:
 
 
 def share_rank(world: World) -> None:
-    """Give Lightning's `rank_zero_only` the rank of this process. Without `RANK`, it would take the local rank."""
+    """Set the rank of Lightning's `rank_zero_only`. Without `RANK`, it would take the local rank."""
     rank_zero = sys.modules.get("lightning_utilities.core.rank_zero")
     if world.launched and rank_zero is not None:
         rank_zero.rank_zero_only.rank = world.rank

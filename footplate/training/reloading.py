@@ -63,6 +63,7 @@ def check_same_ranks(run: Run, loader: Any) -> None:
     for one in [state, *(part["state"] for part in state.get("parts", []))]:
         if one.get("global_batch_size", 0) != one.get("batch_size", 0) * run.world.size:
             raise ConfigError(
-                "reload_dataloaders_every_n_epochs: the run began on another number of ranks, and new loaders would have other "
-                f"global batches. Continue on {one['global_batch_size'] // one['batch_size']} ranks, or leave it out."
+                "reload_dataloaders_every_n_epochs: the run began on another number of ranks, and new loaders would have "
+                "other global batches. "
+                f"Continue on {one['global_batch_size'] // one['batch_size']} ranks, or leave the argument out."
             )

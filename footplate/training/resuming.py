@@ -1,4 +1,4 @@
-"""The checkpoint that a call begins with: which one it is, and what is read of it."""
+"""The checkpoint that a call begins with: which one, and what is read of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_on_all(run: Run, ckpt_path: str | Place | None) -> Place | None:
-    """The checkpoint that rank 0 finds, on every rank."""
+    """Return, on every rank, the checkpoint that rank 0 finds."""
 
     def find() -> tuple[Place | None, str | None]:
         found = find_checkpoint(run, ckpt_path)
@@ -32,7 +32,7 @@ def find_on_all(run: Run, ckpt_path: str | Place | None) -> Place | None:
 
 
 def or_best(run: Run, ckpt_path: str | Place | None, is_new: bool) -> str | Place | None:
-    """`ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
+    """Return `ckpt_path`, or the best checkpoint of the module that was trained last, if there is one."""
     if ckpt_path is None and not is_new:
         with contextlib.suppress(CheckpointError):
             return find_on_all(run, "best")
@@ -40,22 +40,22 @@ def or_best(run: Run, ckpt_path: str | Place | None, is_new: bool) -> str | Plac
 
 
 def started_again(run: Run) -> bool:
-    """Whether this process repeats a `fit` that failed, and continues from what that has saved."""
+    """Return True if this process repeats a `fit` that failed, and continues from its checkpoints."""
     return run.launch_id is not None and run.stage == "fit" and worker.attempt() > 0
 
 
 def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
-    """The checkpoint that `ckpt_path` stands for; None for none, and for "last" when a run has not saved yet.
+    """Return the checkpoint for a `ckpt_path`. None for None, and for "last" if a run has not saved yet.
 
     Raises:
-        CheckpointError: "last" of nothing to evaluate, or "best" where none was kept.
+        CheckpointError: "last" without a checkpoint to evaluate, or "best" if none was kept.
     """
     savers = [callback for callback in run.callbacks if isinstance(callback, ModelCheckpoint)]
     directories = sorted({to_place(callback.dirpath) for callback in savers if callback.dirpath is not None}, key=str)
     where = ", ".join(map(str, directories)) or str(run.run_dir)
 
     def newest(key: str | None = None, value: Any = None) -> Place | None:
-        """The newest that serves the stage: to train on, a checkpoint needs more than weights."""
+        """Return the newest checkpoint that serves the stage. Training needs more than weights."""
         return checkpoint.newest(
             directories,
             lambda meta: (
@@ -78,7 +78,7 @@ def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
         if found is None and run.stage != "fit":
             raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
         if found is None:
-            run.print(f"There is no checkpoint in {where} that training can continue from: it begins at step 0.")
+            run.print(f"No checkpoint in {where} to continue from: training begins at step 0.")
         return found
     if ckpt_path == "best":
         for callback in savers:
@@ -93,7 +93,7 @@ def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
 
 
 def shown_path(ckpt_path: str | Place | None, found: Place) -> str:
-    """What `trainer.ckpt_path` shows of a checkpoint that was found: `last.ckpt`, where that is a link to it."""
+    """Return what `trainer.ckpt_path` shows for a checkpoint: `last.ckpt`, if that is a link to it."""
     if ckpt_path != "last" or not isinstance(found, Path):
         return str(found)
     link = found.parent / checkpoint.LAST
@@ -101,9 +101,9 @@ def shown_path(ckpt_path: str | Place | None, found: Place) -> str:
 
 
 def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Place | None:
-    """The checkpoint that the user has chosen to continue from; None where the newest was asked for, or none.
+    """Return the checkpoint that the user has chosen to continue from. None for the newest, and for none.
 
-    Savers delete what newer checkpoints replace, but not this one: it is the user's.
+    Savers delete checkpoints that newer ones replace, but never this one.
     """
     if ckpt_path in (None, "last"):
         return None
@@ -112,7 +112,7 @@ def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Plac
 
 
 def read_checkpoint(run: Run, path: Place) -> dict[str, Any]:
-    """The state that training continues from; one that Lightning has made, under our names, with a word on what it lacks.
+    """Return the state to continue from. A state in another format is translated, and what it lacks is printed.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
@@ -125,13 +125,13 @@ def read_checkpoint(run: Run, path: Place) -> dict[str, Any]:
     if "made_by" in state:
         run.print(
             f"{path} was made by {state['made_by']}: weights, optimizers, schedulers and the place in the epoch continue; "
-            "the order of the data and the random draws can't, and are Footplate's own from here."
+            "the order of the data and the random draws don't, and are Footplate's own from now on."
         )
     return state
 
 
 def call_load_hooks(run: Run, loaded: dict[str, Any]) -> None:
-    """The beginning of resuming: hooks that may still build layers, which then are moved and optimised as all are."""
+    """Call `on_load_checkpoint` of data module and module. These hooks may build layers, which are then trained."""
     for owner in (run.datamodule, run.module):
         if owner is not None and overrides(owner, "on_load_checkpoint"):
             owner.on_load_checkpoint(loaded)

@@ -1,9 +1,9 @@
 """Checkpoints of a run: copied between two steps, and written in the background.
 
-    run state  →  host memory  →  hooks (`on_save_checkpoint`)  →  the writing thread  →  disk or object store
+run state  →  host memory  →  hooks (`on_save_checkpoint`)  →  the writing thread  →  disk or object store
 
-All ranks take part, since a state holds something of each. Rank 0 writes. Of a sharded model, each rank writes its own part
-onto a disk that all of them share; into an object store, rank 0 writes the whole.
+All ranks take part, since a state holds parts of each rank. Rank 0 writes. With a sharded model, each rank writes its own
+part to a disk that all of them share. To an object store, rank 0 writes the whole.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ CPU = torch.device("cpu")
 def write_checkpoint(
     run: Run, path: Place, weights_only: bool = False, then: Callable[[], None] = lambda: None
 ) -> None:
-    """Copy the run's state and write it in the background. All ranks call it.
+    """Copy the run's state and write it in the background. All ranks call this.
 
     Args:
-        run: whose state.
-        path: where to.
-        weights_only: leave out all that resuming needs.
+        run: the run.
+        path: the checkpoint to write.
+        weights_only: leave out everything that only resuming needs.
         then: called once the checkpoint is complete.
 
     Raises:
@@ -59,9 +59,10 @@ def write_checkpoint(
     if run.group.is_distributed:
         wait_for_save(run)
     if run.make_loaders is not None and not weights_only:
-        run.ask_for_loaders()  # since where the loader is belongs to the state
+        run.ask_for_loaders()  # the loader's position is part of the state
     state = run.state.state_dict(weights_only)
-    shared = path if run.parallel.sharded and isinstance(path, Path) else None  # the disk that all ranks write to
+    # The disk that all ranks of a sharded model write to.
+    shared = path if run.parallel.sharded and isinstance(path, Path) else None
     if shared is None:
         state = run.parallel.whole(state)
     if run.group.is_distributed and not weights_only:
@@ -97,7 +98,7 @@ def _call_save_hooks(run: Run, state: dict[str, Any], weights_only: bool) -> Non
 
 
 def _begin_joint(run: Run, path: Path, parts: Any) -> Joint:
-    """Begin a checkpoint that every rank writes a part of.
+    """Begin a checkpoint of which every rank writes a part.
 
     Raises:
         CheckpointError: a rank can't see the directory.
@@ -108,28 +109,28 @@ def _begin_joint(run: Run, path: Path, parts: Any) -> Joint:
     if without:
         run.group.ask_first(lambda: abandon(path, token))
         raise CheckpointError(
-            f"The checkpoint {path} could not be written: {without} can't see its directory, which all ranks of a sharded "
-            "model write into. Set default_root_dir to a disk that all machines share, or "
+            f"The checkpoint {path} could not be written: {without} can't see its directory. All ranks of a sharded model "
+            "write into it. Set default_root_dir to a disk that all machines share, or "
             'ModelCheckpoint(dirpath="s3://…").'
         )
     return joint
 
 
 def _before_write(run: Run) -> None:
-    """In the writing thread: refuse to write beside a later attempt, then write what the loggers still have."""
+    """In the writing thread: refuse to write beside a later attempt, then flush the loggers."""
     check_writer(run.run_dir)
     for logger in run.recorders:
         logger.flush()
 
 
 def wait_for_save(run: Run) -> None:
-    """Wait until what was saved last is complete. All ranks call it.
+    """Wait until the last save is complete. All ranks call this.
 
-    Of a sharded model, they first tell each other whether their parts are written, so that none waits for the part of
-    one that has died, or whose disk is full.
+    With a sharded model, the ranks first compare whether their parts are written. So no rank waits for a rank that has
+    died, or whose disk is full.
 
     Raises:
-        CheckpointError: it could not be written, on whichever rank.
+        CheckpointError: it could not be written, on any rank.
     """
     if run.parallel.sharded:
         faults = [fault for fault in run.group.gather(run.writer.part_fault()) if fault]
@@ -140,10 +141,9 @@ def wait_for_save(run: Run) -> None:
 
 
 def save_before_end(run: Run, failing: bool = False) -> str:
-    """Save the run as it stands, if it keeps its last checkpoint at all, or one of its failure. Returns what to tell the
-    user.
+    """Save the run as it is, if it keeps its last checkpoint or one of its failure. Return a message for the user.
 
-    The first such saver does it, of those that save all that resuming needs.
+    The first saver that saves the whole state does it.
     """
     trainer: Any = run.trainer  # its attributes are descriptors, which pyright doesn't match with a protocol
     for callback in run.callbacks:
@@ -156,7 +156,7 @@ def save_before_end(run: Run, failing: bool = False) -> str:
 
 
 def end_on_signal(run: Run) -> None:
-    """Save and end, between two steps, because a signal came.
+    """Save and end between two steps, because of a signal.
 
     Raises:
         SystemExit: 143, after SIGTERM.
@@ -165,19 +165,19 @@ def end_on_signal(run: Run) -> None:
     if run.training_in_progress:
         said = save_before_end(run)
         wait_for_save(run)
-        run.group.barrier()  # all ranks end together, so that none is taken for lost while another saves
+        run.group.barrier()  # the ranks end together: a rank that ends early would count as lost
         run.print(f"{run.signals.reason} after step {run.progress.global_step}: {said}")
     raise run.signals.end()
 
 
 def save_before_failing(run: Run, error: BaseException) -> None:
-    """Save a run that an exception ends, as it was before the batch that failed."""
+    """Save a run that an exception ends, as it was before the failed batch."""
     run.failed_in_step = crash_phase(run) != "between steps"
     run.training_metrics.take_back()
     try:
         said = save_before_end(run, failing=True)
         run.writer.wait()
-    except Exception as failure:  # the first one is what the user is to see
+    except Exception as failure:  # the user must see the first exception, not this one
         log.warning("The run could not be saved as it was when it failed: %s", failure)
     else:
         run.print(f"{type(error).__name__} after step {run.progress.global_step}: {said}")

@@ -1,4 +1,4 @@
-"""What trains: the module on its device, ready for the strategy, and the step that is built of it."""
+"""The module on its device, prepared for the strategy, and the step that trains it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def prepare_module(run: Run) -> None:
-    """Bring the module into the run's precision, to its device, and under its strategy."""
+    """Convert the module to the run's precision, move it to its device, and prepare it for its strategy."""
     check_model(run)
     run.precision.convert_module(run.module)
     run.module.to(run.device)
@@ -33,7 +33,7 @@ def prepare_module(run: Run) -> None:
 
 
 def build_step(run: Run) -> None:
-    """Build the step of a run, from its module and its optimizers."""
+    """Build the step of a run from its module and its optimizers."""
     config, single_controller = run.config, run.accelerator.single_controller
     spec = StepSpec(
         module=run.module,
@@ -64,11 +64,11 @@ def build_step(run: Run) -> None:
 
 
 def _steps_per_call(run: Run) -> int:
-    """`iterations_per_loop`, or one where something must happen between any two steps."""
+    """Return `iterations_per_loop`, or 1 if something must happen between any two steps."""
     steps = run.config.iterations_per_loop
     if steps == 1 or run.stage != "fit":
         return steps
-    reasons = run.group.gather(between_any_two(run))  # a callback that one rank alone has counts for all
+    reasons = run.group.gather(between_any_two(run))  # a callback on one rank counts for all ranks
     reason = next((one for one in reasons if one is not None), None)
     if reason is None:
         return steps
@@ -81,12 +81,12 @@ def _count_step(run: Run) -> None:
 
 
 def _weight_of(run: Run, batch: int) -> float:
-    """How much a batch of the training loader counts."""
+    """Return the weight of a batch of the training loader."""
     weight = None if run.loop is None else run.loop.weight
     return 1.0 if weight is None else weight(batch)
 
 
 def _record(run: Run, batch: Any, name: str, value: Any, options: Mapping[str, Any]) -> None:
-    """Log what a step has computed of a batch, as if the module did it now."""
+    """Log a value that a compiled step has computed, as if the module logged it now."""
     run.metrics.batch = batch
     run.module.log(name, value, **options)

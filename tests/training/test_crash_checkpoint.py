@@ -164,10 +164,10 @@ def test_a_failed_forward_pass_is_saved_before_it_and_said_so(trainer, tmp_path,
         trainer().fit(FailsIn("forward", norm=True), loader())
     assert 17 in saved_steps(tmp_path / "run")
     assert "Mistake after step 17: saved" in caplog.text
-    assert "It was saved when a step had failed" not in caplog.text
+    assert "This checkpoint was saved after a step had failed" not in caplog.text
 
     trainer().fit(FailsIn(norm=True), loader(), ckpt_path="last")
-    assert "It was saved when a step had failed" in caplog.text
+    assert "This checkpoint was saved after a step had failed" in caplog.text
 
 
 def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(trainer, tmp_path, caplog):

@@ -930,7 +930,7 @@ def test_an_evaluation_beside_a_process_that_trains_leaves_its_record_alone(trai
     with only_writer(made.run_dir):
         (found,) = made.validate(Classifier(), loader(40), verbose=False)
     assert found
-    assert "The results are not logged." in caplog.text
+    assert "The results are not logged: " in caplog.text
     assert not (made.run_dir / "metrics.csv").exists()
 
 
