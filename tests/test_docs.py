@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 from footplate.cli.commands import COMMANDS
-from footplate.training.module import ModuleHooks
+from footplate.training.module_hooks import ModuleHooks
 
 ROOT = Path(__file__).parent.parent
 PAGES = {

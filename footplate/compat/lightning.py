@@ -1,7 +1,7 @@
 """A `LightningModule`, a `LightningDataModule`, Lightning's callbacks and loggers, unchanged on our trainer.
 
 A LightningModule reaches its trainer in some thirty places. Those that concern logging and optimizers are methods of the
-module that read the trainer's insides; `attach_module` puts ours, from `TrainerBound`, over them on the instance. The
+module that read the trainer's insides; `attach_module` puts ours, from `TrainerAccess`, over them on the instance. The
 rest are plain attributes of the trainer: `trainer_attribute` answers for those that ours names otherwise, and refuses
 Lightning's insides with one sentence. Lightning itself is never imported here: a user who has it, has imported it.
 
@@ -27,7 +27,7 @@ from footplate.compat.lightning_tuner import is_finder, searched
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.core.hooks import overrides, step_arguments
 from footplate.data.adapters.combined import is_combined
-from footplate.training.module import TrainerBound
+from footplate.training.trainer_access import TrainerAccess
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
@@ -117,7 +117,7 @@ def attach_module(module: Any, trainer: Trainer) -> None:
     for part in module.modules():
         if part is module or is_lightning(part):
             for name in BOUND:
-                part.__dict__[name] = types.MethodType(getattr(TrainerBound, name), part)
+                part.__dict__[name] = types.MethodType(getattr(TrainerAccess, name), part)
             part.__dict__["_call_batch_hook"] = types.MethodType(_call_batch_hook, part)
             part.trainer = trainer
 

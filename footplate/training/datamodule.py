@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from footplate.core.hparams import HyperParameters
-from footplate.training.module import ModuleHooks
+from footplate.training.module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
 
 
 class DataModule(HyperParameters):
-    """Where batches come from: override the loaders you need.
+    """Where batches come from. Override the methods of the loaders that you need.
 
-    A loader may be a `footplate.data.Loader`, a `torch.utils.data.DataLoader`, or any iterable of batches; evaluation
-    may have a list of them. `prepare_data` runs once per machine, `setup(stage)` in every process.
+    A loader may be a `footplate.data.Loader`, a `torch.utils.data.DataLoader`, or any iterable of batches. Evaluation may
+    have a list of them. `prepare_data` runs once per machine, `setup(stage)` in every process.
     """
 
     trainer: Trainer | None = None
@@ -35,7 +35,7 @@ class DataModule(HyperParameters):
 
         Args:
             checkpoint_path: a Footplate checkpoint, or a Lightning `.ckpt` file.
-            **kwargs: arguments of `__init__`, over the checkpoint's; needed for those that it could not keep.
+            **kwargs: arguments of `__init__`. They override the checkpoint's, and replace those that it could not keep.
 
         Raises:
             CheckpointError: missing, incomplete, or an argument is missing.
@@ -68,11 +68,11 @@ class DataModule(HyperParameters):
         raise NotImplementedError(f"{type(self).__name__} has no predict_dataloader")
 
     def state_dict(self) -> dict[str, Any]:
-        """What of this data module belongs into a checkpoint, beside the loader's position, which is kept anyway."""
+        """Return what a checkpoint keeps of this data module. The loader's position is kept anyway."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """Restore the state that `state_dict` returned."""
 
     @classmethod
     def from_datasets(
@@ -85,7 +85,7 @@ class DataModule(HyperParameters):
         num_workers: int = 0,
         **loader_kwargs: Any,
     ) -> DataModule:
-        """A data module of plain `torch.utils.data` sets; training is shuffled unless the set is iterable."""
+        """Make a data module of `torch.utils.data` sets. Training is shuffled unless the set is iterable."""
         from torch.utils.data import DataLoader, IterableDataset
 
         def loaders(dataset: Any, shuffle: bool) -> Any:
@@ -105,6 +105,3 @@ class DataModule(HyperParameters):
             if dataset is not None:
                 setattr(module, name, lambda dataset=dataset, shuffle=shuffle: loaders(dataset, shuffle))
         return module
-
-
-_warned: set[str] = set()

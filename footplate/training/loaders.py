@@ -92,7 +92,7 @@ def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | No
 
 
 def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
-    """Return a fresh loader's state on fewer ranks than were asked for, with global batches for all. None if it has none."""
+    """Return a fresh loader's state on fewer ranks than asked for, with global batches for all. None if it has none."""
     if "parts" in state:
         parts = [{**one, "state": as_meant(one["state"], meant, ranks) or one["state"]} for one in state["parts"]]
         return {**state, "parts": parts}

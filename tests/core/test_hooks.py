@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import footplate as fp
 from footplate.core.hooks import overrides, step_arguments
 from footplate.training.datamodule import DataModule
-from footplate.training.module import Module, ModuleHooks
+from footplate.training.module import Module
+from footplate.training.module_hooks import ModuleHooks
 
 RETURNS_BATCH = {"on_before_batch_transfer", "on_after_batch_transfer"}
 NOT_EVENTS = {"transfer_batch_to_device", "on_validation_model_eval", "on_test_model_eval", "on_predict_model_eval"}
