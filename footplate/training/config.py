@@ -1,10 +1,10 @@
-"""The arguments of a trainer: their names, types, defaults, meanings and limits. Each is written once, here.
+"""The arguments of a trainer: names, types, defaults, meanings and checks. Each is written once, here.
 
     Trainer(max_epochs=3)  →  TrainerConfig(max_epochs=3)  →  trainer.config
 
 `Trainer` has the signature of `TrainerConfig`. The command line's `--trainer.NAME`, the variables `PL_TRAINER_NAME`, the
-table in docs/training.md and the comparison between ranks are made from its fields too. To add an argument, add a field,
-describe it under `Args`, and read it as `trainer.config.NAME` where it has its effect.
+table of arguments in the docs and the comparison between ranks come from its fields too. To add an argument, add a field,
+describe it under `Args`, and read it as `trainer.config.NAME` in the code that it affects.
 """
 
 from __future__ import annotations
@@ -31,61 +31,60 @@ T = TypeVar("T")
 
 
 def argument(default: Any, check: Check | None = None, same_on_all_ranks: bool = False) -> Any:
-    """A field of `TrainerConfig`.
+    """Return a field of `TrainerConfig`.
 
     Args:
-        default: the argument's.
-        check: called with the argument's name and value; raises a ConfigError if the value can't be used.
-        same_on_all_ranks: ranks that were given different values refuse to train.
+        default: the argument's default.
+        check: called with the argument's name and value. Raises a ConfigError if the value can't be used.
+        same_on_all_ranks: ranks with different values refuse to train.
     """
     return dataclasses.field(default=default, metadata={"check": check, "same_on_all_ranks": same_on_all_ranks})
 
 
 def count(at_least: int, or_none: bool = False) -> Check:
-    """A check for an integer."""
+    """Return a check for an integer."""
     return functools.partial(argument_checks.check_count, least=at_least, none=or_none)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """What a `Trainer` was asked for.
+    """The arguments of a `Trainer`.
 
     Args:
         accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "torch_tpu", "xla", a name that an installed package
             adds, or an `Accelerator`.
-        devices: "auto" (one device), a count, a list of indices, or text such as "0,2". Each device gets a process of its
-            own; with "tpu" and "xla" one process drives all. Processes that torchrun or the like has started take one
-            device each.
+        devices: "auto" (one device), a count, a list of indices, or text such as "0,2". Each device gets its own process.
+            With "tpu" and "xla", one process drives all devices. Processes that torchrun has started take one device each.
         num_nodes: how many machines, with this number of devices each. More than one needs a cluster that this process is
-            connected to (Ray, Spark), which chooses the machines. In processes that were started already, it must fit
+            connected to (Ray, Spark), which chooses the machines. In processes that are started already, it must match
             their number.
         strategy: how several processes train one model. "auto" or "ddp": each holds the whole model. "fsdp": each holds a
-            part. "ddp_find_unused_parameters_true": as "ddp", for models of which a step uses only some parameters.
+            part. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use only some parameters.
             "replicas": one process, with a thread for each device.
-        precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", as the accelerator
-            has them.
+        precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", if the accelerator
+            supports it.
         logger: a logger or several. True or None: `CSV`. False: none.
-        callbacks: a callback or several. Checkpoints, progress and the model's summary are added unless they are there.
-        fast_dev_run: run one batch (True) or this number of batches of every loader, without saving or logging: does it
-            work at all?
+        callbacks: a callback or several. Callbacks for checkpoints, progress and the model's summary are added if missing.
+        fast_dev_run: run one batch (True) or this number of batches of every loader, without saving or logging, to see
+            that everything works.
         max_epochs: stop after this number of epochs; -1 for no limit. Default: 1000 if nothing else limits the run.
         min_epochs: don't stop early before this number of epochs.
         max_steps: stop after this number of optimizer steps; -1 for no limit.
         min_steps: don't stop early before this number of optimizer steps.
         max_time: stop after this time, over all attempts together: "DD:HH:MM:SS", a timedelta or a dict of its arguments.
-        limit_train_batches: how many batches of a training epoch are run: a number, or a part as a float. Default: all.
+        limit_train_batches: how many batches of a training epoch to run: a number, or a share as a float. Default: all.
         limit_val_batches: the same for each validation loader.
         limit_test_batches: the same for each test loader.
         limit_predict_batches: the same for each prediction loader.
-        overfit_batches: train and validate on the same few batches, unshuffled: a number, or a part of the training
+        overfit_batches: train and validate on the same few batches, unshuffled: a number, or a share of the training
             batches as a float. 0.0 for all batches.
-        val_check_interval: validate after this number of training batches, this part of an epoch (a float), or this time
+        val_check_interval: validate after this number of training batches, this share of an epoch (a float), or this time
             ("HH:MM:SS", "DD:HH:MM:SS", a timedelta or a dict of its arguments; rank 0's clock counts). Default: at the end
             of an epoch.
         check_val_every_n_epoch: validate only in each n-th epoch. None counts the batches of `val_check_interval` over
             epochs.
-        num_sanity_val_steps: how many validation batches are tried before training; -1 for all.
-        log_every_n_steps: how often metrics are read from the device and reported.
+        num_sanity_val_steps: how many validation batches to try before training; -1 for all.
+        log_every_n_steps: read metrics from the device and report them every this number of steps.
         enable_checkpointing: save after each epoch or validation if no `ModelCheckpoint` is among the callbacks.
         enable_progress_bar: show a bar in a terminal, and a line from time to time elsewhere.
         enable_model_summary: show the layers before training.
@@ -95,34 +94,34 @@ class TrainerConfig:
         deterministic: use only deterministic algorithms; "warn" warns of the others. Default: torch's own setting.
         benchmark: let cuDNN find its fastest algorithms for the shapes of this run. Default: torch's own setting.
         sync_batchnorm: batch norm uses the batches of all processes (on GPUs) or all devices ("tpu", "xla").
-        use_distributed_sampler: share the rows of a torch `DataLoader` out among the processes. False uses its sampler
-            as it is, in each process.
+        use_distributed_sampler: share the rows of a torch `DataLoader` out among the processes. False uses its own sampler
+            in each process.
         reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again in each n-th epoch; 0 never
             does. A loader may depend on `trainer.current_epoch`, the global generators and what it reads, and on nothing
-            else, so that a resumed run makes the same one.
+            else, so that a resumed run makes the same loader.
         profiler: "simple", "advanced", "pytorch" or "xla", for Lightning's profiler of that name; or an object with
             `start(action)` and `stop(action)`.
-        max_restarts: with several devices: how often processes that failed are started again, from the newest checkpoint.
-        max_host_restarts: the same for a machine that was lost, or for what starts processes on it.
-        min_devices: with several devices: go on with as few as this when some fail for good. Global batches keep their
+        max_restarts: with several devices: how often to restart failed processes, from the newest checkpoint.
+        max_host_restarts: the same for lost machines and for agents that fail.
+        min_devices: with several devices: go on with as few as this if some fail for good. Global batches keep their
             size. Default: all devices are needed.
-        heartbeat_timeout: with several devices: after this number of seconds without a sign of life, a process counts as
-            frozen.
+        heartbeat_timeout: with several devices: a process counts as frozen after this number of seconds without a
+            heartbeat.
         inference_mode: run `validate`, `test` and `predict` under `torch.inference_mode` rather than `torch.no_grad`.
             Validation inside `fit` always runs under `torch.no_grad`.
         detect_anomaly: find the operation that made a NaN in the backward pass; slow.
         compile: compile the layers with `torch.compile`; a dict gives its options. `fit(torch.compile(module))` compiles
             `forward` as well.
         iterations_per_loop: with "tpu" and "xla": how many steps one call of the compiled program makes, if nothing is due
-            between them. Hooks of these steps are called after the call.
-        seed: of all randomness; checkpoints keep it. Default: the seed of `seed_everything`, or a fresh one.
+            between them. The hooks of these steps run after the call.
+        seed: of all randomness; checkpoints keep it. Default: the seed of `seed_everything`, or a random one.
         default_root_dir: the run's directory on this machine, for checkpoints, metrics and logs. Default: a new one in
             `runs/`; in a job, the job's directory.
         gpus: the older spelling of `accelerator="cuda", devices=…`.
         tpu_cores: the older spelling of `accelerator="tpu", devices=…`.
 
     Raises:
-        ConfigError: an argument that can't be used, by name, with what to write instead.
+        ConfigError: an argument that can't be used. The error names it and tells what to write instead.
     """
 
     accelerator: str | Accelerator = argument("auto")
@@ -182,7 +181,7 @@ class TrainerConfig:
                 field.metadata["check"](field.name, getattr(self, field.name))
 
     def with_dry_run(self) -> TrainerConfig:
-        """The same, with what `fast_dev_run` sets: its number of batches in one epoch, and no sanity check."""
+        """Return the same config with the values that `fast_dev_run` sets."""
         batches = int(self.fast_dev_run)
         if not batches:
             return self
@@ -194,11 +193,11 @@ class TrainerConfig:
 
     @property
     def compile_options(self) -> dict[str, Any] | None:
-        """The options of `torch.compile`; None if nothing is compiled."""
+        """The options of `torch.compile`. None if nothing is compiled."""
         return {} if self.compile is True else self.compile or None
 
     def limit(self, stage: str) -> int | float | None:
-        """The `limit_…_batches` of "fit", "validate", "test" or "predict"."""
+        """Return the `limit_…_batches` of "fit", "validate", "test" or "predict"."""
         return {
             "fit": self.limit_train_batches,
             "validate": self.limit_val_batches,
@@ -214,7 +213,7 @@ COMPARED = tuple(field.name for field in dataclasses.fields(TrainerConfig) if fi
 def configured(
     made: Callable[Arguments, TrainerConfig], refuse: Callable[[dict[str, Any]], None]
 ) -> Callable[[Callable[[Owner, TrainerConfig], None]], Callable[Concatenate[Owner, Arguments], None]]:
-    """Let an `__init__` that takes a `TrainerConfig` be called with the arguments of one.
+    """Let an `__init__` that takes a `TrainerConfig` be called with its fields as arguments.
 
     Args:
         made: `TrainerConfig`.
@@ -240,11 +239,10 @@ def configured(
 
 
 class Setting(Generic[T]):
-    """An argument of the trainer as an attribute. A value that is assigned is checked as the argument is, and counts for
-    the calls that follow.
+    """An argument of the trainer as an attribute. An assigned value is checked, and counts for later calls.
 
     Args:
-        read: makes what the attribute shows of the argument; by default the argument itself.
+        read: converts the argument to the attribute's value. By default the value is the argument.
     """
 
     def __init__(self, read: Callable[[Any], T] | None = None) -> None:

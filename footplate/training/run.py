@@ -1,13 +1,13 @@
 """The state of one call of a trainer: of `fit`, `validate`, `test` or `predict`.
 
     trainer.fit(model, loader)
-        run = trainer.run = the last run .next("fit", model, …)     what this call begins with
-        fitting.fit(run, …)                                         module, loaders, optimizers, step, loop come into it
-    trainer.global_step → trainer.run.progress.global_step          what a user reads, during the call and after it
+        run = trainer.run = the last run .next("fit", model, …)     the state at the beginning of the call
+        fitting.fit(run, …)                                         adds module, loaders, optimizers, step, loop
+    trainer.global_step → trainer.run.progress.global_step          users read it during the call and after it
 
-Whatever does a part of the work is given the run, and nothing else: the loop, evaluation, checkpoints, loaders. The trainer
-is the front of it, and what hooks, callbacks and loggers are given. What the fields that `next` keeps have in common: the
-user may ask for them after a later call (the metrics of training after a test), or they belong to the process.
+Code that does a part of the work receives the run: the loop, evaluation, checkpoints, loaders. Hooks, callbacks and loggers
+receive the trainer, which is the front of the run. `next` keeps a field if users may ask for it after a later call (the
+metrics of training after a test), or if it belongs to the process.
 """
 
 from __future__ import annotations
@@ -60,51 +60,51 @@ LoaderPair = tuple[Any, list[Any]]  # for training; for validation, if there is 
 
 @dataclass(eq=False)
 class Run:
-    """See the module's docstring.
+    """The state of one call.
 
     Attributes:
-        trainer: what hooks, callbacks and loggers are given.
-        config: the trainer's arguments. A callback may change one while the run goes on.
-        placement: where the work is done.
-        seed: of all randomness; that of the checkpoint which the run continues from.
+        trainer: hooks, callbacks and loggers receive it.
+        config: the trainer's arguments. A callback may change one during the run.
+        placement: devices, precision and ranks.
+        seed: of all randomness. A resumed run has the checkpoint's.
         run_dir: for checkpoints, metrics and logs.
         recorders: the loggers, behind our contract.
-        profiler: as `training/profiling.py` describes.
-        launch_id: of the launch that this process is of, where a trainer started it.
-        job_fit: in a job, which call of `fit` this is.
-        stage: which call.
-        module: what is run.
-        datamodule: where loaders come from; None for none.
+        profiler: see `training/profiling.py`.
+        launch_id: the launch of this process, if a trainer started it.
+        job_fit: in a job, the name of this call of `fit`.
+        stage: the call.
+        module: the module that runs.
+        datamodule: the data module. None without one.
         callbacks: of the call, in the order of their hooks.
-        progress: how far training is.
+        progress: epochs, batches and steps so far.
         reports: the latest metrics.
-        state: what a checkpoint of the training holds; None before the first `fit`.
+        state: what a checkpoint of the training holds. None before the first `fit`.
         failed_in_step: the run was saved after an exception in a step.
         writer: writes checkpoints in the background.
-        dataloaders: what was given or made, by "train", "val", "test", "predict".
-        training_batches: batches of a training epoch, as far as that is known; `num_training_batches` finds it out.
-        num_val_batches: batches of each validation loader; likewise for the other two.
+        dataloaders: as passed or made, by "train", "val", "test", "predict".
+        training_batches: batches of a training epoch, as far as known. `num_training_batches` makes the loaders to know it.
+        num_val_batches: batches of each validation loader. The other two likewise.
         val_check_batches: training batches between two validations.
-        should_stop: set to end training after the present step.
-        status: Lightning's word for what has become of the call.
+        should_stop: set to stop training after this step.
+        status: Lightning's word for the state of the call.
         sanity_checking: a few validation batches are being tried.
-        in_step: a step trains on a batch at this moment; it stays set when the step raises.
+        in_step: a step trains on a batch. It stays set if the step raises.
         training_in_progress: `fit` has begun to train.
         has_validation: there is something to validate on.
-        resumed_from: the checkpoint that the user chose to continue from, which isn't deleted.
+        resumed_from: the checkpoint that the user chose to continue from. It isn't deleted.
         optimizers: as the module configured them.
-        step_optimizers: the same, as a module that optimises by hand gets them.
-        lr_scheduler_configs: likewise.
-        metrics: where `self.log` of the module goes at this moment.
-        training_metrics: where it goes in training.
+        step_optimizers: the same, for a module that optimises manually.
+        lr_scheduler_configs: as the module configured them.
+        metrics: collects `self.log` of the module at this moment.
+        training_metrics: collects it in training.
         hooks: of data module, module and callbacks.
-        step: what trains on batches; None before it is built.
-        loop: of a `fit`; None before it is built.
-        make_loaders: makes the loaders of a `fit`; None once they are made.
+        step: trains on batches. None before it is built.
+        loop: of a `fit`. None before it is built.
+        make_loaders: makes the loaders of a `fit`. None once they are made.
         found_loaders: the loaders that were made, until the loop has them.
-        data_wait_s: seconds for which the device has waited for batches; counted where a callback has set it to 0.
-        signals: those that this process got.
-        agreement: what the ranks have agreed on.
+        data_wait_s: seconds for which the device has waited for batches. Counted once a callback has set it to 0.
+        signals: signals that this process received.
+        agreement: the ranks' agreement on signals and on stopping.
     """
 
     trainer: Trainer
@@ -160,7 +160,7 @@ class Run:
         self.agree()
 
     def next(self, stage: Stage, module: Any, datamodule: Any) -> Run:
-        """The run of the trainer's next call."""
+        """Return the run of the trainer's next call."""
         run = dataclasses.replace(self, stage=stage, module=module, datamodule=datamodule)
         if stage == "fit":
             run.should_stop, run.training_batches, run.failed_in_step = False, math.inf, False
@@ -195,25 +195,26 @@ class Run:
 
     @property
     def ranks_meant(self) -> int:
-        """How many ranks the run was asked for; some of them may have been given up."""
+        """The number of ranks that the run was asked for. Some of them may have been given up."""
         return self.world.size if self.launch_id is None else self.placement.ranks_asked
 
     def agree(self) -> None:
-        """Begin to agree with the other ranks, as far as they have met, on signals, `should_stop` and the clock."""
+        """Begin to agree with the other ranks on signals, `should_stop` and the clock."""
         self.agreement = Agreement(self.group, self.signals, lambda: self.should_stop)
 
     # Loaders
 
     @property
     def num_training_batches(self) -> float:
-        """Batches of a training epoch; infinite where the loader doesn't know. In `fit`, this makes the loaders."""
+        """Batches of a training epoch. Infinite if the loader doesn't know. In `fit`, this makes the loaders."""
         if self.make_loaders is not None:
             self.ask_for_loaders()
         return self.training_batches
 
     def ask_for_loaders(self) -> LoaderPair:
-        """The loaders of a `fit`, made when they are asked for first. While they are made, a hook that asks for their
-        lengths gets those of before.
+        """Return the loaders of a `fit`, made at the first call.
+
+        While they are made, a hook that asks for their lengths gets those of the last call.
         """
         make, self.make_loaders = self.make_loaders, None
         if make is not None:
@@ -223,16 +224,16 @@ class Run:
         return self.found_loaders
 
     def use_loader(self, loader: Any) -> None:
-        """Let checkpoints say where this loader is."""
+        """Let checkpoints keep the position of this loader."""
         assert self.state is not None
         self.state.loader = loader
 
     def read_from(self, name: str, loaders: list[Any]) -> None:
-        """Remember what this call reads from, so that no worker process outlives it; end those of replaced loaders.
+        """Remember the loaders of this call, so that no worker process outlives it. End the workers of replaced loaders.
 
         Args:
             name: "train", "val", "test" or "predict".
-            loaders: adapted.
+            loaders: adapted loaders.
         """
         for replaced in self._read_from.get(name, []):
             end_workers(replaced)
@@ -244,22 +245,23 @@ class Run:
             self.read_from(name, [])
 
     def transfer(self, moved: bool = False) -> Callable[[Any, int], Any] | None:
-        """The function that brings a batch to the device, or does what is left to do with one that has been `moved`; None
-        where that is nothing.
+        """Return the function that brings a batch to the device. None if there is nothing to do.
+
+        With `moved`, the batch is on the device already, and only `on_after_batch_transfer` is left.
         """
         return make_transfer(self.module, self.datamodule, self.device, moved)
 
     # Metrics
 
     def latest_metrics(self) -> dict[str, float]:
-        """The latest value of every metric, as host floats. Reads from the device what was logged since the last time."""
+        """Return the latest value of every metric, as host floats. Reads new values from the device."""
         if self.training_in_progress:
             self.reports.callback.update(self.training_metrics.step_values().callback)
         return self.reports.callback
 
     @contextlib.contextmanager
     def logging_to(self, metrics: MetricLog) -> Iterator[None]:
-        """Let `self.log` of the module go to these metrics for a while."""
+        """Let `self.log` of the module go to these metrics, for a `with` block."""
         before, self.metrics = self.metrics, metrics
         try:
             yield
@@ -267,7 +269,7 @@ class Run:
             self.metrics = before
 
     def keep_collected(self) -> None:
-        """Let checkpoints say what torchmetrics objects hold now, whatever hooks at the end of an epoch reset."""
+        """Let checkpoints keep the present state of torchmetrics objects, even if hooks at the end of an epoch reset them."""
         assert self.state is not None
         self.state.collected = states_of(self.module)
 
@@ -284,14 +286,12 @@ class Run:
     # Optimizers
 
     def replace_schedulers(self, configs: list[SchedulerConfig]) -> None:
-        """Let other schedulers set the learning rates from here on, in checkpoints too."""
+        """Let other schedulers set the learning rates from now on, in checkpoints too."""
         assert self.state is not None
         self.lr_scheduler_configs = configs
         self.state.schedulers = [config.scheduler for config in configs]
 
     def run_forward(self) -> None:
-        """Run `training_step` over the training data once more, only for what layers gather by themselves. At the end of
-        training, on all ranks.
-        """
+        """Run `training_step` over the training data once more, to collect statistics. At the end of training, on all ranks."""
         assert self.loop is not None
         self.loop.run_forward()
