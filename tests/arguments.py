@@ -1,4 +1,4 @@
-"""The table of the Trainer's arguments in docs/training.md, made from `TrainerConfig`.
+"""The table of the Trainer's arguments in docs/reference/trainer.md, made from `TrainerConfig`.
 
 After a change there, `make tables` writes the table into the page.
 """
@@ -15,16 +15,16 @@ from models.table import with_table
 
 from footplate.training.config import TrainerConfig
 
-DOCS = Path(__file__).parents[1] / "docs" / "training.md"
+DOCS = Path(__file__).parents[1] / "docs" / "reference" / "trainer.md"
 
 MORE = {  # the page that says more
-    "accelerator": "accelerators.md",
-    "devices": "distributed.md",
-    "num_nodes": "ladder.md#several-machines",
-    "strategy": "distributed.md",
-    "logger": "tracking.md",
-    "iterations_per_loop": "xla.md#several-steps-in-one-call",
-    "default_root_dir": "jobs.md",
+    "accelerator": "../accelerators.md",
+    "devices": "../distributed.md",
+    "num_nodes": "../ladder.md#several-machines",
+    "strategy": "../distributed.md",
+    "logger": "../tracking.md",
+    "iterations_per_loop": "../xla.md#several-steps-in-one-call",
+    "default_root_dir": "../jobs.md",
 }
 
 
@@ -55,7 +55,7 @@ def _meaning(name: str, text: str) -> str:
     text = " ".join(text.split())
     parts = text.split("`")  # every second one is code already
     quoted = [re.sub(r'("[^"]+")', r"`\1`", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
-    more = f" More: [{MORE[name].split('#')[0]}]({MORE[name]})" if name in MORE else ""
+    more = f" More: [{Path(MORE[name].split('#')[0]).name}]({MORE[name]})" if name in MORE else ""
     return "`".join(quoted) + more
 
 

@@ -100,7 +100,7 @@ def test_every_make_target_that_is_named_exists():
 def test_training_lists_every_argument_of_the_trainer_in_order():
     arguments = list(inspect.signature(fp.Trainer).parameters.values())
     named = [one.name for one in arguments if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    assert first_column(PAGES["docs/training.md"], "Every argument") == named
+    assert first_column(PAGES["docs/reference/trainer.md"], "Every argument") == named
 
 
 def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
@@ -139,7 +139,7 @@ def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
     )  # fmt: skip
     trainer.fit(Recorded(), loader, loader)
 
-    shown = PAGES["docs/training.md"].split("<!-- hooks -->\n```\n", 1)[1].split("```", 1)[0]
+    shown = PAGES["docs/reference/trainer.md"].split("<!-- hooks -->\n```\n", 1)[1].split("```", 1)[0]
     words = re.findall(r"\w+", re.sub(r"\(.*?\)", "", shown))
     assert [word for word in words if "_" in word or word in hooks] == called
 

@@ -269,7 +269,7 @@ class Run:
             self.metrics = before
 
     def keep_collected(self) -> None:
-        """Let checkpoints keep the present state of torchmetrics objects, even if hooks at the end of an epoch reset them."""
+        """Let checkpoints keep the present state of torchmetrics objects, even if hooks reset them later."""
         assert self.state is not None
         self.state.collected = states_of(self.module)
 
@@ -292,6 +292,6 @@ class Run:
         self.state.schedulers = [config.scheduler for config in configs]
 
     def run_forward(self) -> None:
-        """Run `training_step` over the training data once more, to collect statistics. At the end of training, on all ranks."""
+        """Run `training_step` over the training data once more, to collect statistics. On all ranks."""
         assert self.loop is not None
         self.loop.run_forward()

@@ -1,4 +1,4 @@
-"""A plain loop: a training as docs/training.md describes it, with torch alone, for programs that draw nothing."""
+"""A plain loop: a training as docs/guide/training.md describes it, with torch alone, for programs that draw nothing."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ ARGUMENTS = (
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "a step may return a sum of losses with its weight, for a [mean over "
-        "tokens](training.md#means-over-tokens); with a loader of unknown length, the last, partial window is stepped "
+        "tokens](guide/training.md#means-over-tokens); with a loader of unknown length, the last, partial window is stepped "
         "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
