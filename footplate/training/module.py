@@ -20,6 +20,7 @@ carries over. Every hook below does nothing until it is overridden, and one that
 from __future__ import annotations
 
 import contextlib
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from footplate.core.errors import ConfigError
+from footplate.core.hooks import empty_hooks
 from footplate.core.hparams import HyperParameters
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
 
 
+@empty_hooks
 class ModuleHooks:
     """The hooks that a module may override, in the order in which they come.
 
@@ -193,7 +196,7 @@ class ModuleHooks:
 class TrainerBound:
     """What a module asks of the trainer that runs it: logging, optimizers, its place in the run.
 
-    Nothing here has state beyond `_trainer`, so the same methods serve a `LightningModule` (see `compat/lightning.py`).
+    Nothing here has state beyond `_trainer`, so `bind_to_trainer` can give the same methods to a module of another library.
     """
 
     _trainer: Trainer | None = None
@@ -363,6 +366,21 @@ class TrainerBound:
             self._trainer.print(*args, **kwargs)
 
 
+# The methods of TrainerBound that a module of another library takes over.
+_BOUND = (
+    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "toggle_optimizer",
+    "untoggle_optimizer", "toggled_optimizer", "all_gather", "print",
+)  # fmt: skip
+
+
+def bind_to_trainer(module: Any, trainer: Trainer) -> None:
+    """Let a module that is not a `Module` log to our trainer and use its optimizers, as a `Module` does."""
+    for name in _BOUND:
+        module.__dict__[name] = types.MethodType(getattr(TrainerBound, name), module)
+    module.trainer = trainer
+
+
+@empty_hooks
 class Module(HyperParameters, ModuleHooks, TrainerBound, nn.Module):
     """A `torch.nn.Module` that knows its training step, its optimizers and its evaluation steps.
 

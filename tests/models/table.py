@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.compat.lightning import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
-from footplate.compat.lightning_callbacks import REFUSED_CALLBACKS
+from footplate.compat.lightning.adapter import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
+from footplate.compat.lightning.callbacks import REFUSED_CALLBACKS
 
 DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
 
