@@ -20,7 +20,6 @@ carries over. Every hook below does nothing until it is overridden, and one that
 from __future__ import annotations
 
 import contextlib
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -196,7 +195,7 @@ class ModuleHooks:
 class TrainerBound:
     """What a module asks of the trainer that runs it: logging, optimizers, its place in the run.
 
-    Nothing here has state beyond `_trainer`, so `bind_to_trainer` can give the same methods to a module of another library.
+    Nothing here has state beyond `_trainer`, so the same methods serve a module of another library; see `prepare.py`.
     """
 
     _trainer: Trainer | None = None
@@ -364,20 +363,6 @@ class TrainerBound:
             print(*args, **kwargs)
         else:
             self._trainer.print(*args, **kwargs)
-
-
-# The methods of TrainerBound that a module of another library takes over.
-_BOUND = (
-    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "toggle_optimizer",
-    "untoggle_optimizer", "toggled_optimizer", "all_gather", "print",
-)  # fmt: skip
-
-
-def bind_to_trainer(module: Any, trainer: Trainer) -> None:
-    """Let a module that is not a `Module` log to our trainer and use its optimizers, as a `Module` does."""
-    for name in _BOUND:
-        module.__dict__[name] = types.MethodType(getattr(TrainerBound, name), module)
-    module.trainer = trainer
 
 
 @empty_hooks

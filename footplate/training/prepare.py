@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import types
 import warnings
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
 from footplate.tracking.base import Logger
 from footplate.training.config import NAMES, TrainerConfig
-from footplate.training.module import Module, bind_to_trainer
+from footplate.training.module import Module, TrainerBound
 from footplate.training.settings import as_list
 
 if TYPE_CHECKING:
@@ -226,6 +227,20 @@ def _attach_module(trainer: Trainer, model: Any) -> None:
         adapter.attach_module(model, trainer)
     else:
         bind_to_trainer(model, trainer)
+
+
+# The methods of TrainerBound that a module of another library gets.
+_BOUND = (
+    "log", "log_dict", "optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "toggle_optimizer",
+    "untoggle_optimizer", "toggled_optimizer", "all_gather", "print",
+)  # fmt: skip
+
+
+def bind_to_trainer(module: Any, trainer: Trainer) -> None:
+    """Let a module that is not a `Module` log to our trainer and use its optimizers, as a `Module` does."""
+    for name in _BOUND:
+        module.__dict__[name] = types.MethodType(getattr(TrainerBound, name), module)
+    module.trainer = trainer
 
 
 def split_datamodule(loaders: Any, datamodule: Any) -> tuple[Any, Any]:

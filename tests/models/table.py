@@ -1,10 +1,10 @@
-"""What of Lightning runs on Footplate, as data: docs/lightning.md is generated from it and each row of it is tested.
+"""What of Lightning runs on Footplate, as data: docs/reference/lightning.md is generated from it and each row of it is tested.
 
     supported    it does what it does in Lightning
     different    it works, with the difference that is said
     refused      one clear error, with what to use instead
 
-After a change, `python -m models.table` (in tests/) writes the tables into docs/lightning.md.
+After a change, `python -m models.table` (in tests/) writes the tables into docs/reference/lightning.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from footplate.compat.lightning.adapter import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
 from footplate.compat.lightning.callbacks import REFUSED_CALLBACKS
 
-DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "lightning.md"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ ARGUMENTS = (
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "a step may return a sum of losses with its weight, for a [mean over "
-        "tokens](training.md#means-over-tokens); with a loader of unknown length, the last, partial window is stepped "
+        "tokens](../training.md#means-over-tokens); with a loader of unknown length, the last, partial window is stepped "
         "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "

@@ -30,7 +30,7 @@ from footplate.core.adapters import Adapter
 from footplate.core.device_scalar import DeviceScalar
 from footplate.core.errors import ConfigError, MissingExtra
 from footplate.core.hooks import overrides, step_arguments
-from footplate.training.module import bind_to_trainer
+from footplate.training.prepare import bind_to_trainer
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
