@@ -74,7 +74,7 @@ fmt: setup  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: setup  ## write the tables of docs/training.md and docs/lightning.md
+tables: setup  ## write the tables of docs/training.md and docs/reference/lightning.md
 	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m arguments && PYTHONPATH=.:.. $(abspath $(BIN))/python -m models.table
 
 docs: setup  ## run what the documents show, and check their links

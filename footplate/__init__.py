@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from footplate.core.adapters import register as _register
 from footplate.core.lazy_import import lazy
 from footplate.core.version import __version__
 
@@ -93,6 +94,10 @@ __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll
 
 
 __getattr__ = lazy(__name__, _HOMES)
+
+# The libraries whose modules, callbacks and loggers run here. Each adapter is imported when it is first needed.
+_register("lightning", "footplate.compat.lightning.adapter:ADAPTER")
+_register("pytorch_lightning", "footplate.compat.lightning.adapter:ADAPTER")
 
 
 def __dir__() -> list[str]:

@@ -169,7 +169,7 @@ def test_architecture_names_every_module_and_folder():
 def test_horovods_table_has_every_name_and_no_other():
     import footplate.compat.horovod as hvd
 
-    section = PAGES["docs/horovod.md"].split("## The verbs\n", 1)[1].split("\nNot there:", 1)[0]
+    section = PAGES["docs/reference/horovod.md"].split("## The verbs\n", 1)[1].split("\nNot there:", 1)[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(names) == sorted(hvd.__all__)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from footplate.core.hooks import empty_hooks
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
 
+@empty_hooks
 class Callback:
     """Base class: every hook does nothing.
 
@@ -170,5 +173,5 @@ class Callback:
 
 
 def is_kind(callback: Any, kind: type) -> bool:
-    """Whether a callback is of a kind of ours, or of Lightning's class of the same name."""
+    """Return True if a callback is of a kind of ours, or of another library's class of the same name."""
     return isinstance(callback, kind) or any(base.__name__ == kind.__name__ for base in type(callback).__mro__)

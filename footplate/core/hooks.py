@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
-from footplate.core.device_scalar import DeviceScalar
+from footplate.core.adapters import Adapter, adapter_of, is_adapted_base
 from footplate.core.errors import ConfigError
 
 Hook = Callable[..., Any]
+Kind = TypeVar("Kind", bound=type)
 NONE: tuple[Hook, ...] = ()
 
 
@@ -111,8 +112,8 @@ class Hooks:
 
     def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:
         hook = functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
-        if name == "on_train_batch_end" and _is_lightnings(owner):
-            hook = functools.partial(_with_lightnings_outputs, hook, self._trainer)
+        if name == "on_train_batch_end" and (adapter := adapter_of(owner)) is not None:
+            hook = functools.partial(_with_adapted_output, hook, adapter, self._trainer)
         if self._profile is not None:
             hook = self._recorded(hook, f"{self._title(owner)}.{name}", self._profile)
         before = self._before_looking
@@ -139,20 +140,9 @@ class Hooks:
         return recorded
 
 
-def _is_lightnings(owner: Any) -> bool:
-    return any(kind.__module__.startswith(("lightning.", "pytorch_lightning.")) for kind in type(owner).__mro__)
-
-
-def _with_lightnings_outputs(hook: Hook, trainer: Any, output: Any, batch: Any, batch_idx: int) -> None:
-    """Call `on_train_batch_end` with the outputs that Lightning gives it: a dict, empty for a batch that was skipped. With
-    automatic optimisation its "loss" is a batch's part of the step's, so it is divided by `accumulate_grad_batches`.
-    """
-    outputs = {} if output is None else dict(output) if isinstance(output, Mapping) else {"loss": output}
-    windows = trainer.accumulate_grad_batches
-    if windows > 1 and "loss" in outputs and trainer.module.automatic_optimization:
-        loss = outputs["loss"]
-        outputs["loss"] = (float(loss) if isinstance(loss, DeviceScalar) else loss) / windows
-    hook(outputs, batch, batch_idx)
+def _with_adapted_output(hook: Hook, adapter: Adapter, trainer: Any, output: Any, batch: Any, batch_idx: int) -> None:
+    """Call `on_train_batch_end` of another library's class with the output in the form that the library gives it."""
+    hook(adapter.batch_outputs(output, trainer), batch, batch_idx)
 
 
 def may_look(owner: Any) -> bool:
@@ -167,28 +157,26 @@ def order_of(callback: Any) -> int:
     return getattr(callback, "order", 0)
 
 
-_BASES = {
-    "Module", "ModuleHooks", "DataModule", "Callback",
-    "LightningModule", "LightningDataModule", "ModelHooks", "DataHooks", "CheckpointHooks", "_DeviceDtypeModuleMixin",
-}  # fmt: skip
+_EMPTY: set[type] = set()
+
+
+def empty_hooks(kind: Kind) -> Kind:
+    """Class decorator for a base class whose hook methods are empty: they don't count as overridden."""
+    _EMPTY.add(kind)
+    return kind
 
 
 def overrides(owner: Any, name: str) -> bool:
-    """Whether an object does something of its own in a hook: in its class, a class between, or on the object itself.
+    """Return True if an object has a hook of its own: on the object itself, in its class, or in a class between.
 
-    A hook that is set to None does nothing, as in Lightning.
+    A hook that is set to None does nothing.
     """
     if name in vars(owner):
         return vars(owner)[name] is not None
-    for base in type(owner).__mro__:
-        if name in vars(base):
-            return vars(base)[name] is not None and not _is_base(base)
+    for kind in type(owner).__mro__:
+        if name in vars(kind):
+            return vars(kind)[name] is not None and kind not in _EMPTY and not is_adapted_base(kind)
     return False
-
-
-def _is_base(kind: type) -> bool:
-    """Whether a class is one of the base classes, whose hooks are empty."""
-    return kind.__name__ in _BASES and kind.__module__.startswith(("footplate.", "lightning.", "pytorch_lightning."))
 
 
 def step_arguments(step: Callable[..., Any], name: str) -> int:

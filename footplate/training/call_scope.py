@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.callbacks import Callback, ModelSummary, ProgressBar
+from footplate.callbacks import ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import Hooks, order_of, overrides
@@ -26,7 +26,7 @@ from footplate.tracking.base import Status
 from footplate.training.argument_checks import as_list
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
 from footplate.training.crash_checkpoint import savable
-from footplate.training.prepare import attach, compat, explain, replaces, translate_callbacks
+from footplate.training.prepare import attach, explain, replaces, translate_callbacks, without_searches
 from footplate.training.profiling import profiling, recorder
 from footplate.training.rank_checks import check_settings
 from footplate.training.saving import save_before_failing
@@ -131,9 +131,7 @@ def _callbacks_of(run: Run) -> list[Any]:
         callbacks = [one for one in callbacks if not replaces(callback, one)] + [callback]
     if run.world.rank != 0:
         callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
-    if not all(isinstance(one, Callback) for one in callbacks):
-        callbacks = [one for one in callbacks if not compat().is_finder(one)]
-    return sorted(callbacks, key=order_of)
+    return sorted(without_searches(callbacks), key=order_of)
 
 
 def call_setup(run: Run) -> None:

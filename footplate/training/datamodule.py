@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from footplate.core.hooks import empty_hooks
 from footplate.core.hparams import HyperParameters
 from footplate.training.module_hooks import ModuleHooks
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
 
 
+@empty_hooks
 class DataModule(HyperParameters):
     """Where batches come from. Override the methods of the loaders that you need.
 

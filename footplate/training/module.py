@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from footplate.core.hooks import empty_hooks
 from footplate.core.hparams import HyperParameters
 from footplate.training.module_hooks import ModuleHooks
 from footplate.training.trainer_access import TrainerAccess
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     pass
 
 
+@empty_hooks
 class Module(HyperParameters, ModuleHooks, TrainerAccess, nn.Module):
     """A `torch.nn.Module` with its training step, its optimizers and its evaluation steps.
 

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from footplate.core.hooks import empty_hooks
+
 if TYPE_CHECKING:
     pass
 
 
+@empty_hooks
 class ModuleHooks:
     """The hooks of a module. Every hook does nothing until you override it, and one that isn't overridden is never called.
 

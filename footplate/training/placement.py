@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from footplate.checkpoint.storage import Place
+from footplate.core.adapters import adapters_in_use
 from footplate.core.errors import ConfigError
 from footplate.distributed.group import ALONE, Group, join
 from footplate.distributed.strategies import Strategy, check_strategy, make_strategy
@@ -165,7 +165,7 @@ def check_nodes(nodes: int, devices: int, world: World) -> int:
 
 
 def share_rank(world: World) -> None:
-    """Set the rank of Lightning's `rank_zero_only`. Without `RANK`, it would take the local rank."""
-    rank_zero = sys.modules.get("lightning_utilities.core.rank_zero")
-    if world.launched and rank_zero is not None:
-        rank_zero.rank_zero_only.rank = world.rank
+    """Tell other libraries that this process has imported the rank of this process."""
+    if world.launched:
+        for adapter in adapters_in_use():
+            adapter.share_rank(world.rank)

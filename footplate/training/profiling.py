@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from weakref import proxy
 
-from footplate.core.errors import ConfigError, MissingExtra
+from footplate.core.adapters import adapter_of, all_adapters
+from footplate.core.errors import ConfigError
 from footplate.distributed.uneven_loaders import close
 
 if TYPE_CHECKING:
     from footplate.training.run import Run
-
-NAMED = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytorch": "PyTorchProfiler", "xla": "XLAProfiler"}
 
 Profile = Callable[[str], contextlib.AbstractContextManager[Any]]
 
@@ -46,20 +43,16 @@ def make_profiler(given: Any) -> Any:
 
     Raises:
         ConfigError: an unknown name, or an object that can't record.
-        MissingExtra: the name of one of Lightning's profilers, and Lightning isn't installed.
+        MissingExtra: the name of a profiler of a library that isn't installed.
     """
     if given is None:
         return NoProfiler()
     if isinstance(given, str):
-        name = NAMED.get(given.lower())
-        if name is None:
-            raise ConfigError(f'profiler="{given}": expected one of {", ".join(NAMED)}, or a profiler object.')
-        for home in ("lightning.pytorch.profilers", "pytorch_lightning.profilers"):
-            with contextlib.suppress(ImportError):
-                return getattr(importlib.import_module(home), name)()
-        raise MissingExtra(
-            f"profiler=\"{given}\" is Lightning's {name}, and Lightning isn't installed: pip install lightning."
-        )
+        makers = {name: adapter for adapter in all_adapters() for name in adapter.profilers}
+        adapter = makers.get(given.lower())
+        if adapter is None:
+            raise ConfigError(f'profiler="{given}": expected one of {", ".join(makers)}, or a profiler object.')
+        return adapter.make_profiler(given.lower())
     if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("start", "stop")):
         raise ConfigError(f"profiler={given!r}: expected an object with start(action) and stop(action), or a name.")
     return given
@@ -89,8 +82,8 @@ def profiling(run: Run, stage: str) -> Iterator[None]:
     if isinstance(profiler, NoProfiler):
         yield
         return
-    if hasattr(profiler, "_lightning_module"):
-        profiler._lightning_module = proxy(run.module)  # PyTorchProfiler asks it for its trainer and its layers
+    if (adapter := adapter_of(profiler)) is not None:
+        adapter.attach_profiler(profiler, run.module)
     rank = run.world.local_rank if run.world.size > 1 else None
     if hasattr(profiler, "setup"):
         profiler.setup(stage=stage, local_rank=rank, log_dir=str(run.run_dir))

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from footplate.callbacks import Callback
 from footplate.checkpoint.storage import Place, to_place
 from footplate.core import rng
 from footplate.core.errors import ConfigError
@@ -33,27 +32,28 @@ from footplate.training.changes import take_changes, take_ckpt_path
 from footplate.training.config import TrainerConfig, configured
 from footplate.training.evaluation_calls import judge, predict, show
 from footplate.training.fitting import fit
-from footplate.training.lightning_view import View
 from footplate.training.lock import only_writer
 from footplate.training.placement import place
 from footplate.training.preemption import watching
 from footplate.training.prepare import (
     choose_callbacks,
     choose_loggers,
-    compat,
     default_max_epochs,
     record_with,
     refuse_arguments,
+    run_searches,
     split_datamodule,
+    strategy_name,
 )
 from footplate.training.profiling import make_profiler
 from footplate.training.reports import Reports
 from footplate.training.resuming import or_best
 from footplate.training.run import Run, Stage
 from footplate.training.saving import wait_for_save, write_checkpoint
+from footplate.training.trainer_attributes import TrainerAttributes
 
 
-class Trainer(View):
+class Trainer(TrainerAttributes):
     """Trains a `Module` (or a `LightningModule`), evaluates it, and predicts with it.
 
     Args: those of `TrainerConfig`, by name. Lightning's other arguments are refused, with what to use instead.
@@ -68,8 +68,7 @@ class Trainer(View):
 
     @configured(TrainerConfig, refuse_arguments)
     def __init__(self, config: TrainerConfig) -> None:
-        if not isinstance(config.strategy, str):
-            config = replace(config, strategy=compat().strategy_name(config.strategy))
+        config = replace(config, strategy=strategy_name(config.strategy))
         placement = place(config)
         directory = config.default_root_dir or job.directory()
         run_dir = Path(directory or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")).expanduser()
@@ -278,10 +277,8 @@ class Trainer(View):
         return unwrapped(model, self.run.accelerator, self.run.parallel)
 
     def _searched_only(self, method: str, model: Any, loaders: Any, datamodule: Any) -> bool:
-        """Make the searches that Lightning's callbacks ask for; whether nothing else is wanted."""
-        if all(isinstance(one, Callback) for one in (*self.own_callbacks, *self.callbacks)):
-            return False
-        return compat().searched(self, method, self.module if model is None else model, loaders, datamodule)
+        """Run the searches that another library's callbacks ask for. Return True if the call should end after them."""
+        return run_searches(self, method, self.module if model is None else model, loaders, datamodule)
 
     def _begin(self, stage: Stage, module: Any, datamodule: Any) -> Run:
         self.run = self.run.next(stage, module, datamodule)
@@ -355,10 +352,6 @@ class Trainer(View):
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing: a trainer is a process's own, and what travels to another is trained there by another."""
         return _no_trainer, ()
-
-    def __getattr__(self, name: str) -> Any:
-        """Names that Lightning's trainer has and ours gives otherwise."""
-        return compat().trainer_attribute(self, name)
 
 
 def _no_trainer() -> None:

@@ -22,7 +22,7 @@ from models.zoo import Evaluated, Plain, loaders, two_val_loaders
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.compat.lightning import translate_callbacks
+from footplate.compat.lightning.callbacks import translate_callbacks
 
 CHECKPOINTS = {
     "the best two": {"monitor": "val_loss", "save_top_k": 2},

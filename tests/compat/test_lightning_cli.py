@@ -13,7 +13,7 @@ from lightning.pytorch.profilers import AdvancedProfiler
 from models.zoo import Plain, loaders
 
 import footplate as fp
-from footplate.compat.lightning_cli import LightningCLI
+from footplate.compat.lightning.cli import LightningCLI
 
 
 class Mine(fp.Trainer):

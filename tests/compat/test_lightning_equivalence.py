@@ -2,7 +2,7 @@
 
 Weights and learning rates are equal bit for bit, hooks come in the same order with the same epoch, step and batch in
 view, and loggers are told the same (to float32's last digits: we keep means in float64). What differs on purpose stands
-in `DIFFERENT` and in docs/lightning.md; a case there that no longer differs fails, so that neither can grow stale.
+in `DIFFERENT` and in docs/reference/lightning.md. A case there that no longer differs fails, so neither can grow stale.
 """
 
 from __future__ import annotations

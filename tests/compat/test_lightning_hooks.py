@@ -1,4 +1,4 @@
-"""Each hook of docs/lightning.md is called, or refused in words before training begins."""
+"""Each hook of docs/reference/lightning.md is called, or refused in words before training begins."""
 
 from __future__ import annotations
 

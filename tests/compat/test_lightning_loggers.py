@@ -16,8 +16,8 @@ from lightning.pytorch.loggers.logger import Logger
 from models.zoo import Plain, loaders
 
 import footplate as fp
-from footplate.compat import lightning_loggers
-from footplate.compat.lightning import translate_loggers
+from footplate.compat.lightning import loggers as lightning_loggers
+from footplate.compat.lightning.loggers import translate_logger
 
 
 class Talks(Plain):
@@ -112,7 +112,7 @@ class Failing(Logger):
 def test_a_row_that_fails_is_tried_again_and_none_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("footplate.tracking.writer.INTERVAL_S", 0.01)
     original = Failing()
-    (logger,) = translate_loggers([original])
+    logger = translate_logger(original)
     logger.setup(Path(), {})
     for step in range(4):
         logger.log_metrics({"loss": 1.0}, step, 0)
@@ -146,7 +146,9 @@ def test_a_logger_that_always_fails_does_not_stop_training(
 
 
 def test_what_cannot_be_a_logger_is_refused() -> None:
-    with pytest.raises(fp.ConfigError, match=r"logger: expected a footplate\.Logger or one of Lightning's, got str"):
+    with pytest.raises(
+        fp.ConfigError, match=r"logger: expected a footplate\.Logger, or a logger of lightning or pytorch_.*, got str"
+    ):
         fp.Trainer(max_epochs=1, logger="csv")
 
 
@@ -156,7 +158,7 @@ def test_uploading_lightnings_checkpoints_is_refused(kind: type) -> None:
     logger._log_model = True
 
     with pytest.raises(fp.ConfigError, match=r"log_model=….*uploads Lightning's checkpoint files.*footplate\.MLflow"):
-        translate_loggers([logger])
+        translate_logger(logger)
 
 
 def test_a_logger_that_cannot_begin_says_so_before_training(trainer: Any) -> None:
@@ -281,7 +283,7 @@ def test_a_hook_of_a_logger_that_is_not_called_is_named(caplog: Any, tmp_path: P
     class Uploads(CSVLogger):
         def after_save_checkpoint(self, checkpoint_callback: Any) -> None: ...
 
-    translate_loggers([CSVLogger(tmp_path)])
+    translate_logger(CSVLogger(tmp_path))
     assert not caplog.records
-    translate_loggers([Uploads(tmp_path)])
+    translate_logger(Uploads(tmp_path))
     assert "Uploads.after_save_checkpoint() is not called" in caplog.text

@@ -249,7 +249,9 @@ def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(traine
 
 
 def test_a_plain_torch_module_is_told_what_it_lacks(trainer: Any) -> None:
-    with pytest.raises(fp.ConfigError, match=r"plain torch\.nn\.Module: nothing says how to train it"):
+    with pytest.raises(
+        fp.ConfigError, match=r"plain torch\.nn\.Module: it has no training_step\(\) and configure_optimizers\(\)"
+    ):
         trainer().fit(nn.Linear(2, 2), loaders()[0])
 
 

@@ -78,7 +78,9 @@ def test_a_callback_that_searches_in_later_epochs_is_refused(trainer: Any) -> No
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             self.lr_find(trainer, pl_module)
 
-    with pytest.raises(fp.ConfigError, match=r"Later searches when its hooks say so.*footplate\.Tuner"):
+    with pytest.raises(
+        fp.ConfigError, match=r"Later overrides a hook to search in the middle of a run.*footplate\.Tuner"
+    ):
         trainer(callbacks=[Later()]).fit(Searched())
 
 

@@ -11,6 +11,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
@@ -23,12 +24,14 @@ from PIL import Image
 from footplate.compat.petastorm import (
     BatchedDataLoader,
     DataLoader,
+    InMemBatchedDataLoader,
     SparkDatasetConverter,
     TransformSpec,
     in_lambda,
     make_batch_reader,
     make_reader,
     make_spark_converter,
+    register_delete_dir_handler,
 )
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data import Table
@@ -536,3 +539,144 @@ def test_a_reader_is_reset_after_its_end_and_gives_nothing_after_stop(photos):
 def test_a_reader_without_rows_is_refused(photos):
     with pytest.raises(DataError, match="no rows"):
         make_reader(photos, predicate=in_lambda(["label_index"], lambda _: False))
+
+
+# Loaders of Petastorm's other names
+
+
+def in_memory(photos: str, rows: int = 60, **settings: Any) -> InMemBatchedDataLoader:
+    reader = make_batch_reader(photos, schema_fields=["label_index"], shuffle_row_groups=False)
+    return InMemBatchedDataLoader(reader, 16, rows_capacity=rows, **settings)
+
+
+def test_rows_in_memory_keep_their_order_or_are_mixed_again_in_each_pass(photos: str) -> None:
+    kept = labels(in_memory(photos, shuffle=False, num_epochs=2), "label_index")
+    assert kept == [*range(60), *range(60)]
+
+    mixed = labels(in_memory(photos, num_epochs=3, seed=1), "label_index")
+    passes = [mixed[:60], mixed[60:120], mixed[120:]]
+    assert all(sorted(numbers) == list(range(60)) for numbers in passes)
+    assert passes[0] != passes[1] != passes[2] != passes[0]
+    assert labels(in_memory(photos, num_epochs=3, seed=1), "label_index") == mixed
+    assert labels(in_memory(photos, num_epochs=3, seed=2), "label_index") != mixed
+
+
+def test_rows_in_memory_are_read_once_and_then_the_reader_is_stopped(photos: str) -> None:
+    reader = make_batch_reader(photos, schema_fields=["label_index"])
+    with InMemBatchedDataLoader(reader, 16, rows_capacity=60) as loader:
+        assert reader.stopped
+        assert [len(batch["label_index"]) for batch in loader] == [16, 16, 16, 12]
+        assert len(loader) == 4
+        assert sorted(labels(loader, "label_index")) == list(range(60))
+
+
+def test_rows_beyond_the_capacity_are_left_out_with_a_warning(photos: str, caplog: pytest.LogCaptureFixture) -> None:
+    loader = in_memory(photos, rows=20, shuffle=False)
+    assert labels(loader, "label_index") == list(range(20))
+    assert "rows_capacity=20" in caplog.text
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_shards_in_memory_have_the_same_number_of_batches_and_lose_no_row(photos: str, batch_size: int) -> None:
+    """Thirteen rows for three shards."""
+    shards = []
+    for shard in range(3):
+        filters = [("label_index", "<", 13)]
+        reader = make_batch_reader(
+            photos, filters=filters, schema_fields=["label_index"], cur_shard=shard, shard_count=3
+        )
+        shards.append(list(InMemBatchedDataLoader(reader, batch_size)))
+    assert len({len(batches) for batches in shards}) == 1
+    assert sorted(number for batches in shards for number in labels(batches, "label_index")) == list(range(13))
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3, None])
+@pytest.mark.parametrize("taken", [2, 4, 6])
+def test_rows_in_memory_resume_exactly(photos: str, num_epochs: int | None, taken: int) -> None:
+    whole, part, resumed = (in_memory(photos, num_epochs=num_epochs) for _ in range(3))
+    for loader in (whole, part):
+        loader.set_epoch(2)
+    expected = [batch["label_index"].tolist() for batch, _ in zip(whole, range(10), strict=False)]
+    iterator = iter(part)
+    seen = [next(iterator)["label_index"].tolist() for _ in range(min(taken, len(expected)))]
+
+    resumed.load_state_dict(part.state_dict())
+    resumed.set_epoch(2)
+    rest = [batch["label_index"].tolist() for batch, _ in zip(resumed, range(10 - len(seen)), strict=False)]
+
+    assert seen + rest == expected
+
+
+def test_a_state_of_other_rows_in_memory_is_refused(photos: str) -> None:
+    state = in_memory(photos).state_dict()
+    with pytest.raises(CheckpointError, match=r"made with rows=60, not 20"):
+        in_memory(photos, rows=20).load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"made with num_epochs=1, not 2"):
+        in_memory(photos, num_epochs=2).load_state_dict(state)
+
+
+def test_a_loader_in_memory_refuses_a_reader_of_several_epochs_and_a_size_without_a_meaning(photos: str) -> None:
+    with pytest.raises(ConfigError, match=r"its reader has num_epochs=None.*Make the reader with num_epochs=1"):
+        InMemBatchedDataLoader(make_batch_reader(photos, num_epochs=None))
+    for settings in ({"batch_size": 0}, {"rows_capacity": 0}):
+        with pytest.raises(ConfigError, match="expected a number from 1"):
+            InMemBatchedDataLoader(make_batch_reader(photos), **settings)
+    with pytest.raises(ConfigError, match=r"transform_fn=.*give a transform_spec"):
+        InMemBatchedDataLoader(make_batch_reader(photos), transform_fn=torch.as_tensor)
+
+
+def test_lists_of_different_lengths_are_padded_alike_in_memory(tmp_path: Path) -> None:
+    lists = [[number] * (1 + number // 1024) for number in range(2100)]
+    pq.write_table(pa.table({"values": lists}), tmp_path / "lists.parquet")
+    reader = make_batch_reader(str(tmp_path / "lists.parquet"), shuffle_row_groups=False)
+    (batch,) = InMemBatchedDataLoader(reader, 2100, rows_capacity=2100, shuffle=False)
+    assert batch["values"].shape == (2100, 3)
+    assert batch["values"][0].tolist() == [0, 0, 0]
+    assert batch["values_length"].tolist() == [len(values) for values in lists]
+
+
+@pytest.mark.parametrize("make", [DataLoader, partial(InMemBatchedDataLoader, rows_capacity=60)])
+def test_the_converter_makes_the_loader_that_it_is_asked_for(make: Any, photos: str) -> None:
+    converter = make_spark_converter(photos)
+    with converter.make_torch_dataloader(16, num_epochs=1, transform_spec=SPEC, data_loader_fn=make) as loader:
+        assert isinstance(loader, (DataLoader, InMemBatchedDataLoader))
+        batches = list(loader)
+    assert [len(batch["label"]) for batch in batches] == [16, 16, 16, 12]
+    assert sorted(labels(batches)) == list(range(60))
+    plain = converter.make_torch_dataloader(16, num_epochs=1, data_loader_fn=make)
+    assert next(iter(plain))["score"].dtype == torch.float32
+
+
+def test_a_loader_of_ones_own_gets_the_converters_reader(photos: str) -> None:
+    made = []
+
+    def batches_of(reader: Any, batch_size: int) -> Iterator[Any]:
+        made.append((reader, batch_size))
+        return iter(reader)
+
+    converter = make_spark_converter(photos)
+    with converter.make_torch_dataloader(16, num_epochs=1, data_loader_fn=batches_of) as loader:
+        assert sorted(number for batch in loader for number in batch.label_index.tolist()) == list(range(60))
+    ((reader, batch_size),) = made
+    assert (batch_size, reader.stopped) == (16, True)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_registered_handler_deletes_what_a_dataframe_was_computed_into(spark: Any, tmp_path: Path) -> None:
+    spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, (tmp_path / "cache").as_uri())
+    deleted: list[str] = []
+    register_delete_dir_handler(deleted.append)
+    try:
+        converter = make_spark_converter(spark.range(3).selectExpr("id * 7 AS seventh"))
+        converter.delete()
+        assert deleted == [converter.cache_dir_url]
+        assert any((tmp_path / "cache").iterdir())
+    finally:
+        register_delete_dir_handler(None)
+
+    again = make_spark_converter(spark.range(3).selectExpr("id * 7 AS seventh"))
+    directory = Path(urlsplit(again.cache_dir_url).path)
+    assert directory.exists()
+    again.delete()
+    assert not directory.exists()

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 from footplate.compat.petastorm import DataLoader, TransformSpec, edit_field, make_batch_reader, make_reader
-from footplate.compat.petastorm_metadata import parse_unischema
-from footplate.compat.petastorm_predicates import (
+from footplate.compat.petastorm.metadata import parse_unischema
+from footplate.compat.petastorm.predicates import (
     in_intersection,
     in_lambda,
     in_negate,
@@ -29,8 +29,8 @@ from footplate.compat.petastorm_predicates import (
     in_reduce,
     in_set,
 )
-from footplate.compat.petastorm_rows import decimal_friendly_collate
-from footplate.compat.petastorm_unischema import CompressedImageCodec, UnischemaField
+from footplate.compat.petastorm.rows import decimal_friendly_collate
+from footplate.compat.petastorm.unischema import CompressedImageCodec, UnischemaField
 from footplate.core.errors import ConfigError, DataError
 
 # What Petastorm 0.13.1 writes for the schema of `write_things`, compressed.
@@ -153,7 +153,7 @@ def test_edit_fields_states_type_and_shape_of_a_rows_columns(things: str) -> Non
     with pytest.raises(DataError, match=r"'pair'.*int16 \(2,\).*int16 \(3,\)"):
         list(make_reader(things, ["id"], transform_spec=wrong_shape))
     wrong_type = TransformSpec(lambda row: {"id": "many"}, [edit_field("id", np.int16, ())])
-    with pytest.raises(DataError, match="'id': a value isn't readable"):
+    with pytest.raises(DataError, match="'id': a value can't be read"):
         list(make_reader(things, ["id"], transform_spec=wrong_type))
 
 
@@ -219,7 +219,7 @@ class Bomb:
 
 @pytest.mark.parametrize("content", [pickle.dumps(Bomb()), pickle.dumps(Path()), b"nothing", pickle.dumps([1])])
 def test_what_a_pickle_names_is_not_run(content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"_common_metadata: .*(names|isn't readable|expected a Unischema)"):
+    with pytest.raises(DataError, match=r"_common_metadata: .*(names|can't be read|expected a Unischema)"):
         make_reader(write_things(tmp_path, content))
 
 
@@ -241,12 +241,12 @@ def test_a_value_that_is_not_what_its_field_says_is_refused_by_name() -> None:
     field = UnischemaField("image", np.uint8, (4, 3, 3), CompressedImageCodec("png"))
     with pytest.raises(DataError, match=r"'image'.*uint8 \(4, 3\).*uint8 \(4, 3, 3\)"):
         field.decode(png(PIXELS[:, :, 0]))
-    with pytest.raises(DataError, match="'image': a value isn't readable as CompressedImageCodec"):
+    with pytest.raises(DataError, match="'image': a value can't be read as CompressedImageCodec"):
         field.decode(b"no image")
     stream = io.BytesIO()
     np.save(stream, np.array([Bomb()], object), allow_pickle=True)
     matrix = parse_unischema(SCHEMA).matrix
-    with pytest.raises(DataError, match="'matrix': a value isn't readable as NdarrayCodec"):
+    with pytest.raises(DataError, match="'matrix': a value can't be read as NdarrayCodec"):
         matrix.decode(stream.getvalue())
 
 

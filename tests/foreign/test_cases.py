@@ -30,8 +30,8 @@ def test_every_case_that_does_not_pass_has_a_reason_that_resolves(suite):
 
 
 def test_a_reference_to_nothing_is_noticed():
-    assert "no heading" in (problem("docs/lightning.md#no-such-section", REPOSITORY) or "")
-    assert "these words" in (problem("docs/lightning.md#callbacks: no such words", REPOSITORY) or "")
+    assert "no heading" in (problem("docs/reference/lightning.md#no-such-section", REPOSITORY) or "")
+    assert "these words" in (problem("docs/reference/lightning.md#callbacks: no such words", REPOSITORY) or "")
     assert "expected" in (problem("because", REPOSITORY) or "")
 
 
@@ -64,7 +64,7 @@ def test_an_update_changes_what_changed_and_keeps_the_rest(tmp_path):
     entries = {
         "a.py::test_x[*]": Entry("differs", "why", 3),
         "a.py::test_y": Entry("internals", "a mock"),
-        "a.py::test_z": Entry("on purpose", "docs/lightning.md#callbacks"),
+        "a.py::test_z": Entry("on purpose", "docs/reference/lightning.md#callbacks"),
         "a.py::test_broken": Entry("passes"),
     }
     outcomes = {
@@ -83,7 +83,7 @@ def test_an_update_changes_what_changed_and_keeps_the_rest(tmp_path):
         "a.py::test_x[2]": Entry("differs", "why"),
         "a.py::test_x[*]": Entry("differs", "why"),
         "a.py::test_y": Entry("internals", "a mock"),
-        "a.py::test_z": Entry("on purpose", "docs/lightning.md#callbacks"),
+        "a.py::test_z": Entry("on purpose", "docs/reference/lightning.md#callbacks"),
         "a.py::test_broken": Entry("differs", "passed before; find the cause"),
         "a.py::test_new": Entry("passes"),
     }

@@ -1,10 +1,10 @@
-"""What of Lightning runs on Footplate, as data: docs/lightning.md is generated from it and each row of it is tested.
+"""What of Lightning runs on Footplate, as data. It generates docs/reference/lightning.md, and each row is tested.
 
     supported    it does what it does in Lightning
     different    it works, with the difference that is said
     refused      one clear error, with what to use instead
 
-After a change, `python -m models.table` (in tests/) writes the tables into docs/lightning.md.
+After a change, `python -m models.table` (in tests/) writes the tables into docs/reference/lightning.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from footplate.compat.lightning import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
-from footplate.compat.lightning_callbacks import REFUSED_CALLBACKS
+from footplate.compat.lightning.adapter import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
+from footplate.compat.lightning.callbacks import REFUSED_CALLBACKS
 
-DOCS = Path(__file__).parents[2] / "docs" / "lightning.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "lightning.md"
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ ARGUMENTS = (
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "a step may return a sum of losses with its weight, for a [mean over "
-        "tokens](guide/training.md#means-over-tokens); with a loader of unknown length, the last, partial window is stepped "
-        "after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
+        "tokens](../guide/training.md#means-over-tokens); with a loader of unknown length, the last, partial window is "
+        "stepped after the last `on_train_batch_end`; manual optimisation refuses it, as in Lightning"),
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
         "beginning of every so many-th epoch (Lightning: at the next validation)"),

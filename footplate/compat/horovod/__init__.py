@@ -23,7 +23,7 @@ Inside, from the wire up:
     gradients.py    reduced while the backward pass runs               optimizer.py, adasum_optimizer.py
     elastic.py      commits, and beginning again                       sampler.py
 
-What is the same as in Horovod, and what isn't, is in docs/horovod.md.
+What is the same as in Horovod, and what isn't, is in docs/reference/horovod.md.
 """
 
 from footplate.compat.horovod import elastic

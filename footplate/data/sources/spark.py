@@ -3,9 +3,8 @@
 A DataFrame that is nothing but a Parquet table is read from its files directly, if these are just the files that Spark
 would read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row
 groups, and read from there; the same plan in the same Spark session is not computed again. The files lie in the directory
-that the Spark setting `footplate.cache.dir` names (or Petastorm's `petastorm.spark.converter.parentCacheDirUrl`), which all
-workers must see, and are removed when the driver ends. What has to outlive a session, for resuming say, belongs into a
-table.
+that the Spark setting `footplate.cache.dir` names, which all workers must see, and are removed when the driver ends. What
+has to outlive a session, for resuming say, belongs into a table.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+import warnings
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,7 +26,8 @@ from footplate.data.remote.location import find_files, locate
 from footplate.data.sources.column_types import plain_type
 from footplate.data.sources.parquet import ParquetSource, open_parquet
 
-CACHE_SETTINGS = ("footplate.cache.dir", "petastorm.spark.converter.parentCacheDirUrl")
+# Spark settings that name the cache directory; the first that is set counts.
+CACHE_SETTINGS = ["footplate.cache.dir"]
 ROW_GROUP_BYTES = 32 * 2**20
 _SHOWN_FIELDS = "spark.sql.debug.maxToStringFields"
 _TYPES = {
@@ -42,6 +44,7 @@ _TYPES = {
 }
 _WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
+_delete_directory: Callable[[str], None] | None = None
 _computed: dict[str, str] = {}  # what a plan was computed into
 
 
@@ -78,7 +81,7 @@ def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression
         except Exception as error:
             raise DataError(f"The Spark DataFrame can't be written to {uri}: {error}") from error
         _computed[key] = uri
-        atexit.register(forget, uri)
+        atexit.register(_forget_at_exit, uri)
     return _computed[key]
 
 
@@ -102,15 +105,38 @@ def _key(frame: Any, *options: Any) -> str:
 
 
 def forget(uri: str) -> None:
-    """Remove what a DataFrame was computed into; any other place is left alone."""
+    """Delete the directory that a DataFrame was computed into; any other directory is left alone."""
     keys = [key for key, computed in _computed.items() if computed == uri]
     if not keys:
         return
     for key in keys:
         del _computed[key]
+    if _delete_directory is not None:
+        _delete_directory(uri)
+        return
     place = locate(uri)
     with contextlib.suppress(OSError):
         place.filesystem.delete_dir(place.path)
+
+
+def _forget_at_exit(uri: str) -> None:
+    """Delete the directory of a computed DataFrame; a failure is only a warning."""
+    try:
+        forget(uri)
+    except Exception as error:
+        warnings.warn(f"The files of a Spark DataFrame in {uri} can't be deleted: {error}", stacklevel=2)
+
+
+def set_delete_directory(delete: Callable[[str], None] | None) -> None:
+    """Let a function delete the directories of computed DataFrames. It takes a URI; None restores our own deletion."""
+    global _delete_directory
+    _delete_directory = delete
+
+
+def add_cache_setting(name: str) -> None:
+    """Read the cache directory from another Spark setting too."""
+    if name not in CACHE_SETTINGS:
+        CACHE_SETTINGS.append(name)
 
 
 def _plain_table(frame: Any) -> ParquetSource | None:

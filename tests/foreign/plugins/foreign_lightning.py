@@ -21,12 +21,12 @@ import lightning.pytorch.trainer.trainer
 import lightning.pytorch.tuner
 from foreign_recorder import counts_use_of
 
-import footplate.compat.lightning_cli
+import footplate.compat.lightning.cli
 
 if not os.environ.get("FOREIGN_CONTROL"):
     _ours = {
         lightning.pytorch.trainer.trainer.Trainer: footplate.Trainer,
-        lightning.pytorch.cli.LightningCLI: footplate.compat.lightning_cli.LightningCLI,
+        lightning.pytorch.cli.LightningCLI: footplate.compat.lightning.cli.LightningCLI,
     }
     for _name, _module in list(sys.modules.items()):
         if _module is not None and _name.split(".")[0] in ("lightning", "pytorch_lightning"):

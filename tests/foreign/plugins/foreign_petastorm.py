@@ -11,7 +11,7 @@ import pytest
 import torch
 from foreign_recorder import counts_calls_of, counts_use_of
 
-from footplate.compat.petastorm_predicates import in_intersection, in_lambda, in_pseudorandom_split, in_set
+from footplate.compat.petastorm.predicates import in_intersection, in_lambda, in_pseudorandom_split, in_set
 from footplate.data.table import Table
 
 # The CPU build of torch lacks torchvision's operators, which torchvision expects to be declared when it is imported.

@@ -21,8 +21,7 @@ import numpy as np
 import pandas  # noqa: F401
 
 import footplate.compat.petastorm as ours
-from footplate.compat import petastorm_predicates
-from footplate.compat.petastorm import TransformSpec, make_batch_reader, make_reader
+from footplate.compat.petastorm import TransformSpec, make_batch_reader, make_reader, predicates
 from petastorm import writing
 
 __all__ = ["OFFERED", "NotOffered", "TransformSpec", "make_batch_reader", "make_reader", "refuse_absent_names"]
@@ -110,13 +109,18 @@ def _writes_no_index(*_: object, **__: object) -> None:
 _CONVERTER = {"SparkDatasetConverter": ours.SparkDatasetConverter, "make_spark_converter": ours.make_spark_converter}
 OFFERED = {
     "petastorm.spark": _CONVERTER,
-    "petastorm.spark.spark_dataset_converter": {**_CONVERTER, "make_batch_reader": ours.make_batch_reader},
+    "petastorm.spark.spark_dataset_converter": {
+        **_CONVERTER,
+        "make_batch_reader": ours.make_batch_reader,
+        "register_delete_dir_handler": ours.register_delete_dir_handler,
+    },
     "petastorm.pytorch": {
         "DataLoader": ours.DataLoader,
         "BatchedDataLoader": ours.BatchedDataLoader,
+        "InMemBatchedDataLoader": ours.InMemBatchedDataLoader,
         "decimal_friendly_collate": ours.decimal_friendly_collate,
     },
-    "petastorm.predicates": vars(petastorm_predicates),
+    "petastorm.predicates": vars(predicates),
     "petastorm.transform": {"TransformSpec": ours.TransformSpec, "edit_field": ours.edit_field},
     "petastorm.unischema": {
         "Unischema": writing.Unischema,

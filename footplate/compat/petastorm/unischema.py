@@ -9,8 +9,8 @@ such a value as bytes, and the table's Unischema says how to read them:
         UnischemaField("boxes", np.float32, (None, 4), NdarrayCodec(), False),
     ])
 
-`UnischemaField.decode` turns a stored value into one of the field's type and shape. The classes only read: tables are
-written by Petastorm, or by `footplate.data`.
+`UnischemaField.decode` turns a stored value into a value of the field's type and shape. The classes only read: Petastorm
+and `footplate.data` write tables.
 """
 
 from __future__ import annotations
@@ -29,57 +29,57 @@ from footplate.core.optional import require
 
 @dataclass(frozen=True)
 class ScalarCodec:
-    """A scalar in a column of its own Spark type."""
+    """A scalar, stored in a column of a Spark type."""
 
     spark_type: Any = None
 
     def decode(self, field: UnischemaField, value: Any) -> Any:
-        """The value in the field's type."""
+        """Convert the value to the field's type."""
         return to_scalar(field.numpy_dtype, value)
 
 
 @dataclass(frozen=True)
 class NdarrayCodec:
-    """An array in the bytes of a .npy file."""
+    """An array, stored as the bytes of a .npy file."""
 
     def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
-        """The array; one of Python objects, which only pickle could read, is refused."""
+        """Read the array. An array of Python objects is refused, because only pickle could read it."""
         return np.load(io.BytesIO(value), allow_pickle=False)
 
 
 @dataclass(frozen=True)
 class CompressedNdarrayCodec:
-    """An array in the bytes of a compressed .npz file, under the name `arr`."""
+    """An array, stored as the bytes of a compressed .npz file under the name `arr`."""
 
     def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
-        """The array; one of Python objects, which only pickle could read, is refused."""
+        """Read the array. An array of Python objects is refused, because only pickle could read it."""
         with np.load(io.BytesIO(value), allow_pickle=False) as arrays:
             return arrays["arr"]
 
 
 @dataclass(frozen=True)
 class CompressedImageCodec:
-    """A grey image (height, width) or an RGB image (height, width, 3) in the bytes of a PNG or JPEG file."""
+    """A grey image (height, width) or RGB image (height, width, 3), stored as the bytes of a PNG or JPEG file."""
 
     image_codec: str = "png"
     quality: int = 80
 
     def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
-        """The pixels. Pillow reads 16 bits of grey images only."""
+        """Read the pixels. Pillow reads 16 bits for each pixel of grey images only."""
         image = require("PIL.Image", "images", "CompressedImageCodec").open(io.BytesIO(value))
         pixels = np.asarray(image)
         return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels
 
 
 class UnischemaField(NamedTuple):
-    """A column.
+    """A column of a Unischema.
 
     Attributes:
-        name: of the column.
-        numpy_dtype: of a value: a numpy type, or Decimal.
-        shape: of a value; () for a scalar, None for a dimension of any size.
-        codec: how a value is stored; None for a value that Parquet has a type for.
-        nullable: whether a value may be None.
+        name: the column's name.
+        numpy_dtype: the type of a value: a numpy type, or Decimal.
+        shape: the shape of a value: () for a scalar, None for a dimension of any size.
+        codec: reads a stored value; None for a value that Parquet has a type for.
+        nullable: True if a value may be None.
     """
 
     name: str
@@ -89,10 +89,10 @@ class UnischemaField(NamedTuple):
     nullable: bool = False
 
     def decode(self, value: Any) -> Any:
-        """The value in the field's type and shape; None stays None.
+        """Decode a stored value to the field's type and shape; None stays None.
 
         Raises:
-            DataError: the bytes aren't what the codec writes, or the value has another type or shape.
+            DataError: the codec can't read the bytes, or the value has another type or shape.
         """
         if value is None:
             return None
@@ -100,7 +100,7 @@ class UnischemaField(NamedTuple):
             decoded = self._decoded(value)
         except Exception as error:
             codec = type(self.codec).__name__ if self.codec is not None else f"a value of {self.numpy_dtype}"
-            raise DataError(f"Column {self.name!r}: a value isn't readable as {codec} ({error}).") from error
+            raise DataError(f"Column {self.name!r}: a value can't be read as {codec} ({error}).") from error
         self._check(decoded)
         return decoded
 
@@ -115,7 +115,9 @@ class UnischemaField(NamedTuple):
         if not self.shape:
             return
         sizes = zip(decoded.shape, self.shape, strict=False)
-        fits = len(decoded.shape) == len(self.shape) and all(size in (None, found) for found, size in sizes)
+        fits = len(decoded.shape) == len(self.shape) and all(size in (None, actual) for actual, size in sizes)
+
+        # The length of text is part of a numpy type, and differs between values.
         wanted = np.dtype(self.numpy_dtype)
         same = decoded.dtype.kind == wanted.kind if wanted.kind in "SU" else decoded.dtype == wanted
         if not (fits and same):
@@ -129,7 +131,7 @@ class Unischema:
     """The fields of a table, by name and as attributes: `schema.image`.
 
     Args:
-        name: of the schema.
+        name: the schema's name.
         fields: the columns.
     """
 
@@ -148,7 +150,7 @@ class Unischema:
 
 
 def to_scalar(kind: Any, value: Any) -> Any:
-    """A stored scalar, or its text, as a numpy scalar or a Decimal."""
+    """Convert a stored scalar, or its text, to a numpy scalar or a Decimal."""
     if kind is Decimal:
         return Decimal(str(value))
     kind = np.dtype(kind).type

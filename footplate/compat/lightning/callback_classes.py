@@ -1,15 +1,17 @@
-"""Lightning's callbacks that work on Lightning's own loops, with methods of ours in place of those that do.
+"""Replacement methods for Lightning's callbacks that read Lightning's loops.
 
 The user's object stays the same object: `trainer.callbacks` holds it, `isinstance` and its attributes work as under
-Lightning, and its subclasses' own methods run. Only its class changes, to one that looks methods up in this order:
+Lightning, and the methods of the user's subclass run. Only the object's class changes, to a class that looks methods up
+in this order:
 
     the user's subclasses  →  the replacement in this file  →  Lightning's class
 
-`super()` in a user's method therefore reaches our replacement first. Lightning itself is never imported here.
+So `super()` in a user's method reaches our replacement first. Each replacement below names the callback that it is for.
+This file doesn't import Lightning.
 """
 
 # pyright: reportIncompatibleVariableOverride=false
-# Saving shows values as properties that ours keeps as attributes.
+# Saving has properties where footplate.ModelCheckpoint has attributes.
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from footplate import callbacks as ours
 from footplate import checkpoint
 from footplate.callbacks.model_checkpoint import format_name
 from footplate.checkpoint.storage import Place, to_place
-from footplate.compat._between import Between, between, is_lightnings, users_classes
+from footplate.compat.lightning._class_between import Between, between, is_lightnings, users_classes
 from footplate.core.errors import ConfigError
 from footplate.training.crash_checkpoint import crash_phase, savable
 
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def replace_methods(callback: Any) -> None:
-    """Give a callback of Lightning's the methods that work here, if it needs them; does so once.
+    """Give a Lightning callback the methods that work here, if it needs any. A second call changes nothing.
 
     Raises:
         ConfigError: a subclass overrides a method of Lightning's that is never called here.
@@ -41,10 +43,10 @@ def replace_methods(callback: Any) -> None:
     kind = type(callback)
     if isinstance(kind, Between):
         return
-    name = next((base.__name__ for base in kind.__mro__ if is_lightnings(base) and base.__name__ in REPLACED), None)
+    name = next((base.__name__ for base in kind.__mro__ if is_lightnings(base) and base.__name__ in REPLACEMENTS), None)
     if name is None:
         return
-    replacement = REPLACED[name]
+    replacement = REPLACEMENTS[name]
     _check_overrides(kind, name, replacement)
     callback.__class__ = between(kind, replacement)
     replacement.take_over(callback)
@@ -62,22 +64,22 @@ def _check_overrides(kind: type, name: str, replacement: Any) -> None:
                 )
 
 
-class AsItIs:
-    """Lightning's own methods, all of them; they don't look at the weights.
+class Unchanged:
+    """Base of the replacements: all of Lightning's own methods, which don't read the weights.
 
     Class attributes:
-        runs_ours: whether Footplate's methods take over, so that Lightning's other methods are never called.
+        runs_ours: True if Footplate's methods take over, so that Lightning's other methods are never called.
     """
 
     runs_ours = False
     sees_weights = False
 
     def take_over(self) -> None:
-        """Set what the new methods need, from what Lightning's `__init__` has set."""
+        """Set the attributes that the new methods need from those that Lightning's `__init__` has set."""
 
 
-class Stopping(AsItIs):
-    """`EarlyStopping`: acts on what other callbacks and the module log."""
+class Stopping(Unchanged):
+    """For `EarlyStopping`: runs after the callbacks and the module whose values it reads."""
 
     order = 1
 
@@ -86,7 +88,8 @@ class Stopping(AsItIs):
             self._check_on_train_epoch_end = trainer.validates_once_per_epoch
 
 
-_SHOWN = (
+# Attributes of Lightning's ModelCheckpoint that `Saving` has as properties.
+_PROPERTIES = (
     "dirpath",
     "best_k_models",
     "best_model_score",
@@ -94,46 +97,47 @@ _SHOWN = (
     "last_model_path",
     "kth_best_model_path",
     "_last_checkpoint_saved",
-)  # fmt: skip  what Saving has as properties
+)
 
 
 class Saving(ours.ModelCheckpoint):
-    """`ModelCheckpoint`: ours, which writes in the background, seen as Lightning's."""
+    """For `ModelCheckpoint`: footplate.ModelCheckpoint, which saves in the background, with Lightning's attributes."""
 
     runs_ours = True
-    every_n_epochs: int = 0  # a property of Lightning's, without a setter
+    # Lightning's is a property without a setter.
+    every_n_epochs: int = 0
     _shown_dirpath: str | None = None
 
     def take_over(self) -> None:
-        given: Any = self
-        if given.FILE_EXTENSION != checkpoint.SUFFIX:
+        original: Any = self
+        if original.FILE_EXTENSION != checkpoint.SUFFIX:
             raise ConfigError(
-                f'{type(self).__name__}.FILE_EXTENSION is "{given.FILE_EXTENSION}": checkpoints of Footplate end in '
-                f'"{checkpoint.SUFFIX}", by which they are found again.'
+                f'{type(self).__name__}.FILE_EXTENSION is "{original.FILE_EXTENSION}": checkpoints of Footplate end in '
+                f'"{checkpoint.SUFFIX}", by which they are found again. Leave FILE_EXTENSION as it is.'
             )
-        kept = {name: vars(self).pop(name, None) for name in _SHOWN}
+        kept = {name: vars(self).pop(name, None) for name in _PROPERTIES}
         ours.ModelCheckpoint.__init__(
             self,
             dirpath=kept["dirpath"],
-            filename=given.filename,
-            monitor=given.monitor,
-            verbose=given.verbose,
-            save_last=given.save_last,
-            save_top_k=given.save_top_k,
-            save_weights_only=given.save_weights_only,
-            mode=given.mode,
-            auto_insert_metric_name=given.auto_insert_metric_name,
-            every_n_train_steps=given._every_n_train_steps,
-            train_time_interval=given._train_time_interval,
-            every_n_epochs=given._every_n_epochs,
-            save_on_train_epoch_end=given._save_on_train_epoch_end,
-            enable_version_counter=given._enable_version_counter,
-            save_on_exception=getattr(given, "save_on_exception", False),
+            filename=original.filename,
+            monitor=original.monitor,
+            verbose=original.verbose,
+            save_last=original.save_last,
+            save_top_k=original.save_top_k,
+            save_weights_only=original.save_weights_only,
+            mode=original.mode,
+            auto_insert_metric_name=original.auto_insert_metric_name,
+            every_n_train_steps=original._every_n_train_steps,
+            train_time_interval=original._train_time_interval,
+            every_n_epochs=original._every_n_epochs,
+            save_on_train_epoch_end=original._save_on_train_epoch_end,
+            enable_version_counter=original._enable_version_counter,
+            save_on_exception=getattr(original, "save_on_exception", False),
         )
 
     @property
     def dirpath(self) -> Any:
-        """As text, which is what Lightning has."""
+        """The directory, as text."""
         return self._shown_dirpath
 
     @dirpath.setter
@@ -142,24 +146,24 @@ class Saving(ours.ModelCheckpoint):
 
     @property
     def last_model_path(self) -> str:
-        """`last.ckpt`, as in Lightning; nothing without `save_last`, or before the first save."""
+        """The path of `last.ckpt`; empty without `save_last` and before the first save."""
         return str(self._last_link) if self._last_link is not None else ""
 
     @property
     def kth_best_model_path(self) -> str:
-        """The worst of those that are kept, once there are as many as `save_top_k` says."""
+        """The worst of the kept checkpoints, when there are `save_top_k` of them; empty before."""
         if not self.best_k_models:
             return ""
         return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._superseded()
 
     @property
     def best_k_models(self) -> dict[str, Any]:
-        """The scores of the best, as tensors; nothing without `monitor`, as in Lightning."""
+        """The scores of the kept checkpoints by path, as tensors; empty without `monitor`."""
         return {} if self.monitor is None else {path: _as_tensor(score) for path, score in self._kept_scores.items()}
 
     @property
     def best_model_score(self) -> Any:
-        """As a tensor, which is what Lightning has."""
+        """The best score, as a tensor."""
         return self._shown_best
 
     @best_model_score.setter
@@ -168,7 +172,7 @@ class Saving(ours.ModelCheckpoint):
 
     @property
     def current_score(self) -> Any:
-        """As a tensor, which is what Lightning has."""
+        """The latest score, as a tensor."""
         return self._shown_current
 
     @current_score.setter
@@ -180,19 +184,19 @@ class Saving(ours.ModelCheckpoint):
         return self._latest
 
     def _links(self, trainer: TrainerView) -> tuple[Place | None, Place | None]:
-        shown: Any = self
+        lightnings: Any = self
         if not self.save_last:
             return None, None
-        name = format_name(shown.CHECKPOINT_NAME_LAST, self._values(trainer), self.auto_insert_metric_name)
+        name = format_name(lightnings.CHECKPOINT_NAME_LAST, self._values(trainer), self.auto_insert_metric_name)
         return self._directory / f"{name}{checkpoint.SUFFIX}", None
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
-        """Write the paths of the best checkpoints and their scores."""
+        """Write the paths of the kept checkpoints and their scores."""
         import yaml
 
         path = self._directory / "best_k_models.yaml" if filepath is None else to_place(filepath)
         if not isinstance(path, Path):
-            raise ConfigError(f"ModelCheckpoint.to_yaml({str(path)!r}): expected a path on a disk.")
+            raise ConfigError(f"ModelCheckpoint.to_yaml({str(path)!r}): expected a path on a local disk.")
         path.write_text(yaml.safe_dump({saved: float(score) for saved, score in self.best_k_models.items()}))
 
 
@@ -200,20 +204,23 @@ def _as_tensor(score: float | None) -> Any:
     return None if score is None else torch.tensor(float(score), dtype=torch.float64)
 
 
-class SavingOnException(AsItIs):
-    """`OnExceptionCheckpoint`: keeps what it has saved, where Lightning's `teardown` is not called after an exception."""
+class SavingOnException(Unchanged):
+    """For `OnExceptionCheckpoint`: keeps its checkpoint after an exception.
+
+    Lightning doesn't call `teardown` after an exception. We do, and Lightning's `teardown` would delete the checkpoint.
+    """
 
     order = 2
     _has_failed = False
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         self._has_failed = True
-        ended = (
+        can_save = (
             trainer.training_in_progress
             and not trainer.group.is_distributed
             and crash_phase(trainer.run) == "between steps"
         )
-        if ended or savable(trainer.run, exception):
+        if can_save or savable(trainer.run, exception):
             trainer.save_checkpoint(self.ckpt_path)  # type: ignore[attr-defined]
 
     def setup(self, trainer: Trainer, *_: Any, **__: Any) -> None:
@@ -224,69 +231,71 @@ class SavingOnException(AsItIs):
             checkpoint.delete(self.ckpt_path)  # type: ignore[attr-defined]
 
 
-class Rates(AsItIs):
-    """`LearningRateMonitor`: its names and values, in the rows of ours; read before each step that is reported."""
+class Rates(Unchanged):
+    """For `LearningRateMonitor`: its names and values, in our rows. It reads them before each step that is reported."""
 
-    sees_weights = True  # so that its hook comes before every step, also where a call makes several
+    # A callback that may read the weights gets its hook before every step, also if one call makes several steps.
+    sees_weights = True
 
     def on_train_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.loggers:
             super().on_train_start(trainer, *args, **kwargs)  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        given: Any = self
-        if trainer.loggers and given.logging_interval != "epoch" and trainer.logs_next_step:
-            trainer.log_now(given._extract_stats(trainer, "step" if given.logging_interval is None else "any"))
+        monitor: Any = self
+        if trainer.loggers and monitor.logging_interval != "epoch" and trainer.logs_next_step:
+            trainer.log_now(monitor._extract_stats(trainer, "step" if monitor.logging_interval is None else "any"))
 
     def on_train_epoch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        given: Any = self
-        if trainer.loggers and given.logging_interval != "step":
-            trainer.log_now(given._extract_stats(trainer, "epoch" if given.logging_interval is None else "any"))
+        monitor: Any = self
+        if trainer.loggers and monitor.logging_interval != "step":
+            trainer.log_now(monitor._extract_stats(trainer, "epoch" if monitor.logging_interval is None else "any"))
 
 
-class DeviceStats(AsItIs):
-    """`DeviceStatsMonitor`: Lightning's figures, in the rows of ours."""
+class DeviceStats(Unchanged):
+    """For `DeviceStatsMonitor`: Lightning's figures, in our rows."""
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        """Lightning's refuses a trainer without loggers; here the figures are then in `callback_metrics` alone."""
+        """Accept a trainer without loggers, which Lightning refuses: the figures are then only in `callback_metrics`."""
 
     def _get_and_log_device_stats(self, trainer: Trainer, key: str) -> None:
-        given: Any = self
-        here, on_host = trainer.device, trainer.device.type == "cpu"
+        monitor: Any = self
+        device, on_host = trainer.device, trainer.device.type == "cpu"
         due = trainer.logs_this_step if key == "on_train_batch_end" else trainer.logs_next_step
-        if not due or (given._cpu_stats is False and on_host):
+        if not due or (monitor._cpu_stats is False and on_host):
             return
+
         stats: dict[str, Any] = {}
-        if here.type == "cuda":
-            stats |= torch.cuda.memory_stats(here)
+        if device.type == "cuda":
+            stats |= torch.cuda.memory_stats(device)
         elif not on_host:
-            stats |= trainer.accelerator.stats(here)
-        if on_host or given._cpu_stats:
+            stats |= trainer.accelerator.stats(device)
+        if on_host or monitor._cpu_stats:
             stats |= sys.modules["lightning.pytorch.accelerators.cpu"].get_cpu_stats()
         prefix = f"{type(self).__qualname__}.{key}"
         trainer.log_now({f"{prefix}/{name}": float(value) for name, value in stats.items()})
 
 
-class Bar(AsItIs):
-    """Lightning's progress bars: they ask the loop one thing."""
+class Bar(Unchanged):
+    """For the progress bars, which read one number from Lightning's loop."""
 
     @property
     def total_val_batches_current_epoch(self) -> int | float:
-        """Validation batches of the epoch in progress."""
+        """The number of validation batches of the epoch in progress."""
         trainer = self.trainer  # type: ignore[attr-defined]
         every = trainer.check_val_every_n_epoch
         due = every is None or (trainer.current_epoch + 1) % every == 0
         return sum(trainer.num_val_batches) if due else 0
 
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
-        """What the bar shows: Lightning's `v_num` only where every logger has a version."""
+        """The values that the bar shows; with Lightning's `v_num` only if every logger has a version."""
         if all(hasattr(logger, "version") for logger in trainer.loggers):
             return super().get_metrics(trainer, pl_module)  # type: ignore[misc]
         return dict(trainer.progress_bar_metrics)
 
 
-class Summary(AsItIs):
-    """`ModelSummary`: Lightning's table for a LightningModule, ours for a module of ours."""
+class Summary(Unchanged):
+    """For `ModelSummary`: Lightning's table for a LightningModule, ours for a `footplate.Module`."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if hasattr(pl_module, "_trainer"):
@@ -295,15 +304,16 @@ class Summary(AsItIs):
             ours.ModelSummary(self._max_depth).on_fit_start(trainer, pl_module)  # type: ignore[attr-defined]
 
     def _summary(self, trainer: Trainer, pl_module: Any) -> Any:
-        attached, pl_module._trainer = pl_module._trainer, None  # else it asks the trainer for Lightning's plugins
+        # Without a trainer, Lightning's table doesn't read the plugins of Lightning's trainer.
+        attached_trainer, pl_module._trainer = pl_module._trainer, None
         try:
             return super()._summary(trainer, pl_module)  # type: ignore[misc]
         finally:
-            pl_module._trainer = attached
+            pl_module._trainer = attached_trainer
 
 
 class Accumulating(ours.GradientAccumulationScheduler):
-    """`GradientAccumulationScheduler`: ours."""
+    """For `GradientAccumulationScheduler`: ours."""
 
     runs_ours = True
 
@@ -312,24 +322,24 @@ class Accumulating(ours.GradientAccumulationScheduler):
 
 
 class Averaging(ours.StochasticWeightAveraging):
-    """`StochasticWeightAveraging`: ours."""
+    """For `StochasticWeightAveraging`: ours."""
 
     runs_ours = True
 
     def take_over(self) -> None:
         names = ("swa_lrs", "swa_epoch_start", "annealing_epochs", "annealing_strategy", "avg_fn", "device")
-        given = {name: vars(self)[f"_{name}"] for name in names}
-        ours.StochasticWeightAveraging.__init__(self, **given)
+        arguments = {name: vars(self)[f"_{name}"] for name in names}
+        ours.StochasticWeightAveraging.__init__(self, **arguments)
 
 
-REPLACED: dict[str, Any] = {
+REPLACEMENTS: dict[str, Any] = {
     "EarlyStopping": Stopping,
     "ModelCheckpoint": Saving,
     "OnExceptionCheckpoint": SavingOnException,
     "LearningRateMonitor": Rates,
     "DeviceStatsMonitor": DeviceStats,
     "ModelSummary": Summary,
-    "Timer": AsItIs,
+    "Timer": Unchanged,
     "ProgressBar": Bar,
     "GradientAccumulationScheduler": Accumulating,
     "StochasticWeightAveraging": Averaging,

@@ -1,10 +1,10 @@
-"""Lightning's command line with our trainer. One line of a program changes:
+"""Lightning's command line with our trainer. Change one line of your program:
 
-    from footplate.compat.lightning_cli import LightningCLI      # was: from lightning.pytorch.cli import LightningCLI
+    from footplate.compat.lightning.cli import LightningCLI      # was: from lightning.pytorch.cli import LightningCLI
 
-Lightning's own refuses any trainer that doesn't inherit from Lightning's. This one takes `footplate.Trainer`, its
-subclasses and functions that return one. `trainer.callbacks` and `trainer.logger` of a configuration may name Lightning's
-classes or ours, `trainer.profiler` one of Lightning's.
+Lightning's own `LightningCLI` refuses a trainer that doesn't inherit from Lightning's. This one takes `footplate.Trainer`,
+a subclass, or a function that returns a trainer. `trainer.callbacks` and `trainer.logger` of a configuration may name
+Lightning's classes or ours, and `trainer.profiler` a profiler of Lightning's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LOGGER = LightningsLogger | Logger
 
 
 class Parser(cli.LightningArgumentParser):
-    """Lightning's, which also knows our trainer's arguments."""
+    """Lightning's parser, which also adds our trainer's arguments."""
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Add the arguments of a class, or of a function that makes its objects."""
+        """Add the arguments of a class, or of a function that returns its objects."""
         kind = lightning_class if isinstance(lightning_class, type) else class_from_function(lightning_class)
         if not issubclass(kind, Trainer):
             return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
@@ -65,12 +65,12 @@ class LightningCLI(cli.LightningCLI):
 
 
 def _instance(callback: Any) -> Any:
-    """A callback of `trainer_defaults`, which may be given as in a configuration file, by `class_path` and `init_args`."""
+    """A callback of `trainer_defaults`: an object, or `class_path` and `init_args` as in a configuration file."""
     return cli.instantiate_class((), callback) if isinstance(callback, dict) and "class_path" in callback else callback
 
 
 def _annotated(kind: type[Trainer]) -> type[Trainer]:
-    """A trainer's class whose callbacks, loggers and profiler may be Lightning's, as far as the parser asks."""
+    """A subclass of a trainer's class whose signature also accepts Lightning's callbacks, loggers and profilers."""
     types = {
         "callbacks": CALLBACK | list[CALLBACK] | None,
         "logger": bool | LOGGER | list[LOGGER] | None,
@@ -78,13 +78,13 @@ def _annotated(kind: type[Trainer]) -> type[Trainer]:
     }
     signature = inspect.signature(kind.__init__, eval_str=True)
     parameters = [
-        one.replace(annotation=types.get(one.name, one.annotation))
-        for one in signature.parameters.values()
-        if one.kind is not one.VAR_KEYWORD
+        parameter.replace(annotation=types.get(parameter.name, parameter.annotation))
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
     ]
 
-    def __init__(self: Any, **given: Any) -> None:
-        kind.__init__(self, **given)
+    def __init__(self: Any, **arguments: Any) -> None:
+        kind.__init__(self, **arguments)
 
     __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"__init__": __init__, "__doc__": kind.__doc__, "__module__": kind.__module__})

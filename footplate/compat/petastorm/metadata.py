@@ -1,10 +1,10 @@
-"""The Unischema of a table that Petastorm wrote, read without running code.
+"""Reads the Unischema of a table that Petastorm wrote, without running code.
 
-`materialize_dataset` leaves a file `_common_metadata` beside the table's files. Its Parquet metadata has the schema as a
-pickle. A pickle is a program: it may name any function of any module, and have it called with any arguments. So the names
-in this pickle are never imported. Each of them becomes an empty record, made for this one reading, that keeps what it was
-called with; only numpy's types, Decimal and OrderedDict stand for themselves. A name that no Unischema needs ends the
-reading. `_schema` then builds the schema from the records with plain code.
+`materialize_dataset` writes a file `_common_metadata` beside the table's files. Its Parquet metadata has the schema as a
+pickle. A pickle is a program: it can name any function of any module, and call it with any arguments. So the names in this
+pickle are never imported. Each name becomes an empty record class, made for this one reading, whose objects keep the
+arguments of their construction. Only numpy's types, Decimal and OrderedDict are used themselves. A name that no Unischema
+needs is an error. `_schema` then builds the schema from the records with plain code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from footplate.compat.petastorm_unischema import (
+from footplate.compat.petastorm.unischema import (
     CompressedImageCodec,
     CompressedNdarrayCodec,
     NdarrayCodec,
@@ -42,10 +42,10 @@ _NUMPY_OLD = {"unicode_": "str_", "string_": "bytes_", "bool": "bool_", "str": "
 
 
 def read_unischema(url: Any) -> Unischema | None:
-    """The Unischema of a table; None for a table that has none.
+    """Read the Unischema of a table; None for a table without one.
 
     Raises:
-        DataError: the schema isn't readable, or names something that isn't part of a Unischema.
+        DataError: the schema can't be read, or names something that isn't part of a Unischema.
     """
     place = locate(url)
     path = f"{place.path.rstrip('/')}/_common_metadata"
@@ -60,21 +60,21 @@ def read_unischema(url: Any) -> Unischema | None:
 
 
 def parse_unischema(pickled: bytes, path: str = "_common_metadata") -> Unischema:
-    """The Unischema of a pickle; `path` names it in messages.
+    """Read a Unischema from a pickle; error texts name the file `path`.
 
     Raises:
-        DataError: the pickle isn't readable, or names something that isn't part of a Unischema.
+        DataError: the pickle can't be read, or names something that isn't part of a Unischema.
     """
     try:
         return _schema(_Records(io.BytesIO(pickled), encoding="utf-8").load())
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:
-        raise DataError(f"{path}: its Unischema isn't readable ({type(error).__name__}: {error}).") from error
+        raise DataError(f"{path}: its Unischema can't be read ({type(error).__name__}: {error}).") from error
 
 
 class _Record:
-    """An object of a pickle: the arguments of its construction, and its attributes."""
+    """An object of a pickle, with the arguments of its construction and its attributes."""
 
     arguments: tuple[Any, ...]
 
@@ -84,14 +84,14 @@ class _Record:
         return record
 
     def __init__(self, *_: Any) -> None:
-        """A record keeps its arguments."""
+        """Do nothing: `__new__` has kept the arguments."""
 
 
 class _Records(pickle.Unpickler):
     """Reads a pickle of a Unischema into records."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """A stand-in for a name of the pickle.
+        """Return a record class in place of a name of the pickle.
 
         Raises:
             DataError: the name isn't part of a Unischema.
@@ -113,16 +113,16 @@ class _Records(pickle.Unpickler):
         if (module_name, global_name) in known:
             return known[module_name, global_name]
         raise DataError(
-            f"its Unischema names {module_name}.{global_name}, which is no part of a Unischema and isn't imported. If the "
-            "table has a codec of your own, read it with make_batch_reader, which gives the stored values."
+            f"its Unischema names {module_name}.{global_name}, which is not part of a Unischema and isn't imported. If "
+            "the table has a codec of your own, read it with make_batch_reader, which gives the stored values."
         )
 
 
 def _reconstructed(kind: Any, base: Any, state: Any) -> Any:
-    """What pickles of Python 2 call to make an object.
+    """Make an object in the way that pickles of Python 2 do.
 
     Raises:
-        DataError: an object of something else than a record.
+        DataError: the object is not a record.
     """
     if not (isinstance(kind, type) and issubclass(kind, _Record)):
         raise DataError(f"its Unischema makes an object of {kind!r}.")
@@ -136,7 +136,7 @@ def _schema(record: Any) -> Unischema:
 
 
 def _field(record: Any) -> UnischemaField:
-    # Petastorm 0.6 and older have no default for the last two.
+    # Petastorm 0.6 and older leave out the codec and `nullable`.
     name, kind, shape, codec, nullable = (*record.arguments, None, False)[:5]
     return UnischemaField(str(name), kind, tuple(shape or ()), None if codec is None else _codec(codec), bool(nullable))
 
@@ -150,4 +150,4 @@ def _codec(record: Any) -> Any:
         return ScalarCodec(kind.__name__ if isinstance(kind, type) else type(kind).__name__)
     if name in _CODECS:
         return _CODECS[name]()
-    raise DataError(f"its Unischema has the codec {name}, which isn't known.")
+    raise DataError(f"its Unischema has the codec {name}, which isn't supported.")

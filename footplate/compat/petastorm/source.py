@@ -1,11 +1,11 @@
-"""A table of encoded columns as a source: what lies between Parquet and a Unischema's values.
+"""A source of encoded columns, between Parquet files and the values of a Unischema.
 
-`Loader` makes tensors of columns of numbers, and refuses a null integer or a Decimal. A Unischema's reader gives None and
-Decimal as they are. So this source hands such columns on as text or bytes, which a batch keeps unchanged, and
+`Loader` makes tensors of columns of numbers, and refuses a null integer or a Decimal. A reader of a Unischema gives None
+and Decimals unchanged. So this source passes such columns on as text or bytes, which a batch keeps unchanged, and
 `decode_rows` turns a batch into rows of the fields' types.
 
-A predicate is applied here too. It chooses rows as deletion does in a Delta table: before the first batch is planned. So
-the number of batches is known, each shard has as many as the others, and a resumed run reads the same rows.
+A predicate is applied here too. It chooses rows before the first batch is planned, as a deletion in a Delta table does. So
+the number of batches is known, every shard has the same number, and a resumed run reads the same rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from footplate.compat.petastorm_unischema import Unischema, UnischemaField
+from footplate.compat.petastorm.unischema import Unischema, UnischemaField
 from footplate.core.errors import DataError, did_you_mean
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import Source
@@ -25,30 +25,30 @@ from footplate.data.table import Table
 
 
 def encoded(table: Table, schema: Unischema | None, predicate: Any) -> Table:
-    """The rows of a table that the predicate keeps, in the form that `decode_rows` takes."""
+    """The table's rows that the predicate keeps, in the form that `decode_rows` reads."""
     known = schema or Unischema("", [])
     return table.through(lambda source, meant: cast("Source", EncodedSource(source, meant, known, predicate)))
 
 
 class EncodedSource:
-    """A source whose columns a batch keeps unchanged; see the module. Everything else is the inner source's.
+    """A source whose columns a batch keeps unchanged; see the module's docstring. All else is the inner source's.
 
     Args:
         source: the table's files.
-        table: the rows that are meant, before the predicate.
-        schema: what the columns mean; a column without a field stays as it is.
-        predicate: which rows, as of `footplate.compat.petastorm_predicates`; None for all.
+        table: the rows before the predicate is applied.
+        schema: the fields of the columns; a column without a field stays as it is.
+        predicate: chooses rows, as in `footplate.compat.petastorm.predicates`; None for all.
     """
 
     def __init__(self, source: Source, table: Table, schema: Unischema, predicate: Any = None) -> None:
         self._source, self._table, self._unischema, self._predicate = source, table, schema, predicate
-        # Read here: `kept` is called in threads that must not wait for each other.
+        # Read the positions now: `kept` is called in threads that must not wait for each other.
         self._meant = [table.positions(group) for group in range(len(source.groups([])))]
         missing = sorted(set(predicate.get_fields() if predicate else ()) - set(source.schema.names))
         if missing:
             raise DataError(f"predicate: no column {missing[0]!r}. {did_you_mean(missing[0], source.schema.names)}")
         self.schema = pa.schema(
-            [pa.field(field.name, _carried_type(field.type, schema.fields.get(field.name))) for field in source.schema]
+            [pa.field(field.name, _encoded_type(field.type, schema.fields.get(field.name))) for field in source.schema]
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ class EncodedSource:
         return getattr(self._source, name)
 
     def kept(self, group: int) -> np.ndarray | None:
-        """The rows of a group that the table means and the predicate keeps, as positions."""
+        """Positions of a group's rows that the table has and the predicate keeps; None for all."""
         kept = self._meant[group]
         if self._predicate is None:
             return kept
@@ -69,32 +69,32 @@ class EncodedSource:
         return kept[np.array([bool(self._predicate.do_include(row)) for row in rows], bool)]
 
     def nulls(self, column: str) -> int | None:
-        """Nulls of a column over the rows that are meant, where that is known without reading it."""
+        """The number of nulls of a column in the chosen rows; None if it isn't known without reading the column."""
         known = self._table.nulls(column)
         return known if self._predicate is None or known == 0 else None
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """The rows of a group, in the types of `schema`."""
-        return self._carried(self._source.read(group, columns))
+        """Read the rows of a group, in the types of `schema`."""
+        return self._encode(self._source.read(group, columns))
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """The first rows of a group, in the types of `schema`."""
-        return self._carried(self._source.peek(group, columns, rows))
+        """Read the first rows of a group, in the types of `schema`."""
+        return self._encode(self._source.peek(group, columns, rows))
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of a group in pieces, in the types of `schema`."""
-        return (self._carried(piece) for piece in self._source.stream(group, columns))
+        """Read the rows of a group in pieces, in the types of `schema`."""
+        return (self._encode(piece) for piece in self._source.stream(group, columns))
 
-    def _carried(self, table: pa.Table) -> pa.Table:
+    def _encode(self, table: pa.Table) -> pa.Table:
         arrays = [
-            _carry(column, self.schema.field(name).type, self._unischema.fields.get(name))
+            _encode_column(column, self.schema.field(name).type, self._unischema.fields.get(name))
             for name, column in zip(table.column_names, table.columns, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema.field(name) for name in table.column_names]))
 
 
 def decode_rows(schema: Unischema, batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a batch, in the types of the schema's fields."""
+    """Turn a batch into rows, in the types of the schema's fields."""
     columns = [_decoded(schema.fields.get(name), values) for name, values in batch.items()]
     return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -103,12 +103,13 @@ def _decoded(field: UnischemaField | None, values: Any) -> list[Any]:
     stored = values if isinstance(values, list) else values.tolist()
     if field is None:
         return stored
-    if field.shape and field.codec is None:  # a list of numbers, carried as the bytes of an array
+    # A list of numbers travels as the bytes of an array.
+    if field.shape and field.codec is None:
         stored = [None if value is None else np.frombuffer(value, field.numpy_dtype).copy() for value in stored]
     return [field.decode(value) for value in stored]
 
 
-def _carried_type(kind: pa.DataType, field: UnischemaField | None) -> pa.DataType:
+def _encoded_type(kind: pa.DataType, field: UnischemaField | None) -> pa.DataType:
     if (
         field is None
         or pt.is_binary(kind)
@@ -124,7 +125,7 @@ def _carried_type(kind: pa.DataType, field: UnischemaField | None) -> pa.DataTyp
     return kind
 
 
-def _carry(column: pa.ChunkedArray, kind: pa.DataType, field: UnischemaField | None) -> pa.ChunkedArray:
+def _encode_column(column: pa.ChunkedArray, kind: pa.DataType, field: UnischemaField | None) -> pa.ChunkedArray:
     if field is None or column.type == kind:
         return column
     if pt.is_list(column.type) or pt.is_large_list(column.type):
@@ -132,6 +133,7 @@ def _carry(column: pa.ChunkedArray, kind: pa.DataType, field: UnischemaField | N
         return pa.chunked_array([pa.array(rows, kind)])
     if pt.is_boolean(column.type):
         column = column.cast(pa.int8())
+    # Numpy's times have no zone.
     if pt.is_timestamp(column.type):
-        column = column.cast(pa.timestamp(column.type.unit))  # without its zone, which numpy's times don't have
+        column = column.cast(pa.timestamp(column.type.unit))
     return column.cast(kind)

@@ -1,4 +1,4 @@
-"""Rows with a Unischema: their transform, and how a list of them becomes a batch."""
+"""Rows of a table with a Unischema: their transform and their batches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from footplate.compat.petastorm_unischema import UnischemaField
+from footplate.compat.petastorm.unischema import UnischemaField
 from footplate.core.errors import DataError
 
-# Torch computes little with these types, so Petastorm's loaders give the type that holds all of their values.
+# Torch has few operations on these types, so Petastorm's loaders give a wider type that holds all values.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.bool_): np.uint8}
 
 
 def transform_row(spec: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """A row through a `TransformSpec`, whose function is given a dict.
+    """Apply a `TransformSpec` to a row; its function gets a dict.
 
     Raises:
-        DataError: the function returned a row without a column that the spec names, or a value that isn't of the type and
-            shape that `edit_fields` states.
+        DataError: the function returned a row without a column that the spec names, or a value of another type or shape
+            than `edit_fields` states.
     """
     if spec.func is not None:
         row = spec.func(row)
@@ -31,10 +31,10 @@ def transform_row(spec: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_columns(spec: Any, columns: Iterable[str]) -> list[str]:
-    """The columns that a `TransformSpec` keeps of those that its function returned.
+    """The columns that a `TransformSpec` keeps, of the columns that its function returned.
 
     Raises:
-        DataError: the function returned no column of a name that the spec selects, or says that it makes.
+        DataError: the function returned no column of a name in `selected_fields` or `edit_fields`.
     """
     returned = list(columns)
     removed = set(spec.removed_fields or ())
@@ -49,21 +49,21 @@ def kept_columns(spec: Any, columns: Iterable[str]) -> list[str]:
 
 
 def _edited(spec: Any) -> list[tuple[str, Any, Any]]:
-    """Name, type and shape of the columns that a spec makes or changes: tuples, or fields of a Unischema."""
+    """Name, type and shape of the columns in `edit_fields`, which may be tuples or fields of a Unischema."""
     return [(field[0], field[1], field[2]) for field in spec.edit_fields or ()]
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A batch of rows: a tensor for each column of numbers, a list for text, Decimals and times.
+    """Make a batch of rows: a tensor for each column of numbers, a list for text, Decimals and times.
 
     Raises:
-        DataError: a value of numbers is None, or the values of a column have several shapes.
+        DataError: a value is None, or the values of a column have several shapes.
     """
     return {name: _collate(name, [row[name] for row in rows]) for name in rows[0]}
 
 
 def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
-    """Torch's `default_collate`, which also takes Decimals: they stay a list (a tuple, in rows that are sequences)."""
+    """Torch's `default_collate` for rows with Decimals: these stay a list (a tuple, in rows that are sequences)."""
     first = batch[0]
     if isinstance(first, Decimal):
         return batch

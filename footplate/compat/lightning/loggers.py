@@ -1,13 +1,13 @@
-"""Lightning's loggers behind our contract.
+"""Lightning's loggers behind Footplate's `Logger` contract.
 
-    ours                                        Lightning's
+    Footplate calls                             Lightning's logger gets
     setup(run_dir, hparams)                     log_hyperparams(hparams)
     log_metrics(metrics, step, epoch)           log_metrics({…, "epoch": epoch}, step), then save()
     log_model(trainer)                          log_graph(module)
     finalize(status)                            save(), finalize(status)
 
-Rows travel through a thread of ours, so that a slow tracker doesn't slow training, and one that fails is tried again.
-Everything else that people do with their logger (`self.logger.experiment.add_image(…)`) goes straight to it.
+Rows go through a background thread, so that a slow logger doesn't slow training, and a failed write is retried.
+Everything else that a program does with its logger (`self.logger.experiment.add_image(…)`) reaches the logger directly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.compat.lightning_callbacks import is_lightning
+from footplate.compat.lightning._class_between import is_lightnings
 from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.params import plain, with_epoch
@@ -30,45 +30,42 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0
 
 
-def translate_loggers(loggers: list[Any]) -> list[Logger]:
-    """Loggers of ours as they are, Lightning's behind our contract.
+def translate_logger(logger: Any) -> Logger:
+    """Wrap one of Lightning's loggers in our contract.
 
     Raises:
-        ConfigError: something that is no logger, or a Lightning logger that is to upload Lightning's checkpoints.
+        ConfigError: an object of Lightning's that is not a logger, or a logger that uploads Lightning's checkpoints.
     """
-    return [logger if isinstance(logger, Logger) else _translate(logger) for logger in loggers]
-
-
-def _translate(logger: Any) -> Logger:
-    if not is_lightning(logger) or not hasattr(logger, "log_hyperparams"):
+    if not hasattr(logger, "log_hyperparams"):
         raise ConfigError(f"logger: expected a footplate.Logger or one of Lightning's, got {type(logger).__name__}.")
     if getattr(logger, "_log_model", False):
         raise ConfigError(
             f"{type(logger).__name__}(log_model=…) uploads Lightning's checkpoint files, which aren't written here. "
             "Set log_model=False, or use footplate.MLflow, which keeps checkpoints and the model."
         )
+
     kind = type(logger)
-    hook = getattr(kind, "after_save_checkpoint", None)
-    if getattr(hook, "__module__", "lightning").split(".")[0] not in ("lightning", "pytorch_lightning"):
+    owner = next((base for base in kind.__mro__ if "after_save_checkpoint" in vars(base)), None)
+    if owner is not None and not is_lightnings(owner):
         log.warning(
-            "%s.after_save_checkpoint() is not called: checkpoints are written in the background. A footplate.Logger has "
-            "log_checkpoint(path, aliases), which is called once a checkpoint is complete.",
+            "%s.after_save_checkpoint() is not called: checkpoints are written in the background. Override "
+            "log_checkpoint(path, aliases) of a footplate.Logger, which is called when a checkpoint is complete.",
             kind.__name__,
         )
     return LightningLogger(logger)
 
 
 class LightningLogger(Logger):
-    """See the module's docstring.
+    """A Lightning logger behind Footplate's contract; see the module's docstring.
 
     Attributes:
-        original: the user's logger; what isn't found here is looked for there.
+        original: the user's logger. Attributes that this class doesn't have are read from it.
     """
 
     def __init__(self, original: Any) -> None:
         self.original = original
         self._writer: BackgroundWriter | None = None
-        self._taken = 0
+        self._delivered = 0
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -76,7 +73,7 @@ class LightningLogger(Logger):
         return self.original.name
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Begin the record. Raises ConfigError where the logger can't."""
+        """Begin the record. Raise ConfigError if the logger can't."""
         try:
             self.original.log_hyperparams(plain(hparams))
             self.original.save()
@@ -85,7 +82,7 @@ class LightningLogger(Logger):
         self._writer = BackgroundWriter(type(self.original).__name__, self._deliver)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """A row, in the background while training runs; also what a module calls itself, then without `epoch`."""
+        """Write a row, in the background during a run. A module may call this method too, without `epoch`."""
         row = with_epoch(metrics, epoch)
         if self._writer is None:
             self.original.log_metrics(metrics=row, step=step)
@@ -93,11 +90,11 @@ class LightningLogger(Logger):
             self._writer.put((row, step))
 
     def log_model(self, trainer: Trainer) -> None:
-        """Log the graph, for a logger that was asked to."""
+        """Log the graph, for a logger that is set to."""
         _attempt(self.original, "log_graph", trainer.module)
 
     def finalize(self, status: Status) -> None:
-        """Write what is left, waiting a bounded time, and close the record."""
+        """Write the rows that are left, for a limited time, and close the record."""
         if self._writer is not None:
             self._writer.close(CLOSE_TIMEOUT_S)
             self._writer = None
@@ -105,21 +102,22 @@ class LightningLogger(Logger):
         _attempt(self.original, "finalize", status)
 
     def _deliver(self, rows: list[tuple[dict[str, float], int | None]]) -> None:
-        """All of the rows; after a failure it is given them again, and goes on with the first that was not taken."""
-        for row, step in rows[self._taken :]:
+        """Write rows. After a failure, the retry gets the same rows and continues with the first that wasn't written."""
+        for row, step in rows[self._delivered :]:
             self.original.log_metrics(metrics=row, step=step)
-            self._taken += 1
+            self._delivered += 1
         self.original.save()
-        self._taken = 0
+        self._delivered = 0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":  # while it is being unpickled
+        # Unpickling looks attributes up before `original` is set.
+        if name == "original":
             raise AttributeError(name)
         return getattr(self.original, name)
 
 
 def _attempt(logger: Any, name: str, *args: Any) -> None:
-    """Call a logger's method; a failure is said and nothing more, since it must not end a run."""
+    """Call a logger's method. A failure is only a warning, because it must not end a run."""
     try:
         getattr(logger, name)(*args)
     except Exception as error:

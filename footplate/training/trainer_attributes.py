@@ -1,19 +1,32 @@
-"""What can be read of a run while it runs: by callbacks, loggers and modules, mostly under Lightning's names."""
+"""The attributes of a `Trainer` that callbacks, loggers and modules read while it runs.
+
+Most attributes are in one of four groups:
+
+    trainer.max_epochs     an argument (`Setting`): assign it between two calls
+    trainer.module         an attribute of the present run (`OfRun`)
+    trainer.current_epoch  computed from the run (a property)
+    trainer.world_size     computed too (`Computed`), but a program may assign a value of its own in its place
+
+Attributes that only another library's trainer has come from its adapter; see `core/adapters.py`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import torch
 
-from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint, ProgressBar
 from footplate.callbacks.base import is_kind
 from footplate.callbacks.timer import Duration
 from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place
+from footplate.core import adapters
 from footplate.core.hooks import Hooks
+from footplate.data.adapters.combined import is_combined
 from footplate.distributed.agreement import Agreement
 from footplate.distributed.base import Strategy
 from footplate.distributed.group import Group
@@ -51,13 +64,28 @@ class OfRun(Generic[T]):
         setattr(trainer.run, self.name, value)
 
 
+class Computed(Generic[T]):
+    """An attribute that is computed when it is read, until a program assigns a value to it."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, trainer: None, owner: type) -> Computed[T]: ...
+    @overload
+    def __get__(self, trainer: Any, owner: type) -> T: ...
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        return self if trainer is None else self.compute(trainer)
+
+
 def _all_if_none(limit: int | float | None) -> int | float:
-    """A limit as Lightning shows it: 1.0, all batches, where none was given."""
+    """A limit on batches; 1.0, all of them, if none was given."""
     return 1.0 if limit is None else limit
 
 
-class View:
-    """The attributes of a `Trainer`: its arguments, which may be assigned between two calls, and what a run has reached."""
+class TrainerAttributes:
+    """The attributes of a `Trainer`: its arguments, and the state of its present or last run."""
 
     run: Run
     callbacks: list[Any]
@@ -126,15 +154,17 @@ class View:
     compile = Setting[bool | dict[str, Any]]()
     iterations_per_loop = Setting[int]()
 
+    # Arguments and metrics
+
     @property
     def fast_dev_run(self) -> int | bool:
-        """How many batches of every loader are run; True for one, False for all."""
+        """The number of batches of every loader that are run; True for one, False for all."""
         batches = int(self.config.fast_dev_run)
         return batches if batches > 1 else bool(batches)
 
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
-        """The latest value of every metric by name. Reads from the device what was logged since it was last asked."""
+        """The latest value of every metric by name. Reads the values logged since the last read from the device."""
         self.latest_metrics()
         return self.run.reports.tensors()
 
@@ -144,28 +174,29 @@ class View:
 
     @property
     def logged_metrics(self) -> dict[str, float]:
-        """What the loggers were told last, by name."""
+        """The values that were last sent to the loggers, by name."""
         return self.run.reports.logged
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """What the progress display shows."""
+        """The values that the progress display shows, by name."""
         return self.run.reports.progress
 
     @property
     def not_finite(self) -> tuple[str, int] | None:
-        """What became NaN or infinite, and the first step at which it was; None as long as all is well."""
+        """The first value that became NaN or infinite, and its step; None while all values are finite."""
         return self.run.reports.not_finite
 
     @property
     def logs_this_step(self) -> bool:
-        """Whether metrics are reported after the present step."""
+        """True if metrics are reported after the present step."""
         return self.run.loop is not None and self.run.loop.logs_this_step
 
     @property
     def logs_next_step(self) -> bool:
-        """Whether metrics are reported after the next batch, if that takes as many optimizer steps as its module has
-        optimizers, with manual optimisation, or one.
+        """True if metrics are reported after the next batch.
+
+        With manual optimisation, a batch is assumed to step each of the module's optimizers once.
         """
         step = self.progress.global_step
         steps = 1 if self.module.automatic_optimization else max(1, len(self.optimizers))
@@ -183,7 +214,7 @@ class View:
 
     @property
     def logger(self) -> Logger | None:
-        """The first logger. Assigning one makes it the only one; None or False leaves none."""
+        """The first logger. Assign a logger to make it the only one, or None or False to have no logger."""
         return self.loggers[0] if self.loggers else None
 
     @logger.setter
@@ -192,66 +223,130 @@ class View:
 
     @property
     def validates_once_per_epoch(self) -> bool:
-        """Whether validation comes at the end of every epoch, and nowhere else."""
+        """True if validation runs at the end of every epoch, and at no other time."""
         interval = self.val_check_interval
         whole = interval is None or (isinstance(interval, float) and interval == 1.0)
         return whole and self.check_val_every_n_epoch == 1
 
     def validation_ends_epoch(self, batch_idx: int) -> bool:
-        """Whether a training batch is the epoch's last, and validation follows it at once."""
+        """Return True if a training batch is the last of its epoch and validation follows it at once."""
         return self.run.loop is not None and self.run.loop.validation_ends_epoch(batch_idx)
 
     @property
     def has_step_limit(self) -> bool:
-        """Whether `max_steps` limits the run."""
+        """True if `max_steps` limits the run."""
         return self.max_steps != -1
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps of the whole run, for schedulers; infinite when nothing limits it."""
+        """The number of optimizer steps of the whole run, for schedulers; infinite if nothing limits the run."""
         if self.max_epochs in (None, -1):
             return float("inf") if self.max_steps == -1 else self.max_steps
         if math.isinf(self.num_training_batches):
             return float("inf") if self.max_steps == -1 else self.max_steps
-        plan = next((one for one in self.callbacks if isinstance(one, GradientAccumulationScheduler)), None)
-        if plan is None:
+        schedules = (callback for callback in self.callbacks if isinstance(callback, GradientAccumulationScheduler))
+        schedule = next(schedules, None)
+        if schedule is None:
             steps = math.ceil(self.num_training_batches / self.accumulate_grad_batches) * self.max_epochs
         else:
-            windows = map(plan.get_accumulate_grad_batches, range(self.max_epochs))
+            windows = map(schedule.get_accumulate_grad_batches, range(self.max_epochs))
             steps = sum(math.ceil(self.num_training_batches / batches) for batches in windows)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)
 
     @property
     def checkpoint_callback(self) -> ModelCheckpoint | None:
         """The first `ModelCheckpoint`."""
-        return next((one for one in self.callbacks if isinstance(one, ModelCheckpoint)), None)
+        return next((callback for callback in self.callbacks if isinstance(callback, ModelCheckpoint)), None)
 
     @property
     def early_stopping_callback(self) -> Any:
         """The first `EarlyStopping`."""
-        return next((one for one in self.callbacks if is_kind(one, EarlyStopping)), None)
+        return next(iter(self.callbacks_of_kind(EarlyStopping)), None)
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked this run to end, or an exception has ended the last one."""
+        """True if a signal has asked this run to end, or an exception has ended the last run."""
         return self.agreement.interrupted or self.status == "interrupted"
 
     @property
     def device_ids(self) -> list[int]:
-        """The devices that the processes of this machine use, in the order of their local ranks."""
+        """The devices that the processes of this machine use, by local rank."""
         return self.run.placement.device_ids
 
     @property
     def nodes(self) -> int:
-        """How many machines the run was asked for."""
+        """The number of machines that the run was asked for."""
         return self.run.placement.nodes
 
     @property
     def ranks_asked(self) -> int:
-        """How many processes `num_nodes` and `devices` stand for."""
+        """The number of processes that `num_nodes` and `devices` ask for."""
         return self.run.placement.ranks_asked
 
     @property
     def checkpoint_dir(self) -> Place:
-        """Where checkpoints go whose saver doesn't say."""
+        """The directory of checkpoints that are saved without a directory of their own."""
         return job.checkpoints(self.run_dir)
+
+    @property
+    def running_stage(self) -> str | None:
+        """The stage that runs now: "train", "sanity_check", "validate", "test", "predict" or None.
+
+        `stage` is "fit" during a whole fit; `running_stage` tells its training from its validation.
+        """
+        if self.status != "running":
+            return None
+        if self.stage != "fit":
+            return self.stage
+        if self.sanity_checking:
+            return "sanity_check"
+        return "train" if self.metrics is self.run.training_metrics else "validate"
+
+    # Computed attributes that a program may replace by a value of its own
+
+    model = Computed[Any](lambda trainer: trainer.module)
+    global_rank = Computed[int](lambda trainer: trainer.world.rank)
+    local_rank = Computed[int](lambda trainer: trainer.world.local_rank)
+    node_rank = Computed[int](lambda trainer: trainer.world.rank // trainer.world.local_size)
+    world_size = Computed[int](lambda trainer: trainer.world.size)
+    num_devices = Computed[int](lambda trainer: len(trainer.device_ids))
+    num_nodes = Computed[int](lambda trainer: trainer.world.size // trainer.world.local_size)
+    is_global_zero = Computed[bool](lambda trainer: trainer.world.rank == 0)
+    default_root_dir = Computed[str](lambda trainer: str(trainer.run_dir))
+
+    training = Computed[bool](lambda trainer: trainer.running_stage == "train")
+    validating = Computed[bool](lambda trainer: trainer.running_stage == "validate")
+    testing = Computed[bool](lambda trainer: trainer.running_stage == "test")
+    predicting = Computed[bool](lambda trainer: trainer.running_stage == "predict")
+    evaluating = Computed[bool](lambda trainer: trainer.running_stage in ("validate", "test", "sanity_check"))
+    enable_validation = Computed[bool](lambda trainer: trainer.has_validation)
+    received_sigterm = Computed[bool](lambda trainer: trainer.agreement.interrupted)
+    is_last_batch = Computed[bool](lambda trainer: trainer.progress.batch_idx + 1 >= trainer.num_training_batches)
+    num_sanity_val_batches = Computed[list[float]](
+        lambda trainer: [min(trainer.num_sanity_val_steps, batches) for batches in trainer.num_val_batches]
+    )
+
+    checkpoint_callbacks = Computed[list[Any]](lambda trainer: trainer.callbacks_of_kind(ModelCheckpoint))
+    early_stopping_callbacks = Computed[list[Any]](lambda trainer: trainer.callbacks_of_kind(EarlyStopping))
+    progress_bar_callback = Computed[Any](lambda trainer: next(iter(trainer.callbacks_of_kind(ProgressBar)), None))
+
+    train_dataloader = Computed[Any](lambda trainer: _loaders(trainer, "train"))
+    val_dataloaders = Computed[Any](lambda trainer: _loaders(trainer, "val"))
+    test_dataloaders = Computed[Any](lambda trainer: _loaders(trainer, "test"))
+    predict_dataloaders = Computed[Any](lambda trainer: _loaders(trainer, "predict"))
+
+    def callbacks_of_kind(self, kind: type) -> list[Any]:
+        """The trainer's callbacks of a class, or of another library's class of the same name."""
+        return [callback for callback in self.callbacks if is_kind(callback, kind)]
+
+    if not TYPE_CHECKING:  # a type checker would take every misspelt attribute for one of these
+
+        def __getattr__(self, name: str) -> Any:
+            """Read an attribute that only another library's trainer has, from the library's adapter."""
+            return adapters.trainer_attribute(self, name)
+
+
+def _loaders(trainer: TrainerAttributes, stage: str) -> Any:
+    """The user's loaders of a stage: a loader, or a collection of loaders."""
+    loaders: Any = trainer.dataloaders.get(stage)
+    return loaders.iterables if is_combined(loaders) else loaders

@@ -1,11 +1,11 @@
-"""Petastorm's predicates: which rows a reader gives, by a Python function of some of their columns.
+"""Petastorm's predicates: they choose a reader's rows by a Python function of some columns.
 
     with make_reader(url, predicate=in_lambda(["label"], lambda label: label != 3)) as reader:
         ...
 
-A predicate has `get_fields()`, the columns that it looks at, and `do_include(values)`, which is given a dict of them. A
-class of your own with these two works as well. A `filters=` is faster where it can say the same: Arrow applies it, and
-skips row groups without reading them.
+A predicate has `get_fields()`, the columns that it reads, and `do_include(values)`, which gets a dict of their values. A
+class of your own with these two methods works as well. Use `filters=` instead where it can express the same choice: Arrow
+applies a filter, and skips row groups without reading them, so a filter is faster.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from typing import Any
 
 from footplate.core.errors import ConfigError
 
-_BUCKETS = 2**63 - 1  # as Petastorm on a 64-bit machine
+# Petastorm's number of hash buckets on a 64-bit machine.
+_BUCKETS = 2**63 - 1
 
 
 class PredicateBase:
-    """What a predicate has."""
+    """The two methods of a predicate."""
 
     def get_fields(self) -> set[str]:
         """The columns that `do_include` needs."""
         raise NotImplementedError
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Whether a row with these values is read."""
+        """Return True if a row with these values is read."""
         raise NotImplementedError
 
 
 def check_predicate(predicate: Any) -> None:
-    """Refuse what is no predicate.
+    """Check that an object is a predicate, or None.
 
     Raises:
-        ConfigError: it has no `get_fields` or no `do_include`, or looks at no column.
+        ConfigError: an object without `get_fields` or `do_include`, or a predicate that reads no column.
     """
     if predicate is not None and not (hasattr(predicate, "get_fields") and hasattr(predicate, "do_include")):
         raise ConfigError(
@@ -47,7 +48,7 @@ def check_predicate(predicate: Any) -> None:
 
 
 class in_set(PredicateBase):
-    """Rows whose value is one of `inclusion_values`."""
+    """Chooses rows whose value is one of `inclusion_values`."""
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         self._values, self._field = set(inclusion_values), predicate_field
@@ -57,12 +58,12 @@ class in_set(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Whether the value is in the set."""
+        """Return True if the value is in the set."""
         return values[self._field] in self._values
 
 
 class in_intersection(PredicateBase):
-    """Rows whose value, a collection, has at least one of `inclusion_values`."""
+    """Chooses rows whose value, a collection, has at least one of `inclusion_values`."""
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_list_field: str) -> None:
         self._values, self._field = set(inclusion_values), predicate_list_field
@@ -72,18 +73,18 @@ class in_intersection(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Whether the collection and the set have a value in common."""
-        found = values[self._field]
-        return found is not None and not self._values.isdisjoint(found)
+        """Return True if the collection and the set have a value in common."""
+        collection = values[self._field]
+        return collection is not None and not self._values.isdisjoint(collection)
 
 
 class in_lambda(PredicateBase):
-    """Rows for which a function of their values is true.
+    """Chooses rows for which a function of their values returns True.
 
     Args:
         predicate_fields: the columns, in the order of the function's arguments.
         predicate_func: the function.
-        state_arg: its last argument, if it isn't None.
+        state_arg: the function's last argument; None for no such argument.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class in_lambda(PredicateBase):
         return set(self._fields)
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """What the function says."""
+        """Return the function's answer."""
         return bool(self._function(*(values[name] for name in self._fields), *self._state))
 
 
 class in_negate(PredicateBase):
-    """Rows that another predicate leaves out."""
+    """Chooses rows that another predicate leaves out."""
 
     def __init__(self, predicate: PredicateBase) -> None:
         self._predicate = predicate
@@ -114,32 +115,32 @@ class in_negate(PredicateBase):
         return self._predicate.get_fields()
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """The opposite of what the other predicate says."""
+        """Return the opposite of the other predicate's answer."""
         return not self._predicate.do_include(values)
 
 
 class in_reduce(PredicateBase):
-    """Rows by several predicates: `reduce_func`, such as `all` or `any`, is given a list of what they say."""
+    """Chooses rows by several predicates: `reduce_func`, such as `all` or `any`, gets the list of their answers."""
 
     def __init__(self, predicate_list: Collection[PredicateBase], reduce_func: Callable[[list[bool]], bool]) -> None:
         self._predicates, self._reduce = list(predicate_list), reduce_func
 
     def get_fields(self) -> set[str]:
-        """The columns of all of them."""
+        """The columns of all predicates."""
         return set().union(*(predicate.get_fields() for predicate in self._predicates))
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """What `reduce_func` makes of the answers."""
+        """Return the result of `reduce_func` on the answers."""
         return bool(self._reduce([predicate.do_include(values) for predicate in self._predicates]))
 
 
 class in_pseudorandom_split(PredicateBase):
-    """Rows of one part of a table, by a hash of a column. A row is in the part that Petastorm puts it in.
+    """Chooses the rows of one part of a table by a hash of a column, as Petastorm does.
 
     Args:
         fraction_list: the parts' shares, such as `[0.8, 0.2]`.
-        subset_index: which part, from 0.
-        predicate_field: the column that is hashed.
+        subset_index: the number of the part, from 0.
+        predicate_field: the column to hash.
     """
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:
@@ -156,6 +157,6 @@ class in_pseudorandom_split(PredicateBase):
         return {self._field}
 
     def do_include(self, values: Mapping[str, Any]) -> bool:
-        """Whether the value's hash is in the part."""
+        """Return True if the value's hash is in the part."""
         digest = hashlib.md5(str(values[self._field]).encode(), usedforsecurity=False).digest()
         return self._low <= int.from_bytes(digest, "big") % _BUCKETS < self._high
