@@ -26,7 +26,7 @@ import torch
 from footplate.core import rng
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
-from footplate.data.adapters.resumable import even, weigher
+from footplate.data.adapters.rank_shares import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
 from footplate.training.evaluation import evaluate

@@ -14,8 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.data.adapters.combined import MODES, CombinedLoader, TrainingCombination, rewound
-from footplate.data.adapters.resumable import adapt, even, share_out, weigher
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.combination import MODES
+from footplate.data.adapters.combined import CombinedLoader
+from footplate.data.adapters.evaluation import share_out
+from footplate.data.adapters.rank_shares import even, weigher
+from footplate.data.adapters.training_combination import TrainingCombination, rewound
 from footplate.distributed.world import World
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3)

@@ -27,15 +27,12 @@ from torch.utils.data import (
 )
 
 import footplate as fp
-from footplate.data.adapters.resumable import (
-    ReplayedLoader,
-    SeededDataLoader,
-    StatefulLoader,
-    adapt,
-    even,
-    pin_for,
-    share_out,
-)
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.evaluation import share_out
+from footplate.data.adapters.rank_shares import even
+from footplate.data.adapters.seeded_dataloader import SeededDataLoader
+from footplate.data.adapters.workers import pin_for
+from footplate.data.adapters.wrappers import ReplayedLoader, StatefulLoader
 from footplate.data.loader import Loader
 from footplate.data.table import Table
 from footplate.distributed.world import SINGLE, World
@@ -234,7 +231,7 @@ def test_reading_leaves_the_global_generators_order_to_the_step():
     expected = torch.rand(3)
     torch.manual_seed(9)
     loader.set_epoch(0)
-    loader._draw_order()
+    loader._sampler_order.draw(0)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -518,7 +515,7 @@ def test_ranks_share_an_endless_sampler_out_and_weights_are_kept_of_the_newest_b
     kind = {"batch_sampler": EndlessBatches(10)}
     ranks = [endless({"batch_sampler": EndlessBatches(10)}, World(rank=rank, size=2))[0] for rank in range(2)]
     alone, _ = endless(kind)
-    assert ranks[0].draw() == ranks[1].draw()
+    assert ranks[0].draw_order() == ranks[1].draw_order()
     sizes = [len(batch) for batch in itertools.islice(alone, 40)]
     for rank, loader in enumerate(ranks):
         assert not even(loader)
