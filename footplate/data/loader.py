@@ -22,7 +22,8 @@ from typing import Any, Literal
 import numpy as np
 
 from footplate.core.errors import CheckpointError, ConfigError, DataError
-from footplate.data.order.plan import Epoch, Order, choose_streams, choose_window_rows
+from footplate.data.order.plan import Epoch, Order
+from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
 from footplate.data.pipeline import row_transform
 from footplate.data.pipeline.decoded_cache import CachedImages, DecodedCache
 from footplate.data.pipeline.images import ImageMode, parse_size

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from footplate.data import Loader, Table
-from footplate.data.order.plan import Part
+from footplate.data.order.plan import GroupSlice
 from footplate.data.pipeline.reading import GroupReader
 
 from .conftest import image_rows
@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> CountingTable:
 
 
 def ids(reader: GroupReader, group: int, start: int, stop: int) -> list[int]:
-    return [number for read in reader.read(Part(group, start, stop)) for number in read["id"].to_pylist()]
+    return [number for read in reader.read(GroupSlice(group, start, stop)) for number in read["id"].to_pylist()]
 
 
 @pytest.mark.parametrize("bit_by_bit", [False, True])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from footplate.core.errors import DataError
-from footplate.data.order.plan import Piece
+from footplate.data.order.plan import WindowSlice
 from footplate.data.pipeline import row_transform
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.decoded_cache import CachedImages
@@ -44,7 +44,7 @@ class Making:
     """
 
     values: dict[str, Any]
-    pieces: list[Piece]
+    pieces: list[WindowSlice]
     windows: dict[int, Window]
     bad: list[Bad]
     tasks: list[tuple[int, Future[Any]]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Maker:
         self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
         self._with_rng = recipe.transform is not None and row_transform.takes_rng(recipe.transform)
 
-    def begin(self, pieces: list[Piece], windows: dict[int, Window]) -> Making:
+    def begin(self, pieces: list[WindowSlice], windows: dict[int, Window]) -> Making:
         """Put a batch's columns together and hand its images and rows to the decoders."""
         making = Making({}, pieces, windows, _null_rows(pieces, windows))
         for columns in self._recipe.content.columns:
@@ -216,7 +216,7 @@ class Maker:
         return self._table.where(*making.places()[number].tolist())
 
 
-def _null_rows(pieces: list[Piece], windows: dict[int, Window]) -> list[Bad]:
+def _null_rows(pieces: list[WindowSlice], windows: dict[int, Window]) -> list[Bad]:
     found: list[Bad] = []
     first = 0
     for piece in pieces:
@@ -229,7 +229,7 @@ def _null_rows(pieces: list[Piece], windows: dict[int, Window]) -> list[Bad]:
     return found
 
 
-def _views(name: str, pieces: list[Piece], windows: dict[int, Window]) -> Views:
+def _views(name: str, pieces: list[WindowSlice], windows: dict[int, Window]) -> Views:
     blocks: list[tuple[EncodedImages | None, int, int]] = [
         (windows[piece.window].blocks.get(name), piece.start, piece.stop) for piece in pieces
     ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from footplate.data.order.plan import Part
+from footplate.data.order.plan import GroupSlice
 from footplate.data.table import Table
 
 
@@ -34,7 +34,7 @@ class GroupReader:
         self._left: pa.Table | None = None  # of a piece that was read
         self._at = 0  # the row of the group that comes next
 
-    def read(self, part: Part) -> Iterator[pa.Table]:
+    def read(self, part: GroupSlice) -> Iterator[pa.Table]:
         """The rows of a part, in pieces."""
         if part.group != self._group or part.start < self._at:
             self._open(part.group)

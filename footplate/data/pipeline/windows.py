@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.core.errors import DataError
-from footplate.data.order.plan import Epoch, Part, Piece
+from footplate.data.order.plan import Epoch, GroupSlice, WindowSlice
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.columns import Columns, Ragged, Slice
 from footplate.data.pipeline.encoded_images import EncodedImages
@@ -70,7 +70,7 @@ class Window:
     """
 
     blocks: dict[str, Any]
-    parts: list[Part]
+    parts: list[GroupSlice]
     order: np.ndarray | None
     bad: np.ndarray | None
 
@@ -85,7 +85,7 @@ def load_window(rows: GroupReader, content: Content, epoch: Epoch, number: int, 
     Raises:
         DataError: a row group can't be read, or a null that means nothing (unless `content.skip`).
     """
-    parts = epoch.window_parts(number)
+    parts = epoch.group_slices(number)
     order = epoch.window_order(number)
     images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in content.images}
     places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
@@ -129,7 +129,7 @@ def _add(images: EncodedImages, values: pa.ChunkedArray, places: np.ndarray) -> 
         places = places[len(chunk) :]
 
 
-def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
+def _places(parts: Sequence[GroupSlice], rows: np.ndarray) -> np.ndarray:
     """Row group and number there of rows of some parts one after the other, (rows, 2)."""
     ends = np.cumsum([part.stop - part.start for part in parts])
     which = np.searchsorted(ends, rows, side="right")
@@ -173,7 +173,7 @@ class Schedule:
         self._pool = pool
         self._batches = epoch.num_batches(world.size)
         self._seen = start  # batches before this one have been looked at
-        self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
+        self._ahead: deque[list[WindowSlice]] = deque()  # their pieces, from the next batch on
         self._windows: dict[int, Future[Window]] = {}
         self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
         self._buffers = buffers
@@ -181,7 +181,7 @@ class Schedule:
         self._reach = 0 if gently else _LOOK_AHEAD_BATCHES  # how many batches are looked at ahead
         self._open: dict[int, tuple[GroupReader, Future[Window]]] = {}  # of a stream that goes on within a row group
 
-    def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
+    def take(self, batch: int) -> tuple[list[WindowSlice], dict[int, Window]]:
         """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
         for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
             del self._windows[number], self._left[number]
@@ -200,10 +200,10 @@ class Schedule:
         self._reach = min(max(1, 2 * self._reach), _LOOK_AHEAD_BATCHES)
         return pieces, {number: self._windows[number].result() for number in needed}
 
-    def _next_pieces(self) -> list[Piece]:
-        return self._epoch.pieces(self._seen, self._world.rank, self._world.size)
+    def _next_pieces(self) -> list[WindowSlice]:
+        return self._epoch.window_slices(self._seen, self._world.rank, self._world.size)
 
-    def _load_ahead(self, pieces: list[Piece], going_on: set[int]) -> bool:
+    def _load_ahead(self, pieces: list[WindowSlice], going_on: set[int]) -> bool:
         """Begin to load the windows of some pieces, as far as there is room; whether there was for all of them."""
         for piece in pieces:
             if not self._has_room(going_on, piece.window):
@@ -222,7 +222,7 @@ class Schedule:
         opened = sum(map(self._epoch.largest_window, streams))
         return held + new <= max(opened, new) + _EARLY * (opened if self._table.is_remote else new)
 
-    def _look_at(self, pieces: list[Piece]) -> None:
+    def _look_at(self, pieces: list[WindowSlice]) -> None:
         self._seen += 1
         self._ahead.append(pieces)
         for piece in pieces:
@@ -235,12 +235,12 @@ class Schedule:
         self._left[window] = self._epoch.window_rows(window)
         stream = self._epoch.window_stream(window)
         before = self._open.pop(stream, None)
-        if before is None or not self._epoch.goes_on(window):
+        if before is None or not self._epoch.continues_row_group(window):
             before = GroupReader(self._table, self._content.names, bool(self._content.images)), None
         reader, last = before
         loading = self._pool.submit(_load_after, last, reader, self._content, self._epoch, window, self._buffers)
         self._windows[window] = loading
-        if self._epoch.goes_on(window + 1):
+        if self._epoch.continues_row_group(window + 1):
             self._open[stream] = reader, loading
 
 
@@ -253,7 +253,7 @@ def _load_after(
     return load_window(rows, content, epoch, number, buffers)
 
 
-def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:
+def slices_of(name: str, pieces: Sequence[WindowSlice], windows: dict[int, Window]) -> list[Slice]:
     """A batch's share of what lies under a name: blocks, and the rows of each."""
     return [(windows[piece.window].blocks[name], piece.start, piece.stop) for piece in pieces]
 
