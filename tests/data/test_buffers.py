@@ -62,8 +62,8 @@ def test_lent_and_free_together_are_never_more_than_the_most_that_was_lent(takes
     buffers, held, most = Buffers(), [], 0
     for nbytes, give_back in takes:
         held.append(buffers.take((nbytes,)))
-        most = max(most, buffers._lent)
-        assert buffers._lent + sum(memory.nbytes for memory in buffers._free) <= most
+        most = max(most, buffers._used_bytes)
+        assert buffers._used_bytes + sum(memory.nbytes for memory in buffers._free) <= most
         if give_back:
             held.pop(len(held) // 2)
 

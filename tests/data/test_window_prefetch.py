@@ -15,7 +15,8 @@ from footplate.data import Table
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.columns import columns_for
-from footplate.data.pipeline.windows import Content, Schedule
+from footplate.data.pipeline.window_prefetch import WindowPrefetcher
+from footplate.data.pipeline.windows import ReadSpec
 from footplate.distributed.world import World
 
 from .conftest import image_rows
@@ -38,10 +39,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def schedule(
     table: Table, images: tuple[str, ...], pool: ThreadPoolExecutor, window_rows: int = 0
-) -> tuple[Schedule, Epoch]:
+) -> tuple[WindowPrefetcher, Epoch]:
     columns = columns_for([pa.field("id", pa.int64())])
     epoch = Epoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS, window_rows=window_rows), 0)
-    return Schedule(table, Content(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
+    return WindowPrefetcher(table, ReadSpec(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
 
 
 @pytest.mark.parametrize("window_rows", [0, 5])
