@@ -1,4 +1,4 @@
-"""Servers on loopback: object storage, and a proxy before it that counts and fails."""
+"""Servers on loopback: object storage, and a proxy before it that counts requests and makes them fail."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Proxy:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes of ranges were handed out."""
+        """The number of bytes that ranged reads have returned."""
         return sum(last - first + 1 for _, first, last in self.reads)
 
     def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:

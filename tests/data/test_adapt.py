@@ -1,4 +1,4 @@
-"""Loaders of every kind: resumed at any position, the rest of the epoch is what it would have been."""
+"""Loaders of every kind: after resuming at any position, the rest of the epoch is the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from footplate.distributed.world import SINGLE, World
 
 
 class Noisy(Dataset):
-    """Its items are drawn from torch's global generator."""
+    """A data set that draws its items from torch's global generator."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -52,7 +52,7 @@ class Noisy(Dataset):
 
 
 class Many(Noisy):
-    """Reads a batch at once."""
+    """A data set that reads a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [index + torch.rand(()) for index in indices]
@@ -72,7 +72,7 @@ def test_a_position_that_was_loaded_is_the_position_before_any_batch_is_asked_fo
 
 
 class Positioned:
-    """A loader that knows where it is, as torchdata's does."""
+    """A loader that keeps its own position, as torchdata's does."""
 
     def __init__(self, batches: int = 10) -> None:
         self.batches, self.at = batches, 0
@@ -102,7 +102,7 @@ class Changing(DataLoader):
 
 
 class Twice(DataLoader):
-    """A subclass that makes two batches of each."""
+    """A subclass that makes two batches of each batch."""
 
     def __iter__(self):
         for batch in super().__iter__():
@@ -120,14 +120,14 @@ class Mapping(DataLoader):
 
 
 class Apart(DataLoader):
-    """A subclass that doesn't ask its sampler."""
+    """A subclass that doesn't use its sampler."""
 
     def __iter__(self):
         return iter([torch.tensor([float(number)]) for number in range(6)])
 
 
 class Endless(DataLoader):
-    """A subclass that keeps one iterator for ever, after timm's and YOLO's pattern."""
+    """A subclass that always keeps one iterator, after timm's and YOLO's pattern."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -167,7 +167,7 @@ LOADERS = {
 
 
 def epochs(loader, count: int = 2) -> list[list[list[float]]]:
-    """The batches of some epochs."""
+    """Return the batches of some epochs."""
     found = []
     for epoch in range(count):
         loader.set_epoch(epoch)
@@ -225,7 +225,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_holds_each_row_once():
 
 
 def test_reading_leaves_the_global_generators_order_to_the_step():
-    """Drawing the epoch's order changes nothing that a user's own draws depend on."""
+    """Drawing the order of an epoch doesn't change the global generators, from which a user draws."""
     loader = adapt(DataLoader(list(range(20)), 5, shuffle=True), seed=1)
     torch.manual_seed(9)
     expected = torch.rand(3)
@@ -378,7 +378,7 @@ def test_a_subclass_is_shared_out_unless_it_reads_without_its_sampler():
 
 
 class Opened(Noisy):
-    """A set whose workers open something first."""
+    """A data set whose workers open a file first."""
 
     file = None
 
@@ -458,7 +458,7 @@ def test_the_samplers_of_every_loader_are_told_the_epoch(tmp_path):
 
 
 class EndlessSampler(Sampler):
-    """Random rows for ever."""
+    """A sampler that yields random rows without an end."""
 
     def __init__(self, rows):
         self.rows, self.drawn = rows, 0
@@ -470,7 +470,7 @@ class EndlessSampler(Sampler):
 
 
 class EndlessBatches(EndlessSampler):
-    """Batches of 1 to 3 rows for ever."""
+    """A batch sampler that yields batches of 1 to 3 rows without an end."""
 
     def __iter__(self):
         for row in super().__iter__():

@@ -1,4 +1,4 @@
-"""Memory is used again only when nobody can see it any more."""
+"""Memory is used again only when no array refers to it any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several loaders as one: modes, shapes, places, ranks."""
+"""Several loaders as one: modes, shapes, positions, ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(rows: int, batch_size: int = 1, shuffle: bool = True) -> DataLoader[
 
 
 def plain(batch: Any) -> Any:
-    """A batch as plain values."""
+    """Convert a batch to plain values."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     if isinstance(batch, dict):
@@ -138,7 +138,7 @@ def test_an_evaluation_begins_at_the_first_batch_each_time() -> None:
 
 
 class Sums(fp.Module):
-    """Learns from two loaders of different data; notes each batch that it was given."""
+    """A module that learns from two loaders of different data, and notes each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Sums(fp.Module):
 
 
 class Stops(fp.Callback):
-    """Saves after so many batches, as if the run had been killed after that."""
+    """Saves after a number of batches, as if the run had been killed afterwards."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches

@@ -1,4 +1,4 @@
-"""The decoded cache hands out the same pixels as decoding does, and is never trusted beyond what it holds."""
+"""The decoded cache gives the same pixels as decoding, and only for rows and files that it really holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version is exactly the one that was there at a moment, or there is an error: never another one."""
+"""A time opens exactly the version that was current then, or raises an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A digest is equal for equal rows, and another one after any change that docs/digests.md promises to notice."""
+"""A digest is equal for equal rows, and differs after every change that docs/explanation/digests.md promises to notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader hands out every row once, decoded, in a fixed order, and knows where it is."""
+"""The loader hands out every row once, decoded, in a fixed order, and keeps its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order is a partition of the table, the same for any number of ranks, and can be entered anywhere."""
+"""The order is a partition of the table, the same for any number of ranks, and can begin at any batch."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_tail_of_fewer_rows_than_ranks_joins_the_batch_before_it() -> None:
 
 
 def opened(epoch: Epoch, rank: int, world: int) -> int:
-    """How many row groups a rank opens: one that a window ends in is read on by the next."""
+    """Count the row groups that a rank opens. If a window ends in a row group, the next window continues it."""
     batches = range(epoch.num_batches(world))
     windows = {piece.window for batch in batches for piece in epoch.window_slices(batch, rank, world)}
     return sum(

@@ -1,4 +1,4 @@
-"""Batches wait on the device before they are asked for; the state stays that of what was handed out."""
+"""Batches wait on the device before they are needed. The state stays that of the last batch that was handed out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row group that several windows share is read once, from one to the next."""
+"""A row group that several windows share is read once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP = 300  # rows, which are read in pieces of 64
 
 
 class CountingTable(Table):
-    """A table that knows which row groups were opened."""
+    """A table that notes which row groups were opened."""
 
     opened: list[int]
 

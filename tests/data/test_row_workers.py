@@ -1,4 +1,4 @@
-"""A row function in processes does what it does in threads, and a process that dies is an error, not a wait."""
+"""A transform gives the same rows in processes as in threads. A process that dies is an error, not a wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table means exactly the rows it should: of the right version, without what was deleted, or it says why not."""
+"""A table has exactly the rows of its version, without deleted rows, or raises an error."""
 
 from __future__ import annotations
 

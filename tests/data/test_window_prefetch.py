@@ -1,4 +1,4 @@
-"""Windows are loaded ahead of time, and few of them are held."""
+"""Windows are loaded ahead of time, and few of them are in memory at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks share an adapted loader: equal lengths, equal contents and orders, and the weight of each share."""
+"""Shares of an adapted loader among the ranks: equal lengths, contents and orders, and the weight of each share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an adapter must find out about a torch DataLoader, and copies of one with another sampler."""
+"""Properties of a torch DataLoader that adapters need, and copies of a loader with other attributes."""
 
 from __future__ import annotations
 

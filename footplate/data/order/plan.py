@@ -249,12 +249,12 @@ class Epoch:
 
     def rows(self, batch: int, rank: int = 0, world: int = 1) -> np.ndarray:
         """Return a rank's slice of a global batch, (rows, 2) int64: the row group, and the row within it."""
-        found = []
+        slices = []
         for window_slice in self.window_slices(batch, rank, world):
             rows = np.concatenate([_with_group(part) for part in self.group_slices(window_slice.window)])
             order = self.window_order(window_slice.window)
-            found.append((rows if order is None else rows[order])[window_slice.start : window_slice.stop])
-        return np.concatenate(found) if found else np.zeros((0, 2), np.int64)
+            slices.append((rows if order is None else rows[order])[window_slice.start : window_slice.stop])
+        return np.concatenate(slices) if slices else np.zeros((0, 2), np.int64)
 
     def _has_tail_batch(self, world: int) -> bool:
         return not self.order.drop_last and self.tail >= (world if self.full_batches else 1)

@@ -1,4 +1,4 @@
-"""How ranks share the batches of an epoch: pure functions of numbers.
+"""Sharding: each rank's share of the batches of an epoch, as pure functions of numbers.
 
 The epoch is cut into *global batches*, which don't depend on the number of ranks. Each rank takes its share of each:
 

@@ -1,4 +1,4 @@
-"""How many streams a shuffled table has, and how large their windows are, from the sizes of its row groups.
+"""Number of streams and size of windows of a shuffled table, from the sizes of its row groups.
 
 `plan.py` explains streams and windows. The choice doesn't depend on the number of ranks.
 """

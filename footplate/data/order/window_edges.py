@@ -1,4 +1,4 @@
-"""Where windows begin and end on the line, as a pure function. `plan.py` explains the line, streams and windows.
+"""Edges of windows on the line, as a pure function. `plan.py` explains the line, streams and windows.
 
 1. Neighbouring row groups of a stream are gathered: `window` of them, and fewer at the beginning of a stream (1, 2, 4, …).
 2. If row groups are read piece by piece (`window_rows`), what was gathered is cut evenly into windows of at most so many

@@ -22,7 +22,7 @@ _EXAMPLE_ROWS = 16
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """How the rows of a table become a batch.
+    """Specification of the batch that the rows of a table become.
 
     Attributes:
         read: the columns to read.
