@@ -78,11 +78,13 @@ class Digest:
         if isinstance(saved, str):
             self._check_fingerprint(saved)
             return
+
         before = Digest.from_state(saved)
         if (before.kind, before.content, before.rows) != (self.kind, self.content, self.rows):
             raise CheckpointError(
                 f"The checkpoint was made on other rows: on {before}; this run has {self}. {self._hint(before)}"
             )
+
         if before.written != self.written:
             warnings.warn(
                 f"The files of {self.uri} were written at other times than the files of the checkpoint ({before.uri}). "

@@ -195,9 +195,12 @@ class Loader:
         start = min(self._batch, batches)
         threads = max(self._num_threads or _cores(world), self._num_workers)
         prefetch, caches, workers = self._choose_prefetch(threads), self._open_caches(), self._open_workers()
+
         pipeline = BatchPipeline(
             self.table, self._spec, epoch, start, world, threads, prefetch, caches, workers, bool(self.pin_memory)
         )
+
+        # Closing the iterator early, or an error, ends the pipeline's threads too.
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
                 self.skipped += skipped

@@ -123,6 +123,7 @@ class Combination:
                     if value is _END:
                         return
                     values.append(value)
+
                 if all(position.ended for position in self._positions):
                     return
                 self._batch += 1

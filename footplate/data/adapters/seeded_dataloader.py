@@ -262,14 +262,18 @@ class SeededDataLoader(Positioned):
                 f"({self.digest.uri}) has another length, or other rows of it were chosen (Subset), so its position means "
                 "other rows. Give the same data set to resume, or resume from a checkpoint of the end of an epoch."
             )
+
+        # The sizes agree, so the position means the same rows.
         if size in (None, self._unit * self._world.size) and (ranks == self._ranks or not self._shares_itself):
             return None
+
         if self._shares_itself or not self._batched:
             reason = "a sampler that shares out its rows by itself" if self._shares_itself else "batch_size=None"
             return (
                 f"The checkpoint was made in mid-epoch on {ranks} rank(s), this run has {self._ranks}, and {reason} can't "
                 f"be shared out again. Resume on {ranks}, or let the trainer share out a DataLoader with a batch_size."
             )
+
         if state.get("batch_size") != self._unit:
             return (
                 f"The checkpoint was made in mid-epoch with batch_size={state.get('batch_size')} on {ranks} rank(s) (a "

@@ -136,6 +136,7 @@ class Epoch:
         self._window_start = find_window_edges(
             edges, self._stream_start, self._share, self.order.window, self.order.window_rows
         )
+
         edges = distinct([edges, self._window_start])
         starts, stops = edges[:-1], edges[1:]
         # position: (slices,), which row group of the line each slice belongs to
@@ -144,6 +145,7 @@ class Epoch:
         self._slice_group = groups[position]
         self._slice_start, self._slice_stop = starts - group_start, stops - group_start
         self._first_slice = np.searchsorted(edges, self._window_start)
+
         self._window_stream = streams_of(self._window_start[:-1], self._stream_start)
         # (streams,): rows of the largest window of each stream
         self._largest = np.zeros(len(self._share), np.int64)

@@ -65,12 +65,14 @@ class BatchPipeline:
         buffers = Buffers(pin_memory)
         is_cached = bool(caches) and all(cache.is_complete() for cache in caches.values())
         read = replace(spec.read, images=()) if is_cached else spec.read
+
         self._batches = range(start, epoch.num_batches(world.size))
         self._caches = list(caches.values())
         self._stopped = False
         # One permit for each batch that may be pending.
         self._room = threading.Semaphore(prefetch)
         self._pending: SimpleQueue[PendingBatch | BaseException] = SimpleQueue()
+
         self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._windows = WindowPrefetcher(table, read, epoch, world, start, self._readers, buffers)

@@ -76,6 +76,7 @@ class DecodedCache:
         key = hashed(_LAYOUT, digest.key, column, shape, num_rows, decoder_version())[:20]
         root = Path(self.directory)
         complete, filling = root / key, root / f"{key}.{_boot()}"
+
         try:
             root.mkdir(parents=True, exist_ok=True)
             with _locked(complete):
@@ -151,8 +152,11 @@ class CachedImages:
         if len(present) == len(out):
             np.take(self._pixels, numbers, axis=0, out=out, mode="clip")
             return []
+
         out[present] = self._pixels[numbers[present]]
         bad = [(int(row), _UNDECODABLE) for row in np.flatnonzero(state == _BAD)]
+
+        # The state is written after the pixels, so that no other process reads pixels that aren't there.
         for row in np.flatnonzero(state == _MISSING).tolist():
             failed = decode_into(encoded[row : row + 1], self._format, out[row : row + 1])
             if fits[row] and not failed:
@@ -175,6 +179,7 @@ def _reserve(directory: Path, row_bytes: int, num_rows: int, max_bytes: int | No
     """Create a cache directory and reserve its disk space, so that filling it can't fail."""
     limit = shutil.disk_usage(directory.parent).free // 2 if max_bytes is None else max_bytes
     rows = max(1, min(num_rows, limit // row_bytes))
+
     new = directory.with_name(f"{directory.name}.{os.getpid()}.new")
     new.mkdir()
     try:

@@ -86,12 +86,14 @@ class Prefetcher:
         first = next(batches, _END)
         if first is _END:
             return
+
         thread = _PrefetchThread(
             source, itertools.chain((first,), batches), self._move, self._device, self._ahead, self._source_state
         )
         # This frame must hold no batch: its memory may be needed.
         del first
         thread.start()
+
         try:
             while True:
                 item = thread.take()

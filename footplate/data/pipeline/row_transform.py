@@ -92,6 +92,7 @@ def collate(rows: Sequence[Row], ragged: Sequence[str] = ()) -> dict[str, Any]:
                 f"transform= returned {', '.join(row)} for one row and {', '.join(names)} for another. Return "
                 "the same keys for every row."
             )
+
     batch: dict[str, Any] = {}
     for name in names:
         values = [row[name] for row in rows]
@@ -121,6 +122,7 @@ def _stack(name: str, values: list[Any]) -> Any:
             f"transform= returned {name!r} as {kinds}, which don't go together in a batch. Return "
             "one type for every row."
         )
+
     if isinstance(first, (torch.Tensor, np.ndarray)):
         tensors = [torch.as_tensor(value) for value in values]
         shapes = {tuple(tensor.shape) for tensor in tensors}
@@ -130,6 +132,7 @@ def _stack(name: str, values: list[Any]) -> Any:
                 "can't be stacked into a batch. Make them equal (image_size= does so for images)."
             )
         return torch.stack(tensors)
+
     if isinstance(first, (bool, int, np.bool_, np.integer, np.floating)):
         array = np.asarray(values)
         return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array)

@@ -94,6 +94,7 @@ class RowWorkers:
             # A worker has died. The mark stays in the queue, so that every thread gets the error.
             self._free.put(None)
             raise self._death_error()
+
         try:
             worker.connection.send_bytes(_dump(([_pack(row) for row in rows], list(numbers), epoch)))
             results, failure = pickle.loads(worker.connection.recv_bytes())
@@ -101,6 +102,7 @@ class RowWorkers:
             self._dead = worker
             self._free.put(None)
             raise self._death_error() from None
+
         self._free.put(worker)
         if failure is not None:
             at, error, text = failure

@@ -149,6 +149,7 @@ class BlockStore:
         except OSError:
             new.unlink(missing_ok=True)
             return
+
         self._added += len(data)
         if self._added >= self._max_bytes // 32:
             self._make_room()

@@ -123,6 +123,7 @@ def locate(
         except RuntimeError:
             raise DataError(f"{uri}: there is no such user here. Give the full path of the table.") from None
         return Location(uri, pafs.LocalFileSystem(), path, path)
+
     path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
     if scheme in ("s3", "s3a"):
         endpoint = _s3_endpoint(environ)
@@ -180,16 +181,21 @@ def find_files(location: Location) -> list[FoundFile]:
         mark = None
     if kind == pafs.FileType.File:
         return [_found_file(location.filesystem.get_file_info(path), path.rpartition("/")[0])]
+
     base = path[: mark.start()].rpartition("/")[0] or "/" if mark else path.rstrip("/")
     try:
         infos = location.filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise unreachable(location, error) from error
+
+    # A glob that names hidden files finds them.
     files = [_found_file(info, base) for info in infos if info.type == pafs.FileType.File]
     if mark is None or not re.search(r"/[._]", path[len(base) :]):
         files = [file for file in files if not _is_hidden(file.relative)]
     pattern = re.compile(_glob_to_regex(path)) if mark else None
     chosen = [file for file in files if pattern is None or pattern.fullmatch(file.path)]
+
+    # The files of a Delta table alone would bring back deleted rows.
     tables = {info.path.partition("/_delta_log")[0] for info in infos if "/_delta_log" in info.path[len(base) :]}
     for table in sorted(tables):
         if mark is None or any(file.path.startswith(f"{table}/") for file in chosen):

@@ -48,12 +48,15 @@ def open_delta(
     physical: dict[str, str] = {own: name for name, own in renamed.items()}
     actions = table_from(table.get_add_actions(flatten=False)).to_pylist()
     masks = _deletion_masks(uri, table)
+
     for name in table.metadata().partition_columns:
         if is_bytes(schema.field(name).type):
             raise DataError(
                 f"{uri}: it is partitioned by the binary column {name!r}, whose values its log states in more than one "
                 "way. Write the rows to a table that isn't partitioned by it."
             )
+
+    # The digest covers what the log says of each live file.
     prefix = path.rstrip("/") + "/"
     files, live = [], []
     for action in sorted(actions, key=lambda action: action["path"]):
@@ -68,12 +71,15 @@ def open_delta(
         }
         files.append(DataFile(prefix + relative, values, masks.pop(relative, None)))
         live.append((relative, action["size_bytes"], str(action["modification_time"]), values))
+
+    # Every deletion vector belongs to a live file, or deleted rows would come back.
     if masks:
         raise DataError(
             f"{uri}: its log has deletion vectors of unknown files ({', '.join(masks)}), so the table can't be read "
             "safely. "
             "Read another version, or write the rows to a new table."
         )
+
     content = hashed(str(table.metadata().id), str(schema), renamed, live)
     return ParquetSource(uri, files, filesystem, "delta", table.version(), content, schema, renamed)
 

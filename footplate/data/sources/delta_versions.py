@@ -66,6 +66,8 @@ def _parse(uri: str, version: Any, newest: int) -> int | datetime:
     if isinstance(version, date):
         moment = version if isinstance(version, datetime) else datetime.combine(version, time())
         return moment.astimezone() if moment.tzinfo is None else moment
+
+    # A bool is an int for Python.
     if isinstance(version, bool):
         raise _invalid(uri, version, newest)
     try:

@@ -38,11 +38,13 @@ def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Sour
                 "frame, or a dict of columns."
             )
         return _without_version(source, version)
+
     location = locate(data, cache=cache)
     if exists(location, f"{location.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
         return open_delta(
             location.uri, location.delta_uri, location.filesystem, location.path, version, location.options
         )
+
     _refuse_inside_delta(location)
     files = find_files(location)
     for opener in (open_parquet, open_tfrecord, open_image_folder):

@@ -235,6 +235,7 @@ class ParquetSource:
         wanted = [self._renamed.get(name, name) for name in columns]
         names = [name for name in wanted if name in present]
         schema = pa.schema([self.schema.field(name) for name in columns])
+
         try:
             # A Delta table never rewrites a file.
             if self.kind == "parquet":
@@ -249,6 +250,8 @@ class ParquetSource:
                     buffer_size=buffered,
                     coerce_int96_timestamp_unit="us",
                 )
+
+                # If no column is read, the columns are partition values or nulls, and one piece is enough.
                 if rows is None or not names:
                     read = parquet.read_row_group(index, names, use_threads=False)
                     yield conform(read, wanted, schema, file, total, index)

@@ -64,9 +64,11 @@ def read_footer(filesystem: pafs.FileSystem, path: str) -> Footer:
                     f"{path}: not a complete Parquet file (it doesn't end with PAR1). It is truncated, or of "
                     "another format. Write it again, or leave it out."
                 )
+
             length = struct.unpack("<I", tail[-8:-4])[0] + 8
             if length > len(tail):
                 tail = file.read_at(min(size, length), max(0, size - length))
+
         footer = tail[-length:]
         return Footer(pq.read_metadata(pa.BufferReader(footer)), hashed(footer, size), stamp)
     except FileNotFoundError:

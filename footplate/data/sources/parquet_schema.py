@@ -60,6 +60,7 @@ def check_same(expected: pa.Schema, actual: pa.Schema, first: str, path: str) ->
             "Parquet table must agree. Name only files that agree, or write the table as Delta, which records changes of "
             "its schema."
         )
+
     for column in expected:
         other = actual.field(column.name).type
         if other != column.type:
@@ -104,6 +105,7 @@ def _column(column: pa.ChunkedArray | None, field: pa.Field, file: DataFile, row
                 f"{file.path}, row group {index}: column {field.name!r} is {column.type}, which can't be cast to the "
                 f"table's {field.type} ({error}). Write the file again, or leave the column out with columns=[…]."
             ) from error
+
     value = file.partition.get(field.name)
     if value is None:
         return pa.chunked_array([pa.nulls(rows, field.type)])

@@ -77,6 +77,7 @@ def bounded(field: pa.Field, chunk: Any, logical_type: Any) -> pc.Expression | N
         return column.is_null()
     if not statistics.has_min_max:
         return None
+
     try:
         low, high = (_scalar(field, value, logical_type) for value in _ends(field, statistics))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, OverflowError):

@@ -129,10 +129,13 @@ def _plain_table(frame: Any) -> ParquetSource | None:
     roots = relation.location().rootPaths()
     if roots.length() != 1:
         return None
+
+    # A view of some partitions has other files, and other rows, than the directory.
     location = locate(_tidy(roots.head().toUri().toString()))
     source = open_parquet(location, find_files(location))
     if source is None or set(source.files) != {_path(uri) for uri in frame.inputFiles()}:
         return None
+
     try:
         schema = _typed(frame, source)
     except DataError:
@@ -149,6 +152,7 @@ def _typed(frame: Any, source: ParquetSource) -> pa.Schema | None:
     for field, (_, kind) in zip(source.schema, frame.dtypes, strict=True):
         own = plain_type(field.type)
         own = _WIDE.get(own, own)
+
         wanted = _TYPES.get(kind)
         if wanted is None and own in _TYPES.values():
             return None

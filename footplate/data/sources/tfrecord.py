@@ -25,6 +25,7 @@ from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.remote.location import FoundFile, Location
 from footplate.data.sources.base import RowGroup
+from footplate.data.sources.tf_example import Feature, parse_example
 
 _GROUP_BYTES = 4 * 2**20
 _EXAMPLE_ROWS = 16
@@ -76,7 +77,7 @@ class TFRecordSource:
     def schema(self) -> pa.Schema:
         """The features of the first records, in the order of their names."""
         records = self._records(0, 0, _EXAMPLE_ROWS) if self._groups else []
-        examples = [_parse_or_none(record) for record in records]
+        examples = [parse_example(record) for record in records]
         if not examples or None in examples:
             return pa.schema([("record", pa.binary())])
         # By feature: its type, and the largest number of values in one record.
@@ -129,10 +130,11 @@ class TFRecordSource:
         fields = [self.schema.field(name) for name in columns]
         if self.schema.names == ["record"]:
             return pa.Table.from_arrays([pa.array(records, field.type) for field in fields], schema=pa.schema(fields))
+
         path = self._found[self._groups[group][0]].path
         rows: list[list[Any]] = [[] for _ in fields]
         for number, record in enumerate(records, start):
-            example = _parse_or_none(record)
+            example = parse_example(record)
             if example is None:
                 raise DataError(
                     f"{path}, record {number} of part {group} is no tf.train.Example, but the first records are. "
@@ -140,6 +142,7 @@ class TFRecordSource:
                 )
             for values, field in zip(rows, fields, strict=True):
                 values.append(_value(example.get(field.name), field, path))
+
         arrays = [pa.array(values, field.type) for values, field in zip(rows, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -153,6 +156,7 @@ class TFRecordSource:
                 before = max(0, at - 4)
                 if before < base or at + 12 > base + len(chunk):
                     chunk, base = handle.read_at(min(_CHUNK, file.nbytes - before), before), before
+
                 head = chunk[at - base : at - base + 12]
                 if head[:2] == b"\x1f\x8b" and at == 0:
                     raise DataError(f"{file.path}: compressed TFRecord files can't be read. Write them uncompressed.")
@@ -204,7 +208,7 @@ def _cut(offsets: np.ndarray) -> Iterator[np.ndarray]:
         start = stop
 
 
-def _value(feature: tuple[pa.DataType, list[Any]] | None, field: pa.Field, path: str) -> Any:
+def _value(feature: Feature | None, field: pa.Field, path: str) -> Any:
     if feature is None or not feature[1]:
         return None
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
@@ -221,85 +225,6 @@ def _value(feature: tuple[pa.DataType, list[Any]] | None, field: pa.Field, path:
             "records again."
         )
     return feature[1][0]
-
-
-Feature = tuple[pa.DataType, list[Any]]
-
-
-def _parse_or_none(record: bytes) -> dict[str, Feature] | None:
-    """Parse the features of an Example. Return None for any other record, such as a SequenceExample."""
-    try:
-        parts = list(_fields(memoryview(record)))
-        if any(tag != 1 for tag, _ in parts):
-            return None
-        return dict(_entry(entry) for _, features in parts for inner, entry in _fields(features) if inner == 1)
-    except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError):
-        return None
-
-
-def _entry(entry: memoryview) -> tuple[str, Feature]:
-    parts = dict(_fields(entry))
-    name = bytes(parts[1]).decode()
-    for kind, values in _fields(parts.get(2, memoryview(b""))):
-        items = list(_fields(values))
-        if kind == 1:
-            return name, (pa.binary(), [bytes(item) for _, item in items])
-        if kind == 2:
-            return name, (pa.float32(), [number for _, item in items for number in _floats(item)])
-        if kind == 3:
-            return name, (pa.int64(), [number for _, item in items for number in _ints(item)])
-    return name, (pa.binary(), [])
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield field numbers and values of a protobuf message."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        wire = key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if wire == 2:
-            length, at = _varint(data, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError("no protobuf message")
-        if at + length > len(data):
-            raise ValueError("truncated")
-        yield key >> 3, data[at : at + length]
-        at += length
-
-
-def _floats(item: memoryview) -> list[float]:
-    return np.frombuffer(item, "<f4").tolist()
-
-
-def _ints(item: Any) -> list[int]:
-    if isinstance(item, int):
-        return [_signed(item)]
-    numbers, at = [], 0
-    while at < len(item):
-        value, at = _varint(item, at)
-        numbers.append(_signed(value))
-    return numbers
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
 
 
 @functools.cache

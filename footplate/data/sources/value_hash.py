@@ -50,10 +50,12 @@ def _parts(values: Any) -> Iterator[Any]:
         return
     if pt.is_null(kind):
         return
+
     valid = None
     if values.null_count:
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         yield np.packbits(valid)
+
     if pt.is_boolean(kind):
         yield np.packbits(values.fill_null(False).to_numpy(zero_copy_only=False))
     elif pt.is_primitive(kind) or pt.is_decimal(kind) or pt.is_fixed_size_binary(kind):
