@@ -96,7 +96,8 @@ class Proxy:
             request.wfile.write(data[: len(data) // 2])
             request.close_connection = True
             return
-        if found and request.command == "GET":  # before who asked has it, and may look
+        # Count before the client has the response, since the test may look then.
+        if found and request.command == "GET":
             with self._lock:
                 self.reads.append((request.path.partition("?")[0], int(found[1]), int(found[2])))
         request.wfile.write(data)

@@ -190,7 +190,8 @@ def test_resumed_at_every_position_the_rest_is_as_it_would_have_been(name):
                 next(iterator)
             state = first.state_dict()
 
-            torch.rand(7)  # whatever else was drawn has no influence
+            # Other draws have no influence.
+            torch.rand(7)
             second = adapt(LOADERS[name](), seed=3)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -501,7 +502,8 @@ def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly
     for batch in itertools.islice(whole, 200):
         expected.append(batch)
         states.append(whole.state_dict())
-        torch.rand(3)  # as a step does; it changes nothing of the order
+        # A step draws too. That doesn't change the order.
+        torch.rand(3)
     sampler = getattr(given.batch_sampler, "sampler", None) or given.batch_sampler or given.sampler
     assert sampler.drawn < 2000
     for position in (1, 100, 150):
@@ -563,9 +565,11 @@ def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
     workers = Workers()
     training = trainer(max_epochs=2, callbacks=[workers])
     training.fit(Classifier(), given, given)
-    assert len(workers.seen) == 2  # one that trains and one that validates, the same in both epochs
+    # One worker trains and one validates, the same in both epochs.
+    assert len(workers.seen) == 2
     assert set(multiprocessing.active_children()) <= before
-    training.validate(Classifier(), given)  # the loader can be read again
+    # The loader can be read again.
+    training.validate(Classifier(), given)
     assert set(multiprocessing.active_children()) <= before
 
 

@@ -150,7 +150,8 @@ def test_rows_that_were_rewritten_in_place_change_the_digest_of_parquet(tmp_path
     pq.write_table(pa.table({"x": x, "label": label}), file, compression="none")
     before = Table(file).digest
     stamp = file.stat().st_mtime_ns
-    while True:  # until the clock of the file system has moved on
+    # Until the clock of the file system has advanced.
+    while True:
         pq.write_table(pa.table({"x": x, "label": numbers.permutation(label)}), file, compression="none")
         if file.stat().st_mtime_ns != stamp:
             break
@@ -250,7 +251,8 @@ def test_two_tables_that_look_alike_have_caches_of_their_own(tmp_path: Path) -> 
         rows = pa.table({"image": pa.array([png(grey)] * 20, pa.binary()), "label": [0] * 20})
         write_deltalake(tmp_path / "t", rows)
         found = list(Loader(Table(tmp_path / "t"), 10, image_size=8, cache=tmp_path / "cache"))
-        shutil.rmtree(tmp_path / "t")  # the next one is written in its place
+        # The next table is written at the same path.
+        shutil.rmtree(tmp_path / "t")
         return {float(batch["image"].float().mean()) for batch in found}
 
     assert [pixels(grey) for grey in (10, 200)] == [{10.0}, {200.0}]
@@ -268,7 +270,8 @@ def test_a_complete_cache_gets_its_name_under_its_lock(tmp_path: Path) -> None:
         assert images.is_complete()
         (sealing,) = [thread for thread in set(threading.enumerate()) - others if thread.name == "footplate-seal"]
         sealing.join(0.2)
-        assert place.exists()  # somebody who holds the lock is about to open it under this name
+        # A process that holds the lock is about to open it under this name.
+        assert place.exists()
     sealing.join()
     assert complete.exists()
     assert not place.exists()

@@ -83,7 +83,8 @@ def test_going_on_reads_nothing_that_was_handed_out_before(parquet: str) -> None
         state = loader.state_dict()
     fresh = Loader(table, 10)
     fresh.load_state_dict(state)
-    for part in (0, 1):  # their 69 rows have been handed out
+    # The 69 rows of these files have been handed out.
+    for part in (0, 1):
         Path(parquet, f"part-{part}.parquet").unlink()
     assert seen(fresh) == list(range(80, 103))
 
@@ -157,7 +158,8 @@ def test_a_state_of_another_order_is_refused(delta: str, change: dict[str, Any],
 
 
 def test_no_thread_outlives_its_iterator(delta: str) -> None:
-    before = {*threading.enumerate()}  # of other tests
+    # Threads of other tests.
+    before = {*threading.enumerate()}
     loader = Loader(Table(delta), 10)
     iterator = iter(loader)
     next(iterator)

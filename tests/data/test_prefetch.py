@@ -113,7 +113,8 @@ class Gone(Exception):
 
 
 def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
-    before = {*threading.enumerate()}  # of other tests
+    # Threads of other tests.
+    before = {*threading.enumerate()}
     iterator = iter(Prefetcher(Loader(Table(delta), 10), move=lambda batch: batch))
     next(iterator)
     assert prefetching()

@@ -6,7 +6,7 @@
                                         in the process that makes it
     a subclass that iterates itself     also such a copy, which runs the subclass's own code. To resume, it is read again
                                         from the beginning of the epoch, since its batches may not be those of its sampler
-    anything with state_dict            `StatefulLoader`: it is asked for its own position (torchdata's StatefulDataLoader)
+    a loader with state_dict            `StatefulLoader`: it keeps its own position (torchdata's StatefulDataLoader)
     a list of batches                   `ReplayedLoader`: indexed
     any other iterable                  `ReplayedLoader`: read again up to its position, with a warning
     several loaders                     each made resumable, and combined (`combined.py`)
@@ -15,8 +15,8 @@ Every adapted loader has `len()` if it can be known, iteration over the rest of 
 `load_state_dict`.
 
 With several ranks, a `footplate.data.Loader` and a map-style DataLoader are shared out: global batch b is the same rows
-whatever the number of ranks (`order/sharding.py`). `rank_shares.py` says of a loader whether every rank has as many
-batches, and how much a rank's share counts. Of anything else, every rank iterates its own, and the lengths may differ.
+for any number of ranks (`order/sharding.py`). `rank_shares.py` tells if every rank has the same number of batches, and how
+much a rank's share counts. Any other loader is iterated by every rank, and the lengths may differ.
 """
 
 from __future__ import annotations

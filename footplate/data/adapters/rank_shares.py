@@ -13,7 +13,7 @@ from footplate.distributed.world import World
 
 
 def even(loader: Any) -> bool:
-    """Return True if every rank is certain to have as many batches as any other rank."""
+    """Return True if every rank is certain to have the same number of batches."""
     loader = _unwrapped(loader)
     if isinstance(loader, Combination):
         return all(map(even, loader.parts))

@@ -1,7 +1,7 @@
 """The order that a user's sampler draws for an epoch, as a function of (seed, epoch).
 
-The sampler runs under a seed of its own. Afterwards the global generators are as they were, so training doesn't notice that
-an order was drawn. A sampler without a length may never end, so its order is drawn while it is used, `HEAD` items at a
+The sampler runs under a seed of its own. Afterwards the global generators have the same state as before, so training isn't
+affected. A sampler without a length may never end, so its order is drawn while it is used, `HEAD` items at a
 time.
 """
 

@@ -66,5 +66,5 @@ def made_in_background(loader: Any) -> bool:
 
 
 def _draws_only_at_start(sampler: Any) -> bool:
-    """Return True if a sampler draws nothing from global generators once it has begun, as torch's samplers."""
+    """Return True if a sampler draws from global generators only when it begins, as torch's samplers do."""
     return sampler is None or type(sampler).__module__.startswith("torch.utils.data.")

@@ -47,7 +47,8 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
 
     Args:
         filter: an expression such as `pc.field("year") > 2020`, or a list of tuples such as `[("year", ">", 2020)]`
-            (all must hold; in a list of such lists, any of the lists). `("year", "!=", None)` means that it isn't null.
+            (all must hold; in a list of such lists, any of the lists). `("year", "!=", None)` selects rows in which it
+            isn't null.
         schema: the table's schema.
 
     Raises:

@@ -1,7 +1,7 @@
 """Edges of windows on the line, as a pure function. `plan.py` explains the line, streams and windows.
 
 1. Neighbouring row groups of a stream are gathered: `window` of them, and fewer at the beginning of a stream (1, 2, 4, …).
-2. If row groups are read piece by piece (`window_rows`), what was gathered is cut evenly into windows of at most so many
+2. If row groups are read in pieces (`window_rows`), the gathered row groups are cut evenly into windows of at most so many
    rows. The first windows of a stream hold four batches, then eight, and so on.
 """
 
@@ -69,7 +69,7 @@ def _gathered_ends(window: int, spans: int, gently: bool) -> np.ndarray:
 
 
 def _doubling(first: int, largest: int) -> np.ndarray:
-    """Return where windows of `first` rows, twice as many, and so on end, up to half of `largest`."""
+    """Return the ends of windows that double: `first` rows, then twice as many, up to half of `largest`."""
     return np.cumsum(first << np.arange((largest // 2 // first).bit_length()))
 
 

@@ -143,7 +143,7 @@ class WindowPrefetcher:
 def _load_after(
     previous: Future[Window] | None, reader: RowGroupReader, spec: ReadSpec, epoch: Epoch, number: int, buffers: Buffers
 ) -> Window:
-    """Load a window after the window that its reader reads first. The pool has begun with that window already."""
+    """Load a window after `previous`, which shares its reader. The pool starts windows in order, so this can't deadlock."""
     if previous is not None:
         previous.result()
     return load_window(reader, spec, epoch, number, buffers)

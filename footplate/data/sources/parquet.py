@@ -138,7 +138,7 @@ class ParquetSource:
         return schema
 
     def typed(self, schema: pa.Schema) -> ParquetSource:
-        """Return the same files as a table with a schema of its own."""
+        """Return a source of the same files with another schema."""
         options = {"kind": self.kind, "version": self._version, "content": self._log_content, "renamed": self._renamed}
         typed = ParquetSource(self.uri, self._files, self._filesystem, schema=schema, **options)
         typed._footers = self._footers

@@ -87,7 +87,7 @@ def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression
 
 
 def _key(frame: Any, *options: Any) -> str:
-    """Return a hash of a DataFrame's whole plan, in which each column of this session has a number of its own.
+    """Return a hash of a DataFrame's whole plan, in which every column of the session has a unique number.
 
     Spark's `semanticHash` has only 32 bits, so two plans may have the same. By default, Spark shows only 25 columns of
     a plan, so the limit is lifted meanwhile.
