@@ -15,11 +15,11 @@ from footplate.data.remote.location import locate
 
 def upload(uri: str, directory: Path) -> None:
     """Copy a directory to object storage."""
-    place = locate(uri)
+    location = locate(uri)
     for path in directory.rglob("*"):
         if path.is_file():
-            target = f"{place.path}/{path.relative_to(directory)}"
-            with place.filesystem.open_output_stream(target) as stream:
+            target = f"{location.path}/{path.relative_to(directory)}"
+            with location.filesystem.open_output_stream(target) as stream:
                 stream.write(path.read_bytes())
 
 

@@ -168,11 +168,11 @@ LOADERS = {
 
 def epochs(loader, count: int = 2) -> list[list[list[float]]]:
     """Return the batches of some epochs."""
-    found = []
+    batches = []
     for epoch in range(count):
         loader.set_epoch(epoch)
-        found.append([batch.reshape(-1).tolist() for batch in loader])
-    return found
+        batches.append([batch.reshape(-1).tolist() for batch in loader])
+    return batches
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -479,8 +479,8 @@ class EndlessBatches(EndlessSampler):
 
 
 def endless(kind, world=SINGLE):
-    given = DataLoader(Noisy(10), **kind)
-    return adapt(given, seed=3, world=world), given
+    loader = DataLoader(Noisy(10), **kind)
+    return adapt(loader, seed=3, world=world), loader
 
 
 ENDLESS = [
@@ -493,7 +493,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("kind", ENDLESS, ids=["rows", "batches", "items", "workers"])
 def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly(kind):
-    whole, given = endless(kind())
+    whole, loader = endless(kind())
     with pytest.raises(TypeError):
         len(whole)
     random.seed(5)
@@ -504,7 +504,7 @@ def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly
         states.append(whole.state_dict())
         # A step draws too. That doesn't change the order.
         torch.rand(3)
-    sampler = getattr(given.batch_sampler, "sampler", None) or given.batch_sampler or given.sampler
+    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.batch_sampler or loader.sampler
     assert sampler.drawn < 2000
     for position in (1, 100, 150):
         resumed, _ = endless(kind())
@@ -561,15 +561,15 @@ def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
             return iter(dataset(40))
 
     before = set(multiprocessing.active_children())
-    given = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
+    loader = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
     workers = Workers()
     training = trainer(max_epochs=2, callbacks=[workers])
-    training.fit(Classifier(), given, given)
+    training.fit(Classifier(), loader, loader)
     # One worker trains and one validates, the same in both epochs.
     assert len(workers.seen) == 2
     assert set(multiprocessing.active_children()) <= before
     # The loader can be read again.
-    training.validate(Classifier(), given)
+    training.validate(Classifier(), loader)
     assert set(multiprocessing.active_children()) <= before
 
 
@@ -587,8 +587,8 @@ def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_wo
             self.seen += batch[0][:, 0].tolist()
             return super().training_step(batch, batch_idx)
 
-    given = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
+    loader = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
     model = Counts()
-    trainer(max_epochs=2, val_check_interval=3).fit(model, given, given)
+    trainer(max_epochs=2, val_check_interval=3).fit(model, loader, loader)
     rows = dataset(80).tensors[0][:, 0].tolist()
     assert model.seen == rows + rows

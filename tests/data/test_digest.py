@@ -250,20 +250,20 @@ def test_two_tables_that_look_alike_have_caches_of_their_own(tmp_path: Path) -> 
     def pixels(grey: int) -> set[float]:
         rows = pa.table({"image": pa.array([png(grey)] * 20, pa.binary()), "label": [0] * 20})
         write_deltalake(tmp_path / "t", rows)
-        found = list(Loader(Table(tmp_path / "t"), 10, image_size=8, cache=tmp_path / "cache"))
+        batches = list(Loader(Table(tmp_path / "t"), 10, image_size=8, cache=tmp_path / "cache"))
         # The next table is written at the same path.
         shutil.rmtree(tmp_path / "t")
-        return {float(batch["image"].float().mean()) for batch in found}
+        return {float(batch["image"].float().mean()) for batch in batches}
 
     assert [pixels(grey) for grey in (10, 200)] == [{10.0}, {200.0}]
 
 
 def test_a_complete_cache_gets_its_name_under_its_lock(tmp_path: Path) -> None:
-    place, complete = tmp_path / "key.boot-1", tmp_path / "key"
-    place.mkdir()
-    (place / "pixels").write_bytes(bytes(4))
-    (place / "state").write_bytes(b"\x01")
-    images = CachedImages(place, complete, (1, 2, 2), ImageFormat(1, (2, 2)))
+    filling, complete = tmp_path / "key.boot-1", tmp_path / "key"
+    filling.mkdir()
+    (filling / "pixels").write_bytes(bytes(4))
+    (filling / "state").write_bytes(b"\x01")
+    images = CachedImages(filling, complete, (1, 2, 2), ImageFormat(1, (2, 2)))
     with (tmp_path / "key.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         others = set(threading.enumerate())
@@ -271,10 +271,10 @@ def test_a_complete_cache_gets_its_name_under_its_lock(tmp_path: Path) -> None:
         (sealing,) = [thread for thread in set(threading.enumerate()) - others if thread.name == "footplate-seal"]
         sealing.join(0.2)
         # A process that holds the lock is about to open it under this name.
-        assert place.exists()
+        assert filling.exists()
     sealing.join()
     assert complete.exists()
-    assert not place.exists()
+    assert not filling.exists()
 
 
 def test_two_services_with_a_bucket_of_one_name_share_no_blocks(tmp_path: Path) -> None:

@@ -67,4 +67,4 @@ def test_an_epoch_in_many_windows_opens_each_row_group_once(table: CountingTable
     assert sorted(table.opened) == [0, 1, 2]
     for batch in (1, 30, 100):
         loader.load_state_dict({**state, "batch": batch})
-        assert [number for found in loader for number in found["id"].tolist()] == rows[8 * batch :]
+        assert [number for rest in loader for number in rest["id"].tolist()] == rows[8 * batch :]
