@@ -50,7 +50,7 @@ def decode(data):
     """A picture's bytes to (3, 224, 224): Footplate's own decoding, which needs nothing but OpenCV."""
     import cv2
 
-    from footplate.data.pipeline.threads import images
+    from footplate.data.pipeline import images
 
     cv2.setNumThreads(1)  # there are as many processes as cores
     found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
@@ -370,7 +370,7 @@ def image_limit(directory, batch, workers):
     """No loader: encoded images are in memory, all cores decode them into kept memory."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from footplate.data.pipeline.threads import images
+    from footplate.data.pipeline import images
 
     files = [np.fromfile(file, np.uint8) for file in _found(directory, "folder/*/*.jpg")]
     kept = threading.local()

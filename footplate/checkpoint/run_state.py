@@ -18,7 +18,7 @@ from footplate.core import rng
 from footplate.core.errors import CheckpointError
 from footplate.core.hparams import to_state
 from footplate.core.version import __version__
-from footplate.data.adapters.combined import rewound
+from footplate.data.adapters.training_combination import rewound
 
 log = logging.getLogger(__name__)
 

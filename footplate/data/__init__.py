@@ -1,4 +1,4 @@
-"""From a table to batches: `Table` names the rows, and `Loader` hands them out.
+"""From a table to batches: `Table` selects rows, and `Loader` makes batches of them.
 
     table = Table("s3://lake/flowers", version=12, columns=["image", "label"])
     for batch in Loader(table, batch_size=64, shuffle=True, image_size=224):
@@ -8,14 +8,15 @@
 The parts, from the file to the batch:
 
     remote/      paths and URIs, file systems with retries, a disk cache
-    sources/     which row groups there are, and how to read one
-    table.py     which rows are used, pinned to one version of a source
+    sources/     kinds of tables: a list of row groups, and a way to read one
+    table.py     selected rows, pinned to one version of a source
+    digest.py    digests of rows, for caches, resuming and checks between ranks
     order/       the order of rows, as pure functions
-    pipeline/    row groups in memory, decoding, collating, prefetching
+    pipeline/    windows in memory, decoding, collating, prefetching
     loader.py    batches for one rank, and the position that a checkpoint keeps
     adapters/    loaders of other libraries, made resumable
 
-Importing this package imports none of them; a name is loaded when it is first used.
+Importing this package imports none of the parts. A name is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What rows are known by: the one digest that caches, resuming and the checks between ranks compare.
+"""Digests of rows. Caches, resuming and the checks between ranks all compare the same type, `Digest`.
 
 A digest has parts, since not every comparison asks the same question:
 
-    kind       of the source: delta, parquet, memory, …
-    content    what the source holds; a copy of the files has the same content
-    written    when files were written (their times, or a store's tags), for sources whose content is known in part only
-    rows       which rows are meant, and how they are cut into row groups
+    kind       the kind of source: delta, parquet, memory, … content    a hash of the source's content. A copy of the
+    files has the same content written    a hash of when files were written (their times, or a store's tags), for
+    sources whose content is known in part rows       a hash of the selected rows, and of their row groups
 
     caches           all parts must be equal: a wrong answer would be silent
-    resuming         `written` may differ, with a warning: a job that starts again may have copied its files anew
-    between ranks    `written` may differ: each machine may have copies
+    resuming         `written` may differ, with a warning: a job that restarts may have copied its files again
+    between ranks    `written` may differ: each node may have copies
 
-docs/digests.md says for each kind of source what `content` covers, what it costs, and which changes it can't notice.
+docs/explanation/digests.md says for each kind of source what `content` covers, what it costs, and which changes it misses.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from footplate.core.hashing import hashed
 
 @dataclass(frozen=True)
 class Digest:
-    """What some rows are known by. Two digests are equal if all parts are; where the rows lie isn't compared.
+    """Digest of some rows. Two digests are equal if all parts but `uri` and `version` are equal.
 
     Attributes:
-        kind: of the source.
-        content: a hash of what the source holds, as far as it is known.
-        rows: a hash of the rows that are meant.
-        written: a hash of when the files were written; empty where `content` covers all that matters.
-        uri: where the rows lie, for messages.
+        kind: the kind of source.
+        content: a hash of the source's content, as far as it is known.
+        rows: a hash of the selected rows.
+        written: a hash of when the files were written; empty if `content` covers everything.
+        uri: the address of the rows, for messages.
         version: the number of a Delta version, for messages.
     """
 
@@ -46,12 +45,12 @@ class Digest:
 
     @property
     def key(self) -> str:
-        """All parts in one word: the name of these rows in a cache."""
+        """All parts in one word, which names these rows in a cache."""
         return f"{self.kind}-{hashed(self.kind, self.content, self.rows, self.written)}"
 
     @property
     def shared(self) -> str:
-        """The parts that are the same for every copy of the files, in a few words: what ranks compare."""
+        """The parts that are equal for every copy of the files, as a short text that ranks compare."""
         version = "" if self.version is None else f" version {self.version}"
         return f"{self.kind}{version} ({hashed(self.kind, self.content, self.rows)[:12]})"
 
@@ -64,48 +63,50 @@ class Digest:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Digest:
-        """The digest that a checkpoint holds."""
-        return cls(**{each.name: state[each.name] for each in fields(cls)})
+        """Make the digest of a `state_dict`."""
+        return cls(**{part.name: state[part.name] for part in fields(cls)})
 
     def check_resumed(self, saved: Any) -> None:
-        """Make sure that a place in other rows can be taken up in these.
+        """Raise if a position of a checkpoint means other rows than these. Warn if that can't be ruled out.
 
         Args:
-            saved: what the checkpoint has: the `state_dict` of a digest, or the fingerprint of an earlier version.
+            saved: the `state_dict` of the checkpoint's digest, or the fingerprint that earlier versions kept.
 
         Raises:
-            CheckpointError: the rows are others.
+            CheckpointError: the rows differ.
         """
         if isinstance(saved, str):
             self._check_fingerprint(saved)
             return
+
         before = Digest.from_state(saved)
         if (before.kind, before.content, before.rows) != (self.kind, self.content, self.rows):
             raise CheckpointError(
-                f"The checkpoint was made on other rows: on {before}; this run has {self}. {self._difference(before)}"
+                f"The checkpoint was made on other rows: on {before}; this run has {self}. {self._hint(before)}"
             )
+
         if before.written != self.written:
             warnings.warn(
-                f"The files of {self.uri} were written at other times than those that the checkpoint was made on "
-                f"({before.uri}). Their names, sizes and numbers of rows agree, so the run continues. If they are copies, "
-                "nothing has changed. If they were rewritten, the run continues on the new values.",
+                f"The files of {self.uri} were written at other times than the files of the checkpoint ({before.uri}). "
+                "Their names, sizes and numbers of rows agree, so the run continues. If they are copies, nothing has "
+                "changed. If they were rewritten, the run continues on the new values.",
                 stacklevel=2,
             )
 
-    def _difference(self, before: Digest) -> str:
-        """What to do where the rows are others."""
+    def _hint(self, before: Digest) -> str:
+        """Say what to do if the rows differ."""
         if before.kind != self.kind:
             return f"Give the {before.kind} source that the run began with, or begin a new run."
         if before.content == self.content:
-            return "The table is the same, the rows of it are others: use the same filter and split to resume."
+            return "The table is the same, but other rows of it are selected: use the same filter and split to resume."
         if before.version is not None:
             return (
                 f"Open that table at that version (Table(…, version={before.version})) to resume, or begin a new run."
             )
-        return "Give the same files or values as then to resume (a copy will do), or begin a new run."
+        return "Give the same files or values as in that run to resume (a copy will do), or begin a new run."
 
     def _check_fingerprint(self, fingerprint: str) -> None:
-        """An earlier version kept one word, such as "delta-12-0123456789ab". Its kind and Delta version can be compared."""
+        """Compare kind and version with a word such as "delta-12-0123456789ab", which earlier versions kept."""
         kind, _, rest = fingerprint.partition("-")
         version = rest.rpartition("-")[0]
         if kind != self.kind or (self.version is not None and version != str(self.version)):
@@ -114,8 +115,8 @@ class Digest:
                 "at that version to resume, or begin a new run."
             )
         warnings.warn(
-            f"The checkpoint was made by an earlier version of Footplate, which kept less of a table ({fingerprint}). "
-            f"Whether {self} has the same rows can't be checked: make sure that it is the table, the filter and the split "
-            "that the run began with.",
+            f"The checkpoint was made by an earlier version of Footplate, which kept only {fingerprint} of a table. So "
+            f"Footplate can't check that {self} has the same rows. Make sure that table, filter and split are those that "
+            "the run began with.",
             stacklevel=2,
         )

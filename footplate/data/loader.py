@@ -1,13 +1,13 @@
-"""The loader: batches of a table for one rank, and the few integers that say where it is.
+"""The loader: batches of a table for one rank, and a position of a few integers.
 
     loader = Loader(table, batch_size=64, shuffle=True, seed=1, image_size=224)
     for epoch in range(3):
         loader.set_epoch(epoch)
         for batch in loader:                        # {"image": uint8 (64, 3, 224, 224), "label": int64 (64,)}
             ...
-            state = loader.state_dict()             # after the last batch that was handed out
+            state = loader.state_dict()             # the position after this batch
 
-`loader.load_state_dict(state)` makes the next `iter(loader)` go on after that batch, at once and exactly, also with
+After `loader.load_state_dict(state)`, the next `iter(loader)` continues after that batch, at once and exactly, also with
 another number of ranks.
 """
 
@@ -22,53 +22,56 @@ from typing import Any, Literal
 import numpy as np
 
 from footplate.core.errors import CheckpointError, ConfigError, DataError
-from footplate.data.order.plan import Epoch, Order, choose_streams, choose_window_rows
-from footplate.data.pipeline import row_transform
+from footplate.data.order.plan import Epoch, Order
+from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
+from footplate.data.pipeline.batch_pipeline import BatchPipeline
+from footplate.data.pipeline.batch_spec import make_batch_spec
 from footplate.data.pipeline.decoded_cache import CachedImages, DecodedCache
 from footplate.data.pipeline.images import ImageMode, parse_size
-from footplate.data.pipeline.recipe import make_recipe
-from footplate.data.pipeline.row_workers import Workers
-from footplate.data.pipeline.threads import Pipeline
+from footplate.data.pipeline.row_transform import Transform, takes_rng
+from footplate.data.pipeline.row_workers import RowWorkers
 from footplate.data.table import Table
 from footplate.distributed.consistency import digest
 from footplate.distributed.world import World
 
-_ROWS_IN_MAKING = 64  # for each thread
-_BYTES_IN_MAKING = 64 * 2**20  # encoded and decoded
+# With prefetch="auto": rows of pending batches for each thread, and bytes of pending batches, encoded and decoded.
+_PENDING_ROWS = 64
+_PENDING_BYTES = 64 * 2**20
 
 
 class Loader:
-    """Batches of a table as dicts of column to tensor (see `footplate.data.pipeline.columns` for what each type becomes).
+    """Batches of a table, as dicts of column to tensor. `footplate.data.pipeline.columns` shows what each type becomes.
 
-    The order is a pure function of the table, the seed, the epoch and the global batch (see `footplate.data.order.plan`).
+    The order is a pure function of the table, the seed, the epoch and the global batch (`footplate.data.order.plan`).
 
     Args:
         table: the rows.
-        batch_size: rows of a batch of this rank; a global batch has `batch_size * world.size`.
-        shuffle: a new order each epoch; otherwise the table's own.
-        seed: of the order and of the generators that `transform` is handed; not negative.
+        batch_size: rows of this rank's batch. A global batch has `batch_size * world.size` rows.
+        shuffle: True for a new order each epoch; False for the table's order.
+        seed: seed of the order, and of the generators that `transform` gets; not negative.
         drop_last: leave out the rows that don't fill a global batch. Otherwise they are the last, smaller batch.
-        world: this process's place among all; by default from the environment, when first needed.
-        image_size: pixels, or (height, width): images are scaled to cover it and cut to its centre. Without it, they
-            keep their size, which must then be the same for all.
+        world: rank and world size of this process. By default they are read from the environment when first needed.
+        image_size: pixels, or (height, width). Images are scaled to cover this size, and cropped to its centre. Without it,
+            they keep their size, which must be the same for all.
         image_mode: "RGB", "L" (grey), or "auto": one channel if the table's first image is grey, else three. "bytes" leaves
             images encoded.
-        transform: a function of a row, or of (row, rng); see `footplate.data.pipeline.row_transform`.
-        on_error: a row with an undecodable image or a null number: "raise", or "skip" (left out; `skipped` counts).
-        num_threads: how many threads decode; "auto" takes the cores of this process, shared among the node's ranks.
-        prefetch: how many batches are made ahead; "auto" takes what keeps the threads busy.
-        num_workers: how many processes call `transform`, for one that is slow and holds Python's lock; 0 calls it in
-            the threads. What comes of a row is the same. See `footplate.data.pipeline.row_workers`.
-        pin_memory: put the tensors of batches into page-locked memory, from which copies to a CUDA device don't hold up
-            the host. Without effect where there is no CUDA device, and for rows that were transformed. None
-            leaves it to the trainer, which says yes on CUDA; without one it means no.
-        cache: a local directory that keeps decoded images from the first epoch on; needs `image_size`. See
+        transform: a function of a row, or of (row, rng). See `footplate.data.pipeline.row_transform`.
+        on_error: what to do with a row that has an undecodable image or a null number. "raise" is an error, "skip" leaves
+            the row out and counts it in `skipped`.
+        num_threads: how many threads decode. "auto" uses the cores of this process, shared among the node's ranks.
+        prefetch: how many batches are made ahead. "auto" uses as many as keep the threads busy.
+        num_workers: how many processes call `transform`, for a transform that is slow and holds Python's lock. With 0, the
+            threads call it. The results are the same. See `footplate.data.pipeline.row_workers`.
+        pin_memory: put the tensors of batches into page-locked memory. Copies from it to a CUDA device don't block the
+            host. It has no effect without a CUDA device, and for transformed rows. With None, the trainer decides: yes
+            on CUDA. Without a trainer, None means no.
+        cache: a local directory that keeps decoded images from the first epoch on. It needs `image_size`. See
             `footplate.data.pipeline.decoded_cache`.
 
     Raises:
-        DataError: an empty table, nulls where they mean nothing, images that can't be decoded, a column of a type that
-            has no place in a batch.
-        ConfigError: an argument that can't be.
+        DataError: an empty table, nulls without a meaning, images that can't be decoded, or a column of an unsupported
+            type.
+        ConfigError: an invalid argument.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Loader:
         world: World | None = None,
         image_size: int | Sequence[int] | None = None,
         image_mode: ImageMode = "auto",
-        transform: row_transform.Transform | None = None,
+        transform: Transform | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
@@ -95,11 +98,10 @@ class Loader:
         if on_error not in ("raise", "skip"):
             raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
         if transform is not None:
-            row_transform.takes_rng(transform)
+            takes_rng(transform)
         if table.num_rows == 0:
-            raise DataError(
-                f"{table.uri}: the table has no rows" + (", or its filter leaves none." if len(table.files) else ".")
-            )
+            filtered = ", or its filter leaves none." if len(table.files) else "."
+            raise DataError(f"{table.uri}: the table has no rows{filtered} Give a table with rows, or another filter.")
         self.table = table
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -113,28 +115,31 @@ class Loader:
         self._num_workers = _check_count("num_workers", num_workers, least=0)
         if num_workers and transform is None:
             raise ConfigError(
-                f"num_workers={num_workers}: worker processes call transform=, and there is none. Decoding uses threads: "
-                "num_threads=."
+                f"num_workers={num_workers}: worker processes call transform=, and there is no transform. Decoding uses "
+                "threads: set num_threads= instead."
             )
-        self._recipe = make_recipe(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
+
+        self._spec = make_batch_spec(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
         self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
-        bit_by_bit = bool(self._recipe.content.images) and not table.in_memory
-        self._window_rows = choose_window_rows(group_bytes, table.num_rows, self._streams) if bit_by_bit else 0
+        in_pieces = bool(self._spec.read.images) and not table.in_memory
+        self._window_rows = choose_window_rows(group_bytes, table.num_rows, self._streams) if in_pieces else 0
+
         self._cache = DecodedCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
         if cache is not None and image_size is None:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
         self._caches: dict[str, CachedImages] | None = None
-        self._workers: Workers | None = None
+        self._workers: RowWorkers | None = None
         self._global_batch_size: int | None = None
         self._epoch = 0
         self._batch = 0
-        self._restored = self._asked_for = False  # `_asked_for`: the epoch, by `set_epoch`
+        # True after `load_state_dict`, and after `set_epoch`, until the next iteration.
+        self._restored = self._epoch_is_set = False
 
     @property
     def world(self) -> World:
-        """The place of this process among all; may be set before iterating."""
+        """Rank and world size of this process. It may be set before iterating."""
         return World.present() if self._world is None else self._world
 
     @world.setter
@@ -143,45 +148,45 @@ class Loader:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a full batch over all ranks; after resuming on another number of ranks, still what it was."""
+        """Rows of a full batch over all ranks. After resuming on another number of ranks, it is that of the checkpoint."""
         return self._global_batch_size or self.batch_size * self.world.size
 
     @property
     def epoch(self) -> int:
-        """The epoch that is handed out, or will be next."""
+        """The current epoch, or the next one between two epochs."""
         return self._epoch
 
     @property
     def padded_columns(self) -> list[str]:
-        """The columns of lists, whose lengths a batch holds too."""
-        return self._recipe.content.ragged
+        """The columns of padded lists. A batch also has their lengths."""
+        return self._spec.read.ragged
 
     @property
     def content(self) -> str:
-        """What must be the same on every rank; each machine may have copies of the files."""
+        """Text that must be the same on every rank. Each node may have copies of the files."""
         table = self.table
         order = "shuffled" if self.shuffle else "in order"
-        meant = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
+        plan = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
         return (
             f"{table.num_rows} rows of {table.digest.shared}, {order} by seed {self.seed}, {self.global_batch_size} over "
-            f"all ranks at a time [{digest(meant)}]"
+            f"all ranks at a time [{digest(plan)}]"
         )
 
     def __len__(self) -> int:
-        """Batches of an epoch: the same on every rank, wherever in the epoch the loader is."""
+        """The number of batches of an epoch. It is the same on every rank and at every position."""
         return self._plan(0).num_batches(self.world.size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The rest of the epoch after `load_state_dict`, else the whole epoch; at its end comes the next epoch.
+        """Iterate over the rest of the epoch after `load_state_dict`, else over the whole epoch. The next epoch follows.
 
-        Its end is its last batch, also for who counts batches (as Lightning does) and never asks for one more; after a
-        state of that place comes the next epoch, unless `set_epoch` asks for the one that has ended.
+        An epoch ends with its last batch, also for a consumer that counts batches (as Lightning does) and doesn't ask for
+        one more. After a state of that position, the next epoch follows, unless `set_epoch` asks for the ended epoch.
         """
         ended = self._batch == self._plan(self._epoch).num_batches()
-        if not self._restored or (ended and not self._asked_for):
+        if not self._restored or (ended and not self._epoch_is_set):
             self._epoch += ended
             self._batch = 0
-        self._restored = self._asked_for = False
+        self._restored = self._epoch_is_set = False
         return self._iterate()
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
@@ -189,10 +194,13 @@ class Loader:
         batches = epoch.num_batches(world.size)
         start = min(self._batch, batches)
         threads = max(self._num_threads or _cores(world), self._num_workers)
-        ahead, caches, workers = self._batches_ahead(threads), self._open_caches(), self._open_workers()
-        pipeline = Pipeline(
-            self.table, self._recipe, epoch, start, world, threads, ahead, caches, workers, bool(self.pin_memory)
+        prefetch, caches, workers = self._choose_prefetch(threads), self._open_caches(), self._open_workers()
+
+        pipeline = BatchPipeline(
+            self.table, self._spec, epoch, start, world, threads, prefetch, caches, workers, bool(self.pin_memory)
         )
+
+        # Closing the iterator early, or an error, ends the pipeline's threads too.
         try:
             for batch, (values, skipped) in enumerate(pipeline.batches(), start):
                 self.skipped += skipped
@@ -203,27 +211,27 @@ class Loader:
         self._epoch, self._batch = epoch.epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next to be handed out; from its beginning, unless it is the one that was just restored."""
-        self._asked_for = True
+        """Set the next epoch. It begins with its first batch, unless it is the epoch that was just restored."""
+        self._epoch_is_set = True
         if epoch != self._epoch or not self._restored:
             self._epoch, self._batch, self._restored = epoch, 0, False
 
     def beside(self) -> Loader:
-        """A loader of the same batches with a place of its own, before the first of epoch 0."""
+        """Return a loader of the same batches with a position of its own, before the first batch of epoch 0."""
         other = copy.copy(self)
         other._epoch, other._batch, other._restored = 0, 0, False
         return other
 
     def rank_rows(self, batch: int) -> int:
-        """Rows of this rank's share of a batch: its weight in a mean over all ranks."""
+        """The number of rows of this rank's share of a batch: its weight in a mean over all ranks."""
         return self._plan(0).rank_rows(batch, self.world.rank, self.world.size)
 
     def batch_rows(self, batch: int) -> int:
-        """Rows of a batch over all ranks."""
+        """The number of rows of a batch over all ranks."""
         return self._plan(0).batch_rows(batch, self.world.size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is: after the last batch handed out, however many were made ahead."""
+        """Return the position after the last batch that was handed out. Batches that were made ahead don't count."""
         return {
             "epoch": self._epoch,
             "batch": self._batch,
@@ -239,60 +247,63 @@ class Loader:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a loader of the same table, seed and batch size was.
+        """Continue at the position of a loader of the same table, seed and batch size.
 
-        With another number of ranks, the global batch stays what it was, so a rank's share of it changes.
+        With another number of ranks, the global batch stays the same, so a rank's share of it changes.
 
         Raises:
             CheckpointError: the state is of another table, seed or batch size.
         """
-        here = self.state_dict()
-        missing = here.keys() - state_dict.keys()
+        own = self.state_dict()
+        missing = own.keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
-                f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is of an earlier version of "
-                "Footplate, resume with that: the order of rows was another."
+                f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is from an earlier version "
+                "of Footplate, resume with that version, since its order of rows is another."
             )
+
         self.table.digest.check_resumed(state_dict["table"])
         for name in ("seed", "shuffle", "drop_last"):
-            if state_dict[name] != here[name]:
+            if state_dict[name] != own[name]:
                 raise CheckpointError(
-                    f"The checkpoint was made with {name}={state_dict[name]}, not {here[name]}, so its position means "
+                    f"The checkpoint was made with {name}={state_dict[name]}, not {own[name]}, so its position means "
                     f"other rows. Use {name}={state_dict[name]} to resume."
                 )
-        same_batch = here["batch_size"] == state_dict["batch_size"]
+
+        same_batch = own["batch_size"] == state_dict["batch_size"]
         if not same_batch and self.batch_size * self.world.size != state_dict["global_batch_size"]:
             raise CheckpointError(
                 f"The checkpoint was made with batch_size={state_dict['batch_size']} (a global batch of "
                 f"{state_dict['global_batch_size']}), not {self.batch_size}, so its position means other rows. Use "
                 f"batch_size={state_dict['batch_size']} to resume."
             )
+
         self._global_batch_size = state_dict["global_batch_size"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
         self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored, self._asked_for = True, False
+        self._restored, self._epoch_is_set = True, False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_caches": None, "_workers": None}
 
     def _open_caches(self) -> dict[str, CachedImages]:
         if self._caches is None:
-            recipe, known, rows = self._recipe, self.table.digest, self.table.num_rows
+            spec, digest, rows = self._spec, self.table.digest, self.table.num_rows
             self._caches = {
-                name: self._cache.open(known, name, format, recipe.shapes[name][1:], rows)
-                for name, format in recipe.formats.items()
+                name: self._cache.open(digest, name, format, spec.shapes[name][1:], rows)
+                for name, format in spec.formats.items()
                 if self._cache is not None
             }
         return self._caches
 
-    def _open_workers(self) -> Workers | None:
-        """The worker processes; they stay from epoch to epoch."""
+    def _open_workers(self) -> RowWorkers | None:
+        """Return the worker processes, which stay from epoch to epoch."""
         if not self._num_workers:
             return None
         if self._workers is None or not self._workers.is_alive:
-            assert self._recipe.transform is not None
-            self._workers = Workers(self._recipe.transform, self.seed, self._num_workers)
+            assert self._spec.transform is not None
+            self._workers = RowWorkers(self._spec.transform, self.seed, self._num_workers)
         return self._workers
 
     def _plan(self, epoch: int) -> Epoch:
@@ -300,14 +311,15 @@ class Loader:
         order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, *windows)
         return Epoch(self._rows, order, epoch)
 
-    def _batches_ahead(self, threads: int) -> int:
+    def _choose_prefetch(self, threads: int) -> int:
+        """Return how many batches to make ahead: enough to keep the threads busy, within a limit of memory."""
         if self._prefetch:
             return self._prefetch
         rows_of_rank = max(1, self.global_batch_size // self.world.size)
         encoded = sum(group.nbytes for group in self.table.row_groups) / self.table.num_rows
-        decoded = sum(math.prod(shape) for shape in self._recipe.shapes.values())
-        room = _BYTES_IN_MAKING / (rows_of_rank * (1 + encoded + decoded))
-        return int(min(64, max(3, min(room, 1 + threads * _ROWS_IN_MAKING // rows_of_rank))))
+        decoded = sum(math.prod(shape) for shape in self._spec.shapes.values())
+        fitting = _PENDING_BYTES / (rows_of_rank * (1 + encoded + decoded))
+        return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows_of_rank))))
 
 
 def _check_count(name: str, value: Any, least: int = 1) -> int:
@@ -317,6 +329,6 @@ def _check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def _cores(world: World) -> int:
-    """The cores of this process, shared among the ranks of its node."""
+    """Return the number of cores of this process, shared among the ranks of its node."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, world.local_size))

@@ -1,14 +1,14 @@
-"""A table: which rows are meant, pinned to one version of one source.
+"""A table: selected rows and columns of one source, pinned to one version.
 
-    Table("lake/flowers")                                   # Delta: its newest version, pinned from here on
+    Table("lake/flowers")                                   # Delta: its newest version, pinned when it is opened
     Table("lake/flowers", version=12)                       # or "2024-05-01T12:00:00", or a datetime
     Table("data/*.parquet", columns=["image", "label"], filter=[("year", ">=", 2020)])
     Table("s3://bucket/photos")                             # or gs://; Delta, Parquet, TFRecord or image files
     Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
     Table("lake/flowers").split({"train": 0.9, "val": 0.1})
 
-Nothing of the rows is read before it is needed; the log, the files' footers and, with a filter, the filter's columns
-are.
+Rows are read when they are needed. Opening a table reads the Delta log and the files' footers. Counting the rows of a
+filter reads the filter's columns.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from footplate.data.sources.opening import open_source
 
 @dataclass(frozen=True)
 class TableInfo:
-    """What `footplate table PATH` shows.
+    """Description of a table, as `footplate table PATH` shows it.
 
     Attributes:
-        uri: the table as it was named.
+        uri: the table as the user named it.
         kind: "delta", "parquet", "tfrecord", "imagefolder" or "memory".
-        version: the Delta version, or its content in one word.
+        version: the Delta version; for any other source, a hash of its content.
         columns: names and types.
-        num_rows: rows that the table means.
-        num_files: files that hold them.
-        num_row_groups: row groups that hold them.
+        num_rows: the number of selected rows.
+        num_files: the number of files that hold them.
+        num_row_groups: the number of row groups that hold them.
         nbytes: size in memory of its columns, uncompressed.
         sample: its first rows.
     """
@@ -65,16 +65,16 @@ class Table:
     """Rows of a Delta table, of files, or of a table in memory.
 
     Args:
-        source: a path or URI (a Delta table; Parquet, TFRecord or image files: one, a directory, a glob), or an Arrow
-            table, a pandas, polars or Spark frame, or a dict of columns.
-        version: of a Delta table: a number, or a moment (a datetime, a date, or an ISO 8601 string; without a zone, in
-            local time). Default: the newest.
+        source: a path or URI of a Delta table, or of Parquet, TFRecord or image files (a file, a directory, a glob); or an
+            Arrow table, a pandas, polars or Spark frame, or a dict of columns.
+        version: the version of a Delta table: a number, or a time (a datetime, a date, or an ISO 8601 string; local time if
+            it has no zone). By default the newest.
         columns: the columns to read; all by default.
-        filter: which rows: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
+        filter: the rows to select: an Arrow expression, or tuples such as `[("year", ">=", 2020)]`.
         cache: a local directory that keeps what is read over a network; see `footplate.data.remote.file_cache`.
 
     Raises:
-        DataError: nothing is there, it is no table, or the version, a column or the filter doesn't fit it.
+        DataError: there is no table, or the version, a column or the filter doesn't fit it.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Table:
         filter: Any = None,
         cache: FileCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        kept = FileCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
-        self._source = open_source(source, version, kept)
+        file_cache = FileCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
+        self._source = open_source(source, version, file_cache)
         self._filter = to_expression(filter, self._source.schema)
         self._splits: tuple[Split, ...] = ()
         self._columns = list(self._source.schema.names if columns is None else columns)
@@ -95,7 +95,7 @@ class Table:
 
     @property
     def uri(self) -> str:
-        """The table as it was named."""
+        """The table as the user named it."""
         return self._source.uri
 
     @property
@@ -105,35 +105,35 @@ class Table:
 
     @property
     def version(self) -> int | str:
-        """The Delta version; of any other source, its content in one word."""
+        """The Delta version; for any other source, a hash of its content."""
         return self._source.version
 
     @property
     def in_memory(self) -> bool:
-        """Whether reading costs nothing."""
+        """True if the rows are in memory, so that reading costs nothing."""
         return self._source.in_memory
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over a network."""
+        """True if the table is read over a network."""
         return self._source.is_remote
 
     @functools.cached_property
     def digest(self) -> Digest:
-        """What these rows are known by, for caches, checkpoints and checks between ranks; see `footplate.data.digest`.
+        """Digest of these rows, for caches, checkpoints and checks between ranks; see `footplate.data.digest`.
 
-        Of a table in memory, the first call reads all values.
+        For a table in memory, the first call reads all values.
         """
         source = self._source
         sizes = [group.num_rows for group in source.groups([])]
-        chosen = zip(sizes, self._positions, strict=True)
-        rows = hashed(sizes, [None if places is None or len(places) == n else places for n, places in chosen])
+        pairs = zip(sizes, self._positions, strict=True)
+        rows = hashed(sizes, [None if kept is None or len(kept) == n else kept for n, kept in pairs])
         number = source.version if isinstance(source.version, int) else None
         return Digest(source.kind, source.content, rows, source.written, source.uri, number)
 
     @property
     def fingerprint(self) -> str:
-        """The digest in one word: equal only for the same rows of the same content."""
+        """The digest in one word. It is equal only for the same rows of the same content."""
         return self.digest.key
 
     @property
@@ -153,12 +153,12 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """How many rows are meant; with a filter, its columns are read for this."""
+        """The number of selected rows. With a filter, this reads the filter's columns."""
         return int(self._counts.sum())
 
     @functools.cached_property
     def row_groups(self) -> list[RowGroup]:
-        """The row groups in order, with the rows that are meant (none is left out, some may have no rows)."""
+        """All row groups in order, with their numbers of selected rows (which may be 0)."""
         groups = self._source.groups(self._columns)
         return [replace(group, num_rows=int(n)) for group, n in zip(groups, self._counts, strict=True)]
 
@@ -175,7 +175,7 @@ class Table:
         return state
 
     def select(self, columns: Sequence[str]) -> Table:
-        """The same rows with other columns."""
+        """Return a table of the same rows with other columns."""
         chosen = self._copy()
         chosen._columns = list(columns)
         for name in columns:
@@ -183,10 +183,11 @@ class Table:
         return chosen
 
     def through(self, wrap: Callable[[Source, Table], Source]) -> Table:
-        """The same rows, read through another source.
+        """Return a table of the same rows, read through another source.
 
         Args:
-            wrap: makes it of this table's source and this table. Its `kept` has to leave out what this table leaves out.
+            wrap: makes the source from this table's source and this table. Its `kept` must leave out the rows that this
+                table leaves out.
         """
         wrapped = self._copy()
         wrapped._source = wrap(self._source, self)
@@ -194,16 +195,16 @@ class Table:
         return wrapped
 
     def split(self, shares: Mapping[str, float], key: str | None = None, seed: int = 0) -> dict[str, Table]:
-        """Tables of disjoint rows, in these shares (approximately: every row is drawn by itself).
+        """Split the rows into disjoint tables. The shares are approximate, since every row is drawn independently.
 
         Args:
-            shares: such as `{"train": 0.9, "val": 0.1}`; at most 1 in sum.
-            key: rows of equal value in this column stay together. By default a row is drawn by its place (file, row
-                group, number), which is stable as files are added; after a rewrite (compaction, say) only a key is.
+            shares: such as `{"train": 0.9, "val": 0.1}`; their sum is at most 1.
+            key: rows with an equal value in this column stay together. By default a row is drawn by its address (file, row
+                group, number). That is stable when files are added. After a rewrite, such as a compaction, only a key is.
             seed: another seed gives another split.
 
         Raises:
-            ConfigError: shares that are not positive or exceed 1.
+            ConfigError: shares that are not positive, or that exceed 1 in sum.
             DataError: an unknown key column.
         """
         if not shares or min(shares.values()) <= 0 or sum(shares.values()) > 1 + 1e-9:
@@ -211,25 +212,25 @@ class Table:
         if key is not None:
             self._check_column(key)
         bounds = [0.0, *np.cumsum(list(shares.values())).tolist()]
-        found = {}
+        parts = {}
         for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True):
             part = self._copy()
             part._splits = (*self._splits, Split(key, seed, low, high if high < 1 - 1e-9 else 1.0))
-            found[name] = part
-        return found
+            parts[name] = part
+        return parts
 
     def positions(self, group: int) -> np.ndarray | None:
-        """The physical rows of a row group that are meant, ascending int64; None when all are."""
+        """Return the selected physical rows of a row group, ascending int64; None if all are selected."""
         return self._positions[group]
 
     def read_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a row group that are meant."""
-        read = self._source.read(group, self._columns if columns is None else columns)
+        """Read the selected rows of a row group."""
+        rows = self._source.read(group, self._columns if columns is None else columns)
         chosen = self._positions[group]
-        return read if chosen is None else read.take(indices(chosen))
+        return rows if chosen is None else rows.take(indices(chosen))
 
     def stream_group(self, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of a row group that are meant, in pieces one after the other."""
+        """Read the selected rows of a row group, in pieces."""
         chosen, first = self._positions[group], 0
         for piece in self._source.stream(group, self._columns if columns is None else columns):
             if chosen is None:
@@ -241,33 +242,34 @@ class Table:
             first += piece.num_rows
 
     def head(self, n: int = 5) -> pa.Table:
-        """The first `n` rows."""
-        found: list[pa.Table] = [pa.Table.from_batches([], self.schema)]
+        """Read the first `n` rows."""
+        tables: list[pa.Table] = [pa.Table.from_batches([], self.schema)]
         missing = n
         for number, group in enumerate(self.row_groups):
             if missing <= 0:
                 break
             if group.num_rows:
-                whole = self._positions[number] is None
-                read = self._source.peek(number, self._columns, missing) if whole else self.read_group(number)
-                found.append(read.slice(0, missing))
-                missing -= found[-1].num_rows
-        return pa.concat_tables(found)
+                # Only if every row is selected, the first physical rows are the first rows.
+                is_whole = self._positions[number] is None
+                rows = self._source.peek(number, self._columns, missing) if is_whole else self.read_group(number)
+                tables.append(rows.slice(0, missing))
+                missing -= tables[-1].num_rows
+        return pa.concat_tables(tables)
 
     def nulls(self, column: str) -> int | None:
-        """Nulls of a column over the rows meant, where that is known without reading it."""
-        whole = self._filter is None and not self._splits
+        """Return the number of nulls of a column in the selected rows; None if it isn't known without reading."""
+        is_whole = self._filter is None and not self._splits
         known = self._source.nulls(column)
-        return known if whole or known == 0 else None
+        return known if is_whole or known == 0 else None
 
     def where(self, group: int, row: int) -> str:
-        """Names a row for a message: its file, row group and number there (of the rows meant: `row`)."""
-        place = self.row_groups[group]
+        """Describe a row for a message: its file, row group and number there. `row` counts selected rows."""
+        row_group = self.row_groups[group]
         chosen = self._positions[group]
-        return f"{place.file}, row group {place.index}, row {row if chosen is None else int(chosen[row])}"
+        return f"{row_group.file}, row group {row_group.index}, row {row if chosen is None else int(chosen[row])}"
 
     def describe(self, rows: int = 5) -> TableInfo:
-        """What `footplate table PATH` shows."""
+        """Describe the table, as `footplate table PATH` does."""
         return TableInfo(
             uri=self.uri,
             kind=self.kind,
@@ -295,10 +297,10 @@ class Table:
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:
-        """Rows meant of each row group, (groups,) int64."""
+        """The number of selected rows of each row group, (groups,) int64."""
         sizes = [group.num_rows for group in self._source.groups([])]
-        chosen = zip(sizes, self._positions, strict=True)
-        return np.array([n if rows is None else len(rows) for n, rows in chosen], dtype=np.int64)
+        pairs = zip(sizes, self._positions, strict=True)
+        return np.array([n if rows is None else len(rows) for n, rows in pairs], dtype=np.int64)
 
     def _copy(self) -> Table:
         copy = object.__new__(Table)

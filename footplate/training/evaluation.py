@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.core.hooks import overrides
-from footplate.data.adapters.resumable import even, tell_samplers, weigher
+from footplate.data.adapters.evaluation import tell_samplers
+from footplate.data.adapters.rank_shares import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.training.loaders import LOADERS
 from footplate.training.metrics import MetricLog, Values

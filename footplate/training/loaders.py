@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
+from footplate.data.adapters.adapt import adapt
 from footplate.data.adapters.combined import leaves_of, loaders_of
-from footplate.data.adapters.resumable import adapt, beside, even, pin_for, share_out
+from footplate.data.adapters.evaluation import apart_from_training, share_out
+from footplate.data.adapters.rank_shares import even
+from footplate.data.adapters.workers import pin_for
 from footplate.distributed.uneven_loaders import shortest
 from footplate.training.argument_checks import count_batches, limit_batches
 
@@ -128,7 +131,7 @@ def evaluation_loaders(run: Run, stage: str, given: Any, limit: Any) -> tuple[li
     for leaf in leaves_of(found):
         pin_for(leaf, run.device)
     training, shared = run.dataloaders.get("train"), run.config.use_distributed_sampler
-    given = [beside(loader, training) for loader in loaders_of(found)]
+    given = [apart_from_training(loader, training) for loader in loaders_of(found)]
     loaders = [share_out(loader, run.seed, run.world, shared) for loader in given]
     run.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]

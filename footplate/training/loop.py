@@ -25,7 +25,7 @@ import torch
 
 from footplate.core import rng
 from footplate.core.errors import DataError
-from footplate.data.adapters.resumable import even, weigher
+from footplate.data.adapters.rank_shares import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
 from footplate.training.argument_checks import validation_seconds

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from footplate.data.adapters.resumable import made_elsewhere
+from footplate.data.adapters.workers import made_in_background
 from footplate.data.pipeline.prefetch import Prefetcher
 from footplate.distributed.uneven_loaders import close
 from footplate.hardware.transfer import moves_plainly
@@ -38,7 +38,7 @@ def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
         stage: "training", "validation", "test" or "predict".
     """
     count = run.accelerator.batches_ahead
-    if not count or not made_elsewhere(loader) or not moves_plainly(run.module, run.datamodule):
+    if not count or not made_in_background(loader) or not moves_plainly(run.module, run.datamodule):
         return None
     if run.accelerator.owns_weights and run.transfer(moved=True) is not None:
         return None  # the step would copy the batch before on_after_batch_transfer

@@ -15,7 +15,7 @@ from footplate import checkpoint
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import CheckpointError, DataError
-from footplate.data.adapters.resumable import content, draw
+from footplate.data.adapters.rank_shares import draw_order, shared_content
 from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
 from footplate.training.config import COMPARED
 
@@ -136,7 +136,7 @@ def check_order(run: Run, loader: Any) -> None:
     Raises:
         DataError: it differs.
     """
-    drawn = draw(loader) if run.group.is_distributed else None
+    drawn = draw_order(loader) if run.group.is_distributed else None
     if drawn is not None:
         hint = (
             "A sampler must give every rank the same order of all rows, of which each then gets its share. Let it draw "
@@ -191,5 +191,5 @@ def _number(value: Any) -> str:
 
 
 def _described(loader: Any, batches: float) -> str:
-    held = content(loader)
+    held = shared_content(loader)
     return f"{batches:g} batches of {held}" if held else "a loader of its own"

@@ -31,7 +31,7 @@ from footplate.checkpoint.storage import Place
 from footplate.checkpoint.writer import CheckpointWriter
 from footplate.core.hooks import Hooks
 from footplate.core.signals import Signals
-from footplate.data.adapters.resumable import end_workers
+from footplate.data.adapters.workers import end_workers
 from footplate.distributed.agreement import Agreement
 from footplate.distributed.base import Strategy
 from footplate.distributed.group import Group

@@ -1,4 +1,4 @@
-"""A data module over tables, for the common case: some tables, or one that is split.
+"""A data module over tables, for the common case: one table that is split, or a table for each stage.
 
 data = TableDataModule("lake/flowers", batch_size=64, split={"train": 0.9, "val": 0.1}, image_size=224)
 data = TableDataModule(train="lake/train", val="lake/val", batch_size=64)
@@ -24,27 +24,28 @@ TableLike = Table | str | os.PathLike[str]
 
 
 class TableDataModule(DataModule):
-    """Loaders over tables. Training is shuffled and transformed; evaluation sees the rows in the table's order.
+    """Loaders over tables. Training rows are shuffled and transformed. Evaluation has the rows in the table's order.
 
     Args:
-        table: the one table; it is split by `split`, or all of it trains.
+        table: the only table, or its path. `split` splits it; without it, all rows are for training.
         train: instead of `table`, a table (or its path) of rows to train on.
         val: rows to validate on.
         test: rows to test on.
         predict: rows to predict.
-        batch_size: rows of a batch of one rank.
+        batch_size: rows of one rank's batch.
         split: shares of `table`, such as `{"train": 0.9, "val": 0.1}`; see `Table.split`.
-        split_key: rows of equal value in this column fall on the same side.
-        seed: of the split, the order and the row generators.
+        split_key: rows with an equal value in this column stay in the same part.
+        seed: seed of the split, the order and the row generators.
         image_size: see `Loader`.
         image_mode: see `Loader`.
         transform: a function of a training row; see `footplate.data.pipeline.row_transform`.
-        eval_transform: a function of any other row; what prepares rows, rather than vary them, goes into both.
+        eval_transform: a function of a row to validate on, to test on or to predict. A function that prepares rows,
+            rather than augments them, belongs in both.
         drop_last: leave out training rows that don't fill a global batch.
         on_error: see `Loader`.
         num_threads: see `Loader`.
         prefetch: see `Loader`.
-        num_workers: see `Loader`; of the loaders that have a transform.
+        num_workers: see `Loader`. It applies to loaders with a transform.
         pin_memory: see `Loader`.
         cache: see `Loader`.
 
@@ -77,15 +78,16 @@ class TableDataModule(DataModule):
         pin_memory: bool | None = None,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        given = {"train": train, "val": val, "test": test, "predict": predict}
-        self.tables: dict[str, Table] = {name: _table(value) for name, value in given.items() if value is not None}
+        stages = {"train": train, "val": val, "test": test, "predict": predict}
+        self.tables: dict[str, Table] = {name: _table(value) for name, value in stages.items() if value is not None}
         if (table is None) == (not self.tables):
             raise ConfigError("TableDataModule: give either one table (with split=), or train=, val=, test=, predict=.")
         if table is not None:
             self.tables = _split(_table(table), split, split_key, seed)
         elif split is not None:
             raise ConfigError(
-                "TableDataModule: split= parts one table; with train=, val=, … there is nothing to split."
+                "TableDataModule: split= splits one table. With train=, val=, … there is nothing to split: leave "
+                "split= out."
             )
         self.batch_size = batch_size
         self._transform, self._eval_transform = transform, eval_transform
@@ -101,37 +103,44 @@ class TableDataModule(DataModule):
         }
         self._drop_last = drop_last
         self._num_workers = num_workers
-        described = {f"{name}_table": f"{one.uri}@{one.version}" for name, one in self.tables.items()}
-        kept = {"batch_size": batch_size, "split": dict(split) if split else None, "split_key": split_key, "seed": seed}
-        kept |= {"image_size": image_size, "image_mode": image_mode, "drop_last": drop_last, "on_error": on_error}
-        self.save_hyperparameters({**described, **kept})
+
+        # The hyperparameters describe the tables, instead of holding them.
+        described = {f"{name}_table": f"{part.uri}@{part.version}" for name, part in self.tables.items()}
+        options = {
+            "batch_size": batch_size,
+            "split": dict(split) if split else None,
+            "split_key": split_key,
+            "seed": seed,
+        }
+        options |= {"image_size": image_size, "image_mode": image_mode, "drop_last": drop_last, "on_error": on_error}
+        self.save_hyperparameters({**described, **options})
 
     def train_dataloader(self) -> Loader | None:
-        """Shuffled, transformed batches to train on; None when there are no such rows."""
+        """Return shuffled, transformed batches to train on; None if there are no such rows."""
         return self._loader("train")
 
     def val_dataloader(self) -> Loader | None:
-        """Batches to validate on; None when there are no such rows."""
+        """Return batches to validate on; None if there are no such rows."""
         return self._loader("val")
 
     def test_dataloader(self) -> Loader | None:
-        """Batches to test on; None when there are no such rows."""
+        """Return batches to test on; None if there are no such rows."""
         return self._loader("test")
 
     def predict_dataloader(self) -> Loader | None:
-        """Batches to predict, in the order of the table; None when there are no such rows."""
+        """Return batches to predict, in the order of the table; None if there are no such rows."""
         return self._loader("predict")
 
     def _loader(self, stage: str) -> Loader | None:
         if stage not in self.tables:
             return None
-        training = stage == "train"
-        transform = self._transform if training else self._eval_transform
+        is_training = stage == "train"
+        transform = self._transform if is_training else self._eval_transform
         return Loader(
             self.tables[stage],
             self.batch_size,
-            shuffle=training,
-            drop_last=training and self._drop_last,
+            shuffle=is_training,
+            drop_last=is_training and self._drop_last,
             transform=transform,
             num_workers=self._num_workers if transform is not None else 0,
             **self._options,

@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 
 def picture(number: int, height: int = 8, width: int = 8, channels: int = 1) -> np.ndarray:
-    """A flat image whose grey value is its number."""
+    """Make a flat image whose grey value is its number."""
     shape = (height, width) if channels == 1 else (height, width, channels)
     return np.full(shape, number % 256, np.uint8)
 

@@ -1,4 +1,4 @@
-"""Servers on loopback: object storage, and a proxy before it that counts and fails."""
+"""Servers on loopback: object storage, and a proxy before it that counts requests and makes them fail."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from footplate.data.remote.location import locate
 
 def upload(uri: str, directory: Path) -> None:
     """Copy a directory to object storage."""
-    place = locate(uri)
+    location = locate(uri)
     for path in directory.rglob("*"):
         if path.is_file():
-            target = f"{place.path}/{path.relative_to(directory)}"
-            with place.filesystem.open_output_stream(target) as stream:
+            target = f"{location.path}/{path.relative_to(directory)}"
+            with location.filesystem.open_output_stream(target) as stream:
                 stream.write(path.read_bytes())
 
 
@@ -65,7 +65,7 @@ class Proxy:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes of ranges were handed out."""
+        """The number of bytes that ranged reads have returned."""
         return sum(last - first + 1 for _, first, last in self.reads)
 
     def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
@@ -96,7 +96,8 @@ class Proxy:
             request.wfile.write(data[: len(data) // 2])
             request.close_connection = True
             return
-        if found and request.command == "GET":  # before who asked has it, and may look
+        # Count before the client has the response, since the test may look then.
+        if found and request.command == "GET":
             with self._lock:
                 self.reads.append((request.path.partition("?")[0], int(found[1]), int(found[2])))
         request.wfile.write(data)

@@ -1,4 +1,4 @@
-"""Memory is used again only when nobody can see it any more."""
+"""Memory is used again only when no array refers to it any more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_memory_serves_other_shapes_and_types_of_about_its_size() -> None:
     place = buffers.take((1000,), np.float32).ctypes.data
     assert buffers.take((2, 400), np.int32).ctypes.data == place
     assert buffers.take((400,), np.int64).ctypes.data == place
-    assert buffers.take((4,), np.int64).nbytes == 32  # and that memory is left for something large
+    # A small request doesn't take the large memory.
+    assert buffers.take((4,), np.int64).nbytes == 32
     assert buffers.take((1000,), np.float32).ctypes.data == place
 
 
@@ -62,8 +63,8 @@ def test_lent_and_free_together_are_never_more_than_the_most_that_was_lent(takes
     buffers, held, most = Buffers(), [], 0
     for nbytes, give_back in takes:
         held.append(buffers.take((nbytes,)))
-        most = max(most, buffers._lent)
-        assert buffers._lent + sum(memory.nbytes for memory in buffers._free) <= most
+        most = max(most, buffers._used_bytes)
+        assert buffers._used_bytes + sum(memory.nbytes for memory in buffers._free) <= most
         if give_back:
             held.pop(len(held) // 2)
 

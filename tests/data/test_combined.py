@@ -1,4 +1,4 @@
-"""Several loaders as one: modes, shapes, places, ranks."""
+"""Several loaders as one: modes, shapes, positions, ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.data.adapters.combined import MODES, CombinedLoader, TrainingCombination, rewound
-from footplate.data.adapters.resumable import adapt, even, share_out, weigher
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.combination import MODES
+from footplate.data.adapters.combined import CombinedLoader
+from footplate.data.adapters.evaluation import share_out
+from footplate.data.adapters.rank_shares import even, weigher
+from footplate.data.adapters.training_combination import TrainingCombination, rewound
 from footplate.distributed.world import World
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
@@ -26,7 +30,7 @@ def numbers(rows: int, batch_size: int = 1, shuffle: bool = True) -> DataLoader[
 
 
 def plain(batch: Any) -> Any:
-    """A batch as plain values."""
+    """Convert a batch to plain values."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     if isinstance(batch, dict):
@@ -35,11 +39,11 @@ def plain(batch: Any) -> Any:
 
 
 def epochs(loader: Any, first: int, count: int) -> list[list[Any]]:
-    found = []
+    batches = []
     for epoch in range(first, first + count):
         loader.set_epoch(epoch)
-        found.append([plain(batch) for batch in itertools.islice(loader, len(loader))])
-    return found
+        batches.append([plain(batch) for batch in itertools.islice(loader, len(loader))])
+    return batches
 
 
 @pytest.mark.parametrize(("mode", "expected"), [
@@ -96,8 +100,8 @@ def test_a_combination_goes_on_where_it_was_and_where_it_was_before(sizes: Any, 
 
 def test_passes_and_loaders_of_one_epoch_are_shuffled_differently() -> None:
     combined = adapt([numbers(20), numbers(60), numbers(60)], 3)
-    (found,) = epochs(combined, 0, 1)
-    orders = [[batch[index][0][0] for batch in found] for index in range(3)]
+    (batches,) = epochs(combined, 0, 1)
+    orders = [[batch[index][0][0] for batch in batches] for index in range(3)]
     assert sorted(orders[0][:20]) == sorted(orders[0][20:40]) == list(range(20))
     assert orders[0][:20] != orders[0][20:40] != orders[0][40:]
     assert orders[1] != orders[2]
@@ -107,15 +111,15 @@ def test_passes_and_loaders_of_one_epoch_are_shuffled_differently() -> None:
 def test_ranks_have_as_many_batches_and_no_row_twice(mode: Any) -> None:
     worlds = [World(rank, 2, rank, 2, True) for rank in range(2)]
     loaders = [adapt(CombinedLoader({"a": numbers(8, 2), "b": numbers(12, 2)}, mode), 3, True, one) for one in worlds]
-    found = [epochs(loader, 0, 1)[0] for loader in loaders]
+    by_rank = [epochs(loader, 0, 1)[0] for loader in loaders]
     assert all(map(even, loaders))
-    assert len(found[0]) == len(found[1])
-    batches = [batch for rank in found for batch in rank]
+    assert len(by_rank[0]) == len(by_rank[1])
+    batches = [batch for rank in by_rank for batch in rank]
     if mode != "sequential":
         rows = [batch["b"][0] for batch in batches]
         assert sorted(itertools.chain(*rows))[: 4 * len(rows)] == sorted(set(itertools.chain(*rows)))
     weights = [weigher(loader, world) for loader, world in zip(loaders, worlds, strict=True)]
-    assert all(weight is not None and weight(batch) == 1.0 for weight in weights for batch in range(len(found[0])))
+    assert all(weight is not None and weight(batch) == 1.0 for weight in weights for batch in range(len(by_rank[0])))
 
 
 def test_a_share_weighs_as_much_as_its_loaders_do_on_average() -> None:
@@ -134,7 +138,7 @@ def test_an_evaluation_begins_at_the_first_batch_each_time() -> None:
 
 
 class Sums(fp.Module):
-    """Learns from two loaders of different data; notes each batch that it was given."""
+    """A module that learns from two loaders of different data, and notes each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +159,7 @@ class Sums(fp.Module):
 
 
 class Stops(fp.Callback):
-    """Saves after so many batches, as if the run had been killed after that."""
+    """Saves after a number of batches, as if the run had been killed afterwards."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -183,9 +187,9 @@ def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(
 
     first = Rows()
     trainer(max_epochs=2, callbacks=[Stops(6)]).fit(first, data())
-    made = trainer(max_epochs=2)
+    training = trainer(max_epochs=2)
     second = Rows()
-    made.fit(second, data(), ckpt_path=made.run_dir / "cut.ckpt")
+    training.fit(second, data(), ckpt_path=training.run_dir / "cut.ckpt")
     assert first.seen[6:] == second.seen
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
@@ -202,18 +206,18 @@ def test_a_batch_that_failed_comes_again_from_each_loader(trainer: Any) -> None:
     whole = Fails()
     trainer(max_epochs=2).fit(whole, data)
     failing, cut = True, Fails()
-    made = trainer(max_epochs=2)
+    training = trainer(max_epochs=2)
     with pytest.raises(RuntimeError, match="a machine fails"):
-        made.fit(cut, data)
+        training.fit(cut, data)
     failing, rest = False, Fails()
-    made.fit(rest, data, ckpt_path="last")
+    training.fit(rest, data, ckpt_path="last")
     assert cut.seen + rest.seen == whole.seen
 
 
 def test_evaluation_takes_the_loaders_of_a_dict_one_after_another(trainer: Any) -> None:
     module = Sums()
-    found = trainer().validate(module, {"a": numbers(2, 2, False), "b": [numbers(3, 3, False)]}, verbose=False)
-    assert found == [{"rows/dataloader_idx_0": 2.0}, {"rows/dataloader_idx_1": 3.0}]
+    results = trainer().validate(module, {"a": numbers(2, 2, False), "b": [numbers(3, 3, False)]}, verbose=False)
+    assert results == [{"rows/dataloader_idx_0": 2.0}, {"rows/dataloader_idx_1": 3.0}]
     assert module.seen == [(0, [[0, 1]]), (1, [[0, 1, 2]])]
 
 
@@ -228,8 +232,8 @@ def test_evaluation_takes_combined_batches_of_a_combined_loader(trainer: Any) ->
 
 
 def test_another_combination_is_refused_when_resuming(trainer: Any) -> None:
-    made = trainer(max_epochs=1)
-    made.fit(Sums(), {"a": numbers(2)})
-    path = checkpoint.newest([made.checkpoint_dir])
+    training = trainer(max_epochs=1)
+    training.fit(Sums(), {"a": numbers(2)})
+    path = checkpoint.newest([training.checkpoint_dir])
     with pytest.raises(fp.CheckpointError, match=r"made with 1 combined loader\(s\) \(mode=max_size_cycle\)"):
         trainer(max_epochs=2).fit(Sums(), {"a": numbers(2), "b": numbers(2)}, ckpt_path=path)

@@ -1,4 +1,4 @@
-"""The decoded cache hands out the same pixels as decoding does, and is never trusted beyond what it holds."""
+"""The decoded cache gives the same pixels as decoding, and only for rows and files that it really holds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_cached_epochs_hand_out_the_same_pixels_in_the_same_order(delta: str, tm
     plain = Loader(Table(delta), 32, shuffle=True, image_size=6)
     cached = Loader(Table(delta), 32, shuffle=True, image_size=6, cache=tmp_path / "cache")
     for _ in range(3):
-        expected, found = epoch(plain), epoch(cached)
-        assert list(found) == list(expected)
-        assert same(found, expected)
+        expected, from_cache = epoch(plain), epoch(cached)
+        assert list(from_cache) == list(expected)
+        assert same(from_cache, expected)
 
 
 def test_a_complete_cache_is_used_without_reading_the_images(delta: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Delta features that a plain read of the files would get wrong: honoured, or refused."""
+"""Delta features that make a plain read of the files wrong: supported, or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def z85(data: bytes) -> str:
 
 
 def deletion_vector(rows: list[int]) -> dict[str, object]:
-    """An inline deletion vector: a RoaringBitmapArray of one array container, as the protocol lays it out."""
+    """Make an inline deletion vector: a RoaringBitmapArray of one array container, as in the protocol."""
     container = struct.pack("<IIHHI", 12346, 1, 0, len(rows) - 1, 16) + struct.pack(f"<{len(rows)}H", *rows)
     data = struct.pack("<IQI", 1681511377, 1, 0) + container
     padded = data + b"\0" * (-len(data) % 4)

@@ -1,4 +1,4 @@
-"""A version is exactly the one that was there at a moment, or there is an error: never another one."""
+"""A time opens exactly the version that was current then, or raises an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_moment_before_the_first_version_is_refused_with_the_time_of_the_first
 
 
 def test_a_moment_to_come_is_refused(hourly: str) -> None:
-    with pytest.raises(DataError, match="still to come"):
+    with pytest.raises(DataError, match="is in the future"):
         Table(hourly, version=datetime.now(UTC) + timedelta(minutes=1))
 
 
@@ -76,7 +76,7 @@ def test_versions_whose_log_was_cleaned_up_are_not_opened_by_time(hourly: str) -
         log_file(hourly, version).unlink(missing_ok=True)
     with pytest.raises(DataError, match=r"version 2, was written at 2024-05-01T14:00:00"):
         Table(hourly, version=START + timedelta(minutes=90))
-    with pytest.raises(DataError, match="version 1 can't be had"):
+    with pytest.raises(DataError, match="version 1 can't be opened"):
         Table(hourly, version=1)
     assert Table(hourly, version="2024-05-02").num_rows == 3
 
@@ -112,7 +112,7 @@ def test_a_number_that_is_no_version_says_which_there_are(hourly: str, version: 
 
 @pytest.mark.parametrize("version", [True, 1.0, "1.0", " 1 ", "²", "latest", "", "2024-13-01", b"1", [1]])
 def test_what_is_neither_a_number_nor_a_moment_says_what_is(hourly: str, version: Any) -> None:
-    with pytest.raises(DataError, match="neither a number from 0 to 2 nor a moment"):
+    with pytest.raises(DataError, match="neither a number from 0 to 2 nor a time"):
         Table(hourly, version=version)
 
 

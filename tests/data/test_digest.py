@@ -1,4 +1,4 @@
-"""A digest is equal for equal rows, and another one after any change that docs/digests.md promises to notice."""
+"""A digest is equal for equal rows, and differs after every change that docs/explanation/digests.md promises to notice."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def test_rows_that_were_rewritten_in_place_change_the_digest_of_parquet(tmp_path
     pq.write_table(pa.table({"x": x, "label": label}), file, compression="none")
     before = Table(file).digest
     stamp = file.stat().st_mtime_ns
-    while True:  # until the clock of the file system has moved on
+    # Until the clock of the file system has advanced.
+    while True:
         pq.write_table(pa.table({"x": x, "label": numbers.permutation(label)}), file, compression="none")
         if file.stat().st_mtime_ns != stamp:
             break
@@ -249,29 +250,31 @@ def test_two_tables_that_look_alike_have_caches_of_their_own(tmp_path: Path) -> 
     def pixels(grey: int) -> set[float]:
         rows = pa.table({"image": pa.array([png(grey)] * 20, pa.binary()), "label": [0] * 20})
         write_deltalake(tmp_path / "t", rows)
-        found = list(Loader(Table(tmp_path / "t"), 10, image_size=8, cache=tmp_path / "cache"))
-        shutil.rmtree(tmp_path / "t")  # the next one is written in its place
-        return {float(batch["image"].float().mean()) for batch in found}
+        batches = list(Loader(Table(tmp_path / "t"), 10, image_size=8, cache=tmp_path / "cache"))
+        # The next table is written at the same path.
+        shutil.rmtree(tmp_path / "t")
+        return {float(batch["image"].float().mean()) for batch in batches}
 
     assert [pixels(grey) for grey in (10, 200)] == [{10.0}, {200.0}]
 
 
 def test_a_complete_cache_gets_its_name_under_its_lock(tmp_path: Path) -> None:
-    place, complete = tmp_path / "key.boot-1", tmp_path / "key"
-    place.mkdir()
-    (place / "pixels").write_bytes(bytes(4))
-    (place / "state").write_bytes(b"\x01")
-    images = CachedImages(place, complete, (1, 2, 2), ImageFormat(1, (2, 2)))
+    filling, complete = tmp_path / "key.boot-1", tmp_path / "key"
+    filling.mkdir()
+    (filling / "pixels").write_bytes(bytes(4))
+    (filling / "state").write_bytes(b"\x01")
+    images = CachedImages(filling, complete, (1, 2, 2), ImageFormat(1, (2, 2)))
     with (tmp_path / "key.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         others = set(threading.enumerate())
         assert images.is_complete()
         (sealing,) = [thread for thread in set(threading.enumerate()) - others if thread.name == "footplate-seal"]
         sealing.join(0.2)
-        assert place.exists()  # somebody who holds the lock is about to open it under this name
+        # A process that holds the lock is about to open it under this name.
+        assert filling.exists()
     sealing.join()
     assert complete.exists()
-    assert not place.exists()
+    assert not filling.exists()
 
 
 def test_two_services_with_a_bucket_of_one_name_share_no_blocks(tmp_path: Path) -> None:

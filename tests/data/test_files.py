@@ -76,10 +76,10 @@ def example_type() -> Any:
     kinds = descriptor_pb2.FieldDescriptorProto
 
     def message(name: str, *fields: tuple[str, int, int, int, str]) -> Any:
-        made = file.message_type.add(name=name)
+        message = file.message_type.add(name=name)
         for label, number, repeated, kind, type_name in fields:
-            made.field.add(name=label, number=number, label=repeated, type=kind, type_name=type_name or None)
-        return made
+            message.field.add(name=label, number=number, label=repeated, type=kind, type_name=type_name or None)
+        return message
 
     one, many, nested = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED, kinds.TYPE_MESSAGE
     message("BytesList", ("value", 1, many, kinds.TYPE_BYTES, ""))
@@ -99,11 +99,11 @@ def example_type() -> Any:
 
 
 def example(**features: list[Any]) -> bytes:
-    made = example_type()()
+    example = example_type()()
     for name, values in features.items():
         kind = {bytes: "bytes_list", float: "float_list", int: "int64_list"}[type(values[0])]
-        getattr(made.features.feature[name], kind).value.extend(values)
-    return made.SerializeToString()
+        getattr(example.features.feature[name], kind).value.extend(values)
+    return example.SerializeToString()
 
 
 def write_records(path: Path, records: list[bytes]) -> Path:

@@ -1,4 +1,4 @@
-"""Decoding: the right pixels, no more work than the target needs, and a reason when it can't be done."""
+"""Decoding: the right pixels, no more work than the target size needs, and a reason if an image can't be decoded."""
 
 from __future__ import annotations
 

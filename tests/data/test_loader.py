@@ -1,4 +1,4 @@
-"""The loader hands out every row once, decoded, in a fixed order, and knows where it is."""
+"""The loader hands out every row once, decoded, in a fixed order, and keeps its position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def seen(loader: Loader) -> list[int]:
 
 
 def threads_since(before: set[threading.Thread]) -> list[str]:
-    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("footplate-")]
+    return [
+        thread.name for thread in threading.enumerate() if thread not in before and thread.name.startswith("footplate-")
+    ]
 
 
 def test_a_batch_holds_decoded_images_labels_and_text(delta: str) -> None:
@@ -83,7 +85,8 @@ def test_going_on_reads_nothing_that_was_handed_out_before(parquet: str) -> None
         state = loader.state_dict()
     fresh = Loader(table, 10)
     fresh.load_state_dict(state)
-    for part in (0, 1):  # their 69 rows have been handed out
+    # The 69 rows of these files have been handed out.
+    for part in (0, 1):
         Path(parquet, f"part-{part}.parquet").unlink()
     assert seen(fresh) == list(range(80, 103))
 
@@ -112,10 +115,10 @@ def test_a_loader_beside_another_begins_an_epoch_and_leaves_the_others_place_alo
     whole = [batch["label"].tolist() for batch in loader.beside()]
     batches = iter(loader)
     begun = [next(batches)["label"].tolist() for _ in range(2)]
-    place = loader.state_dict()
-    loader.load_state_dict(place)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
     assert [batch["label"].tolist() for batch in loader.beside()] == whole
-    assert loader.state_dict() == place
+    assert loader.state_dict() == state
     assert begun + [batch["label"].tolist() for batch in loader] == whole
 
 
@@ -157,7 +160,8 @@ def test_a_state_of_another_order_is_refused(delta: str, change: dict[str, Any],
 
 
 def test_no_thread_outlives_its_iterator(delta: str) -> None:
-    before = {*threading.enumerate()}  # of other tests
+    # Threads of other tests.
+    before = {*threading.enumerate()}
     loader = Loader(Table(delta), 10)
     iterator = iter(loader)
     next(iterator)
@@ -216,10 +220,10 @@ def test_a_transform_gets_rows_and_a_generator_of_its_own(delta: str) -> None:
 def test_pinned_batches_are_the_same_batches(delta: str) -> None:
     plain = Loader(Table(delta), 64, shuffle=True)
     pinned = Loader(Table(delta), 64, shuffle=True, pin_memory=True)
-    for expected, found in zip(plain, pinned, strict=True):
-        assert torch.equal(expected["image"], found["image"])
-        assert torch.equal(expected["id"], found["id"])
-        assert found["image"].is_pinned() == found["id"].is_pinned() == torch.cuda.is_available()
+    for expected, batch in zip(plain, pinned, strict=True):
+        assert torch.equal(expected["image"], batch["image"])
+        assert torch.equal(expected["id"], batch["id"])
+        assert batch["image"].is_pinned() == batch["id"].is_pinned() == torch.cuda.is_available()
 
 
 def test_an_error_in_a_transform_names_the_row(delta: str) -> None:
@@ -450,8 +454,8 @@ def test_the_ranks_of_a_process_group_that_somebody_else_made_are_heeded(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    found = []
+    rows = []
     for rank in range(2):
         monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
-        found += seen(Loader(Table(delta, columns=["id"]), 16, shuffle=True))
-    assert sorted(found) == list(range(200))
+        rows += seen(Loader(Table(delta, columns=["id"]), 16, shuffle=True))
+    assert sorted(rows) == list(range(200))

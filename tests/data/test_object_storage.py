@@ -111,7 +111,7 @@ ROWS, GROUPS = 6000, 6
 
 @pytest.fixture
 def through(s3: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before a server that holds s3://lake/large: 6,000 rows in 6 row groups of 2 MB each."""
+    """A proxy before a server with s3://lake/large: 6,000 rows in 6 row groups of 2 MB each."""
     random = np.random.default_rng(0)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(random.normal(size=ROWS * 256)), 256)
     (tmp_path / "large").mkdir()

@@ -1,4 +1,4 @@
-"""The order is a partition of the table, the same for any number of ranks, and can be entered anywhere."""
+"""The order is a partition of the table, the same for any number of ranks, and can begin at any batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from footplate.core.errors import DataError
-from footplate.data.order.plan import Epoch, Order, choose_streams, choose_window_rows
+from footplate.data.order.plan import Epoch, Order
+from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
 
 
 @st.composite
@@ -27,7 +28,7 @@ def epochs(draw: st.DrawFn) -> tuple[Epoch, int]:
 
 
 def all_rows(epoch: Epoch) -> set[tuple[int, int]]:
-    parts = [part for window in range(epoch.num_windows) for part in epoch.window_parts(window)]
+    parts = [part for window in range(epoch.num_windows) for part in epoch.group_slices(window)]
     return {(part.group, row) for part in parts for row in range(part.start, part.stop)}
 
 
@@ -88,7 +89,7 @@ def test_another_number_of_ranks_may_take_over_at_any_batch(
 def test_a_window_is_not_needed_after_its_last_batch(drawn: tuple[Epoch, int]) -> None:
     epoch, world = drawn
     for batch in range(epoch.num_batches(world)):
-        for piece in epoch.pieces(batch, 0, world):
+        for piece in epoch.window_slices(batch, 0, world):
             assert epoch.last_batch(piece.window) >= batch
 
 
@@ -119,11 +120,12 @@ def test_a_tail_of_fewer_rows_than_ranks_joins_the_batch_before_it() -> None:
 
 
 def opened(epoch: Epoch, rank: int, world: int) -> int:
-    """How many row groups a rank opens: one that a window ends in is read on by the next."""
+    """Count the row groups that a rank opens. If a window ends in a row group, the next window continues it."""
     batches = range(epoch.num_batches(world))
-    windows = {piece.window for batch in batches for piece in epoch.pieces(batch, rank, world)}
+    windows = {piece.window for batch in batches for piece in epoch.window_slices(batch, rank, world)}
     return sum(
-        len(epoch.window_parts(window)) - (epoch.goes_on(window) and window - 1 in windows) for window in windows
+        len(epoch.group_slices(window)) - (epoch.continues_row_group(window) and window - 1 in windows)
+        for window in windows
     )
 
 
@@ -143,10 +145,10 @@ def test_reading_costs_at_most_a_tenth_more_than_the_table(world: int, bit_by_bi
 def test_a_window_goes_on_exactly_where_the_one_before_it_left_a_row_group(drawn: tuple[Epoch, int]) -> None:
     epoch, _ = drawn
     for window in range(1, epoch.num_windows):
-        before, first = epoch.window_parts(window - 1)[-1], epoch.window_parts(window)[0]
+        before, first = epoch.group_slices(window - 1)[-1], epoch.group_slices(window)[0]
         inside = (first.group, first.start) == (before.group, before.stop)
         same_stream = epoch.window_stream(window) == epoch.window_stream(window - 1)
-        assert epoch.goes_on(window) == (inside and same_stream)
+        assert epoch.continues_row_group(window) == (inside and same_stream)
 
 
 def test_large_row_groups_make_several_windows_and_the_first_batch_needs_only_small_ones() -> None:
@@ -155,7 +157,7 @@ def test_large_row_groups_make_several_windows_and_the_first_batch_needs_only_sm
     assert all(of_stream[:3] == [64, 128, 256] for of_stream in sizes)
     assert {size for of_stream in sizes for size in of_stream[3:]} == {500, 552}
     assert [epoch.largest_window(stream) for stream in range(4)] == [552] * 4
-    assert sum(epoch.window_rows(piece.window) for piece in epoch.pieces(0)) == 4 * 64
+    assert sum(epoch.window_rows(piece.window) for piece in epoch.window_slices(0)) == 4 * 64
 
 
 def test_windows_of_a_table_in_small_row_groups_are_not_cut_but_for_the_first() -> None:

@@ -1,4 +1,4 @@
-"""Batches wait on the device before they are asked for; the state stays that of what was handed out."""
+"""Batches wait on the device before they are needed. The state stays that of the last batch that was handed out."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class Gone(Exception):
 
 
 def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
-    before = {*threading.enumerate()}  # of other tests
+    # Threads of other tests.
+    before = {*threading.enumerate()}
     iterator = iter(Prefetcher(Loader(Table(delta), 10), move=lambda batch: batch))
     next(iterator)
     assert prefetching()

@@ -1,4 +1,4 @@
-"""A row group whose statistics rule out every row isn't read, and no row is lost for it."""
+"""A row group whose statistics rule out every row isn't read, and no row is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(path: Path, rows: int = 100, **columns: Any) -> str:
 
 
 def damage_all_but(path: str, kept: set[int]) -> None:
-    """Overwrite the pages of the other row groups: whoever reads one of them fails."""
+    """Overwrite the pages of the other row groups, so that reading one of them fails."""
     metadata = pq.read_metadata(path)
     data = bytearray(Path(path).read_bytes())
     for group in set(range(metadata.num_row_groups)) - kept:

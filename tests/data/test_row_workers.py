@@ -1,4 +1,4 @@
-"""A row function in processes does what it does in threads, and a process that dies is an error, not a wait."""
+"""A transform gives the same rows in processes as in threads. A process that dies is an error, not a wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_worker(child: psutil.Process) -> bool:
         return child.status() != psutil.STATUS_ZOMBIE and any(
             "footplate.data.pipeline.row_workers" in one for one in child.cmdline()
         )
-    except psutil.NoSuchProcess:  # ended meanwhile
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -49,7 +49,8 @@ def test_rows_order_and_draws_are_those_of_threads(delta: str) -> None:
     in_threads, in_processes = batches(delta), batches(delta, num_workers=2)
     assert {pid for batch in in_threads for pid in batch["pid"].tolist()} == {os.getpid()}
     pids = {pid for batch in in_processes for pid in batch["pid"].tolist()}
-    assert len(pids) == 2  # which stay from epoch to epoch
+    # The workers stay from epoch to epoch.
+    assert len(pids) == 2
     assert os.getpid() not in pids
     for expected, found in zip(in_threads, in_processes, strict=True):
         assert list(expected) == list(found)

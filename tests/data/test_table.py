@@ -1,4 +1,4 @@
-"""A table means exactly the rows it should: of the right version, without what was deleted, or it says why not."""
+"""A table has exactly the rows of its version, without deleted rows, or raises an error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from footplate.data import Loader, Table
 
 
 def ids(table: Table, column: str = "id") -> list[int]:
-    found = [table.read_group(number, [column])[column].to_pylist() for number in range(len(table.row_groups))]
-    return sorted(value for group in found for value in group)
+    groups = [table.read_group(number, [column])[column].to_pylist() for number in range(len(table.row_groups))]
+    return sorted(value for group in groups for value in group)
 
 
 def test_a_delta_table_without_what_was_deleted(delta: str) -> None:
@@ -184,9 +184,9 @@ def test_a_wrong_column_version_or_filter_names_what_there_is(delta: str) -> Non
 def test_files_of_a_delta_table_are_not_read_without_its_log(delta: str) -> None:
     with pytest.raises(DataError, match="inside of the Delta table"):
         Table(Table(delta).files[0])
-    for place in (Path(delta).parent, Path(delta).parent / "**" / "*.parquet", f"{delta[:-1]}*/*.parquet"):
+    for path in (Path(delta).parent, Path(delta).parent / "**" / "*.parquet", f"{delta[:-1]}*/*.parquet"):
         with pytest.raises(DataError, match="there is a Delta table in it"):
-            Table(place)
+            Table(path)
 
 
 def test_a_glob_finds_what_a_shell_would_find(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A data module over tables: splits, stages and what it records."""
+"""A data module over tables: splits, stages and hyperparameters."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from torch.utils.data import (
 )
 
 from footplate.core.errors import CheckpointError
-from footplate.data.adapters.resumable import adapt, share_out, weigher
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.evaluation import share_out
+from footplate.data.adapters.rank_shares import weigher
 from footplate.data.order.sharding import share, share_batches, share_rows
 from footplate.distributed.world import World
 
@@ -157,7 +159,7 @@ def test_evaluation_gives_no_row_twice():
     data = TensorDataset(torch.arange(13.0))
     loaders = [share_out(DataLoader(data, 2), 5, World(rank, 3)) for rank in range(3)]
     assert list(itertools.chain(*rows_of(loaders, 0))) == list(range(13))
-    ordered = [one.given.sampler for one in loaders]
+    ordered = [one.original.sampler for one in loaders]
     assert all(isinstance(sampler, SequentialSampler) for sampler in ordered)
 
 

@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.data.adapters.resumable import adapt, made_elsewhere
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.workers import made_in_background
 from footplate.hardware.cpu import CPU
 from footplate.hardware.transfer import map_tensors, movable, to_device
 from training.test_resume import Augmented, PowerCut, Recorder
@@ -141,7 +142,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("source", "setting"), CASES)
-@pytest.mark.filterwarnings("ignore:DataLoader can't say where it is")
+@pytest.mark.filterwarnings("ignore:DataLoader has no position to restore")
 def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_was_cut_off(
     source, setting, trainer, tmp_path
 ):
@@ -457,11 +458,11 @@ def test_only_of_these_loaders_may_any_thread_take_the_batches():
         DataLoader(dataset(), 10, sampler=Drawn(), num_workers=2),  # whose order is drawn before the epoch, in training
     ]
     here = [loader(), (batch for batch in loader()), Own(dataset(), 10, num_workers=2, shuffle=True), keeps_state()]
-    assert [made_elsewhere(adapt(one, seed=1)) for one in elsewhere] == [True] * 5
-    assert [made_elsewhere(one) for one in elsewhere] == [True] * 4 + [False]
-    assert [made_elsewhere(adapt(one, seed=1)) for one in (here[0], here[1], here[3])] == [False] * 3
-    assert [made_elsewhere(one) for one in here] == [False] * 4
-    assert made_elsewhere(adapt(worker_loader(), seed=1, shuffle=False))
+    assert [made_in_background(adapt(one, seed=1)) for one in elsewhere] == [True] * 5
+    assert [made_in_background(one) for one in elsewhere] == [True] * 4 + [False]
+    assert [made_in_background(adapt(one, seed=1)) for one in (here[0], here[1], here[3])] == [False] * 3
+    assert [made_in_background(one) for one in here] == [False] * 4
+    assert made_in_background(adapt(worker_loader(), seed=1, shuffle=False))
 
 
 class Point(NamedTuple):

@@ -872,7 +872,7 @@ def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writi
     for weights_only in (True, False):
         made.fit(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
         made.validate(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
-    with pytest.raises(fp.ConfigError, match=r"storage_options=.*credentials come from the environment"):
+    with pytest.raises(fp.ConfigError, match=r"storage_options=.*Credentials come from the environment"):
         made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
 
 

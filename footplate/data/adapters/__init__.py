@@ -1,1 +1,1 @@
-"""Loaders of other libraries, made resumable."""
+"""Loaders of other libraries, made resumable. `adapt.py` chooses the adapter."""

@@ -1,1 +1,1 @@
-"""The order of rows, as pure functions: which rows, in which order, for which rank."""
+"""The order of rows and their selection, as pure functions of numbers, seeds and hashes."""

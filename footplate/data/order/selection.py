@@ -1,8 +1,8 @@
-"""Which rows of a table are meant: what a filter keeps, and which side of a split a row falls on.
+"""The selected rows of a table: filters and splits.
 
-A selection turns into positions, one array for each row group, before the first epoch: so the number of batches is
-known, and the same on every rank. Splits go by the hash of a key, or of a row's place (file and number), so a row stays
-on its side when the table grows.
+Before the first epoch, a selection becomes one array of positions for each row group. So the number of batches is
+known, and is the same on every rank. A split hashes a key, or a row's address (file, row group and number). So a row
+stays in its part when the table grows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from footplate.data.sources.pruning import can_match
 
 @dataclass(frozen=True)
 class Split:
-    """The rows whose hash, in [0, 1), lies between `low` and `high`.
+    """The rows whose hash, in [0, 1), is between `low` and `high`.
 
     Attributes:
-        key: the column that is hashed; None hashes the row's place.
+        key: the column that is hashed; None hashes the row's address.
         seed: another seed gives another split.
-        low: from here on.
-        high: up to, not including.
+        low: the lower bound, included.
+        high: the upper bound, excluded.
     """
 
     key: str | None
@@ -43,12 +43,13 @@ class Split:
 
 
 def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
-    """A filter as an Arrow expression, checked against the columns that there are.
+    """Convert a filter to an Arrow expression, and check it against the table's columns.
 
     Args:
         filter: an expression such as `pc.field("year") > 2020`, or a list of tuples such as `[("year", ">", 2020)]`
-            (all must hold; a list of such lists: any of them). `("year", "!=", None)` means that it isn't null.
-        schema: of the table.
+            (all must hold; in a list of such lists, any of the lists). `("year", "!=", None)` selects rows in which it
+            isn't null.
+        schema: the table's schema.
 
     Raises:
         DataError: an unknown column, or types that can't be compared.
@@ -70,12 +71,12 @@ def to_expression(filter: Any, schema: pa.Schema) -> pc.Expression | None:
 
 
 def _from_tuples(filter: Any) -> pc.Expression:
-    """What tuples mean; Arrow takes them as they are, but in a comparison with null nothing passes."""
+    """Convert tuples. pyarrow does this too, but in its comparison with null nothing passes."""
     if not isinstance(filter, (list, tuple)) or not all(filter):
         raise TypeError("neither an expression nor tuples")
     alternatives = [filter] if isinstance(filter[0][0], str) else filter
-    wholes = [functools.reduce(operator.and_, map(_condition, conditions)) for conditions in alternatives]
-    return functools.reduce(operator.or_, wholes)
+    conjunctions = [functools.reduce(operator.and_, map(_condition, conditions)) for conditions in alternatives]
+    return functools.reduce(operator.or_, conjunctions)
 
 
 def _condition(condition: Any) -> pc.Expression:
@@ -85,12 +86,12 @@ def _condition(condition: Any) -> pc.Expression:
             return pc.field(name).is_null()
         if sign == "!=":
             return pc.field(name).is_valid()
-        raise ValueError(f"{sign} null is never true; = and != are")
+        raise ValueError(f"{sign} null is never true; use = or !=")
     return pq.filters_to_expression([condition])
 
 
 def candidates(source: Source, groups: int, filter: pc.Expression | None) -> list[bool]:
-    """For each row group, whether a row of it can pass the filter, by what is known without reading it."""
+    """Return for each row group if one of its rows can pass the filter, as far as this is known without reading it."""
     if filter is None:
         return [True] * groups
     columns = sorted(_columns_of(filter, source.schema.names))
@@ -100,11 +101,12 @@ def candidates(source: Source, groups: int, filter: pc.Expression | None) -> lis
 def positions(
     source: Source, number: int, group: RowGroup, filter: pc.Expression | None, splits: Sequence[Split]
 ) -> np.ndarray | None:
-    """The physical rows of a row group that are meant, ascending int64; None when all are."""
+    """Return the selected physical rows of a row group, ascending int64; None if all are selected."""
     kept = source.kept(number)
-    needed = sorted(_columns_of(filter, source.schema.names) | {split.key for split in splits if split.key})
     if filter is None and not splits:
         return kept
+
+    needed = sorted(_columns_of(filter, source.schema.names) | {split.key for split in splits if split.key})
     table = source.read(number, needed) if needed else None
     mask = np.ones(group.num_rows, dtype=bool)
     if kept is not None:
@@ -114,13 +116,13 @@ def positions(
         assert table is not None
         mask &= _keeps(filter, table)
     for split in splits:
-        hashed = _hash_places(group, split.seed) if split.key is None else _hash_key(table, split.key, split.seed)
-        mask &= (hashed >= split.low) & (hashed < split.high)
+        draws = _hash_addresses(group, split.seed) if split.key is None else _hash_key(table, split.key, split.seed)
+        mask &= (draws >= split.low) & (draws < split.high)
     return np.flatnonzero(mask)
 
 
 def _columns_of(filter: pc.Expression | None, names: Iterable[str]) -> set[str]:
-    """The columns whose name occurs in the filter's text: all that it refers to, at times more."""
+    """Return the columns whose name is part of the filter's text: all columns of the filter, sometimes more."""
     if filter is None:
         return set()
     names = list(names)
@@ -128,37 +130,39 @@ def _columns_of(filter: pc.Expression | None, names: Iterable[str]) -> set[str]:
 
 
 def _keeps(expression: pc.Expression, table: pa.Table) -> np.ndarray:
-    import pyarrow.dataset as ds  # brings pandas, where that is installed, which takes time and memory
+    # This imports pandas if it is installed, which takes time and memory. So it is imported only when a filter is used.
+    import pyarrow.dataset as ds
 
     kept = ds.dataset(table).scanner(columns={"kept": expression}, use_threads=False).to_table()["kept"]
     return kept.cast(pa.bool_()).fill_null(False).to_numpy()
 
 
-def _hash_places(group: RowGroup, seed: int) -> np.ndarray:
-    """A number in [0, 1) for each row, from its file's name, its row group and its number in it."""
+def _hash_addresses(group: RowGroup, seed: int) -> np.ndarray:
+    """Return a number in [0, 1) for each row: the hash of its file's name, its row group and its number there."""
     name = f"{seed}/{group.file.rsplit('/', 1)[-1]}/{group.index}"
     start = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return _mix(np.arange(group.num_rows, dtype=np.uint64) + np.uint64(start))
 
 
 def _hash_key(table: pa.Table | None, key: str, seed: int) -> np.ndarray:
-    """A number in [0, 1) for each row, from the value of its key."""
+    """Return a number in [0, 1) for each row: the hash of its key's value."""
     assert table is not None
     column = table.column(key).combine_chunks()
     encoded = column.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     salt = str(seed).encode()
-    hashed = [
+    # One hash for each distinct value, and one for null.
+    hashes = [
         int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8, key=salt).digest(), "little")
         for value in [*encoded.dictionary.to_pylist(), None]
     ]
     indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
-    return _mix(np.array(hashed, dtype=np.uint64)[indices])
+    return _mix(np.array(hashes, dtype=np.uint64)[indices])
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser, then to [0, 1)."""
+    """Mix the bits (the finaliser of splitmix64), and scale to [0, 1)."""
     values = values * np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

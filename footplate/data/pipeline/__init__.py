@@ -1,1 +1,1 @@
-"""From row groups to batches on a device: windows, decoding, collating, caches, prefetching."""
+"""From row groups to batches: windows in memory, decoding, collating, caching and prefetching."""

@@ -1,4 +1,4 @@
-"""From Arrow columns to what a batch holds. What becomes of each type:
+"""Arrow columns become values of a batch, by their type:
 
 | column | in a batch of n rows |
 | --- | --- |
@@ -12,12 +12,12 @@
 | fixed-size list of numbers, nested too | tensor (n, size, …) |
 | list of numbers | tensor (n, longest), filled with 0, and `NAME_length`, int64 (n,); a null list has length 0 |
 
-A null integer, bool, date or fixed-size list has no meaning and is an error (or the row is left out, with
-`on_error="skip"`). Other types are refused with the name of the column.
+A null integer, bool, date or fixed-size list has no meaning. It is an error, or with `on_error="skip"` the row is left out.
+Other types are refused with the name of the column.
 
-Each kind of column has two functions: `load` turns the rows of a window into a block, once, in a reader thread;
-`collate` turns pieces of blocks into values of a batch. Columns of numbers of one type are one block, (columns, rows), so
-that a batch of them is put together by one copy, and its tensors are the rows of one array.
+Each kind of column has two functions. `load` turns the rows of a window into a block, once, in a reader thread.
+`collate` turns slices of blocks into values of a batch. Columns of numbers of one type are one block, (columns, rows).
+So one copy collates a batch of them, and its tensors are the rows of one array.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _DTYPES = {
 }
 _DTYPES |= {getattr(pa, name)(): np.dtype(name) for name in ("uint8", "uint16", "uint32", "uint64")}
 
-Slice = tuple[Any, int, int]  # a block, and the rows of it from … to
+# A block, and the first and the last row (excluded) of a slice of it.
+BlockSlice = tuple[Any, int, int]
 
 
 @dataclass(frozen=True)
@@ -49,29 +50,35 @@ class Columns:
     """Columns of one kind that become one block.
 
     Attributes:
-        names: of the columns, and of the values in a batch.
-        nulls_mean_something: whether a null becomes a value; if not, it makes its row a bad one.
+        names: the names of the columns, and of the values in a batch.
+        keeps_nulls: True if a null becomes a value. Otherwise, its row is a bad row.
     """
 
     names: tuple[str, ...]
-    nulls_mean_something = True
+    keeps_nulls = True
 
     def load(self, values: Sequence[pa.ChunkedArray], order: np.ndarray | None, buffers: Buffers) -> Any:
-        """The rows of a window in the order they are handed out; `order` is a permutation or None."""
+        """Return the block of a window's rows, in the order in which they are handed out.
+
+        Args:
+            values: the columns, in the order of the table.
+            order: the permutation, (rows,), or None.
+            buffers: memory for the block.
+        """
         raise NotImplementedError
 
-    def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
-        """The batch's values, from slices of blocks one after the other."""
+    def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
+        """Return the batch's values of some slices of blocks, by the names of the columns."""
         raise NotImplementedError
 
 
 class Numbers(Columns):
-    """Scalars and fixed-size lists of one type; the block is a numpy array (columns, rows, …)."""
+    """Scalars and fixed-size lists of one type. The block is a numpy array (columns, rows, …)."""
 
-    nulls_mean_something = False
+    keeps_nulls = False
 
     def load(self, values: Sequence[pa.ChunkedArray], order: np.ndarray | None, buffers: Buffers) -> np.ndarray:
-        """One array, which the columns are permuted into."""
+        """Permute the columns into one array."""
         if pt.is_fixed_size_list(values[0].type):
             for name, column in zip(self.names, values, strict=True):
                 for chunk in column.chunks:
@@ -84,8 +91,8 @@ class Numbers(Columns):
             _refuse_too_large(name, numbers)
         return block
 
-    def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
-        """Tensors of the rows, which share one array."""
+    def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
+        """Return one tensor for each column. All of them share one array."""
         block = slices[0][0]
         rows = sum(stop - start for _, start, stop in slices)
         dtype = np.int64 if block.dtype.kind in "iu" else block.dtype
@@ -98,25 +105,26 @@ class Numbers(Columns):
 
 
 class Texts(Columns):
-    """A column of strings or plain bytes; the block is an Arrow array."""
+    """A column of strings or plain bytes. The block is an Arrow array."""
 
     def load(self, values: Sequence[pa.ChunkedArray], order: np.ndarray | None, buffers: Buffers) -> pa.ChunkedArray:
-        """The values in their new order."""
+        """Return the values in their new order."""
         return values[0] if order is None else values[0].take(indices(order))
 
-    def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
-        """A list of Python values."""
+    def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
+        """Return a list of Python values."""
         return {self.names[0]: [value for block, start, stop in slices for value in block[start:stop].to_pylist()]}
 
 
 class Ragged(Columns):
-    """A column of lists of numbers of any length; the block is (values, starts, lengths), numpy arrays."""
+    """A column of lists of numbers of any length. The block is (values, starts, lengths), numpy arrays."""
 
     def load(
         self, values: Sequence[pa.ChunkedArray], order: np.ndarray | None, buffers: Buffers
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All items in one array, and where each row's begin."""
-        items, starts, lengths, base = [], [], [], 0
+        """Return the items of all lists in one array, and each row's first item and length."""
+        items: list[np.ndarray] = []
+        starts, lengths, base = [], [], 0
         for chunk in values[0].chunks:
             offsets = chunk.offsets.to_numpy().astype(np.int64)
             length = np.diff(offsets)
@@ -132,8 +140,8 @@ class Ragged(Columns):
         _refuse_too_large(self.names[0], flat)
         return (flat, start, length) if order is None else (flat, start[order], length[order])
 
-    def collate(self, slices: Sequence[Slice], buffers: Buffers) -> dict[str, Any]:
-        """A padded tensor, and the lengths under `NAME_length`."""
+    def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
+        """Return a padded tensor, and the lengths under `NAME_length`."""
         name = self.names[0]
         lengths = buffers.zeros((sum(stop - start for _, start, stop in slices),), np.int64)
         np.concatenate([block[2][start:stop] for block, start, stop in slices], out=lengths.numpy())
@@ -149,10 +157,10 @@ class Ragged(Columns):
 
 
 def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
-    """How columns (that hold no images) become parts of a batch; those of numbers of one type together.
+    """Group the columns without images by kind. Columns of numbers of one type are one group.
 
     Raises:
-        DataError: a type that has no place in a batch.
+        DataError: a type that a batch can't hold.
     """
     fields = list(fields)
     names = {field.name for field in fields}
@@ -173,7 +181,7 @@ def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
             others.append(Ragged((field.name,)))
         else:
             raise DataError(
-                f"Column {field.name!r} is {field.type}, which has no place in a batch. Leave it out with columns=[…], "
+                f"Column {field.name!r} is {field.type}, which a batch can't hold. Leave it out with columns=[…], "
                 "or write it as numbers, strings, bytes or lists of numbers."
             )
     return (*(Numbers(tuple(names)) for names in numbers.values()), *others)
@@ -194,41 +202,46 @@ def _innermost(kind: pa.DataType) -> pa.DataType:
 
 
 def _refuse_null_items(name: str, items: pa.Array) -> None:
-    """A null number within a list has no meaning, and no row that could be left out for it."""
+    """Raise if there is a null number within a list. It has no meaning, and its row can't be left out."""
     while pt.is_fixed_size_list(items.type):
         items = items.flatten()
     if items.null_count and not pt.is_floating(items.type):
-        raise DataError(f"Column {name!r} has nulls within its lists, which mean nothing in a batch: fill them first.")
+        raise DataError(
+            f"Column {name!r} has nulls within its lists, which have no meaning in a batch: fill them first."
+        )
 
 
 def _refuse_too_large(name: str, numbers: np.ndarray) -> None:
-    """An integer that int64 can't hold would become a negative one."""
+    """Raise if an integer is too large for int64. It would become negative."""
     if numbers.dtype == np.uint64 and numbers.size and numbers.max() > np.iinfo(np.int64).max:
         raise DataError(
-            f"Column {name!r} holds {numbers.max()}, which is too large for int64, the type of integers in a batch."
+            f"Column {name!r} holds {numbers.max()}, which is too large for int64, the type of integers in a batch. "
+            "Leave the column out with columns=[…], or write it as floats or strings."
         )
 
 
 def _joined(column: pa.ChunkedArray) -> np.ndarray:
-    """A column in one piece, without a copy where it is one already."""
+    """Return a column in one piece. There is no copy if it is in one piece already."""
     chunks = column.chunks
     return _to_numpy(chunks[0]) if len(chunks) == 1 else np.concatenate([_to_numpy(chunk) for chunk in chunks])
 
 
 def _permute(array: np.ndarray, order: np.ndarray | None, out: np.ndarray) -> None:
-    """Write the rows of an array into `out`, in another order if there is one."""
+    """Write the rows of an array into `out`, permuted by `order` if it isn't None."""
     if order is None:
         out[:] = array
     elif array.ndim > 1:
-        np.take(array, order, axis=0, out=out, mode="clip")  # with "raise" it would make a copy
-    else:  # torch is half as fast again, in one thread, for whatever has as many bits as a type that it knows
+        # With mode="raise", np.take would make a copy.
+        np.take(array, order, axis=0, out=out, mode="clip")
+    else:
+        # torch is half as fast again, in one thread. It takes any type if its bits are viewed as an integer.
         bits = np.dtype(f"i{array.itemsize}")
         rows = torch.from_numpy(np.asarray(_Readable(array)).view(bits))
         torch.index_select(rows, 0, torch.from_numpy(order), out=torch.from_numpy(out.view(bits)))
 
 
 class _Readable:
-    """An array for torch, which warns of arrays that can't be written, also where it only reads them."""
+    """An array that torch believes to be writable. torch warns of read-only arrays, even if it only reads them."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -236,7 +249,7 @@ class _Readable:
 
 
 def _to_numpy(chunk: pa.Array) -> np.ndarray:
-    """Numbers without a copy where that can be; nulls of what is not a float become 0 (their rows are bad anyway)."""
+    """Convert to numpy, without a copy if possible. A null that isn't a float becomes 0, since its row is bad anyway."""
     dtype = None if chunk.null_count else _DTYPES.get(chunk.type)
     if dtype is not None:
         return np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]

@@ -1,7 +1,7 @@
-"""Decoding images with OpenCV: bytes to uint8, scaled to cover a size, cut to its centre, laid out as NCHW.
+"""Image decoding with OpenCV: bytes become uint8, scaled to cover a size, cropped to its centre, laid out as NCHW.
 
-OpenCV releases Python's lock while it decodes and scales, so threads use all cores. A batch is decoded straight into
-the memory that is handed out.
+OpenCV releases Python's lock while it decodes and scales, so threads use all cores. A batch is decoded straight into the
+memory that the consumer gets.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from footplate.core.optional import require
 ImageMode = Literal["auto", "L", "RGB", "bytes"]
 
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\x00", b"MM\x00*", b"GIF8")
-
-
 _LARGE_JPEG_BYTES = 48 * 1024
 _HEADER_BYTES = 64 * 1024
 
 
 class BadImage(Exception):
-    """Why one image can't be decoded; the caller knows which row it is."""
+    """An image that can't be decoded. The message is the reason. The caller knows which row it is."""
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What every image of a column is made into.
+    """The format that every image of a column is converted to.
 
     Attributes:
         channels: 1 (grey) or 3 (red, green, blue).
@@ -43,12 +41,12 @@ class ImageFormat:
 
 
 def looks_like_image(value: bytes) -> bool:
-    """Whether bytes begin as a JPEG, PNG, WebP, BMP, TIFF or GIF file does."""
+    """Return True if bytes begin as a JPEG, PNG, WebP, BMP, TIFF or GIF file does."""
     return value.startswith(_SIGNATURES) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP")
 
 
 def parse_size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """(height, width) of `image_size=224` or `image_size=(192, 256)`.
+    """Return the (height, width) of `image_size=224` or `image_size=(192, 256)`.
 
     Raises:
         ConfigError: not one or two positive integers.
@@ -62,7 +60,7 @@ def parse_size(image_size: int | Sequence[int] | None) -> tuple[int, int] | None
 
 
 def choose_format(example: np.ndarray, mode: ImageMode, size: tuple[int, int] | None) -> ImageFormat:
-    """The format of a column: `mode="auto"` takes the channels of an example (grey stays one channel).
+    """Choose the format of a column. `mode="auto"` takes the channels of an example: a grey image keeps one channel.
 
     Raises:
         BadImage: the example can't be decoded.
@@ -70,14 +68,14 @@ def choose_format(example: np.ndarray, mode: ImageMode, size: tuple[int, int] | 
     if mode != "auto":
         return ImageFormat(1 if mode == "L" else 3, size)
     cv2 = _cv2()
-    found = cv2.imdecode(example, cv2.IMREAD_UNCHANGED)
-    if found is None:
+    image = cv2.imdecode(example, cv2.IMREAD_UNCHANGED)
+    if image is None:
         raise BadImage("it is damaged or of an unknown format")
-    return ImageFormat(1 if found.ndim == 2 else 3, size)
+    return ImageFormat(1 if image.ndim == 2 else 3, size)
 
 
 def decode(data: np.ndarray | None, format: ImageFormat) -> np.ndarray:
-    """One image, (height, width) for grey and (height, width, 3) in OpenCV's order blue, green, red; uint8.
+    """Decode one image: uint8, (height, width) if grey, else (height, width, 3) in OpenCV's order blue, green, red.
 
     Raises:
         BadImage: null, damaged, or of an unknown format.
@@ -92,7 +90,7 @@ def decode(data: np.ndarray | None, format: ImageFormat) -> np.ndarray:
 
 
 def _flag(data: np.ndarray, format: ImageFormat) -> int:
-    """How OpenCV should decode: a JPEG at 1/2, 1/4 or 1/8 of its size, which is cheaper, where that still covers."""
+    """Choose OpenCV's flag. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which is cheaper, if that still covers."""
     cv2 = _cv2()
     grey = format.channels == 1
     if format.size is not None and len(data) >= _LARGE_JPEG_BYTES:
@@ -108,19 +106,20 @@ def _flag(data: np.ndarray, format: ImageFormat) -> int:
 
 
 def decoder_version() -> str:
-    """What decodes images: another version may give other pixels for the same bytes."""
+    """Name and version of the decoder. Another version may give other pixels for the same bytes."""
     return f"OpenCV {_cv2().__version__}"
 
 
 def jpeg_size(data: np.ndarray) -> tuple[int, int] | None:
-    """(height, width) that a JPEG's header states; None when the bytes are something else."""
+    """Read (height, width) from the header of a JPEG; None if the bytes are something else."""
     head = data[:_HEADER_BYTES].tobytes()
     if head[:2] != b"\xff\xd8":
         return None
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
         marker = head[at + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a frame header
+        is_frame_header = 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)
+        if is_frame_header:
             height, width = struct.unpack(">HH", head[at + 5 : at + 9])
             return height, width
         at += 2 + struct.unpack(">H", head[at + 2 : at + 4])[0]
@@ -128,7 +127,7 @@ def jpeg_size(data: np.ndarray) -> tuple[int, int] | None:
 
 
 def cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Scale an image so that it just covers (height, width), and cut out the centre."""
+    """Scale an image so that it just covers (height, width), and crop the centre."""
     height, width = image.shape[:2]
     if (height, width) == size:
         return image
@@ -145,7 +144,7 @@ def cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def write_planes(image: np.ndarray, out: np.ndarray) -> None:
-    """Lay an image out as (channels, height, width), red first; `out` is where."""
+    """Write an image into `out` as (channels, height, width), red first."""
     if out.shape[0] == 1:
         out[0] = image
     else:
@@ -153,10 +152,10 @@ def write_planes(image: np.ndarray, out: np.ndarray) -> None:
 
 
 def decode_into(rows: Sequence[np.ndarray | None], format: ImageFormat, out: np.ndarray) -> list[tuple[int, str]]:
-    """Decode rows into `out` (rows, channels, height, width); returns (row, reason) of those that can't be.
+    """Decode rows into `out`, (rows, channels, height, width). Return (row, reason) for rows that can't be decoded.
 
     Raises:
-        DataError: an image of another size, where no size was asked for.
+        DataError: images of different sizes, and no `image_size`.
     """
     bad = []
     for number, data in enumerate(rows):
@@ -167,8 +166,8 @@ def decode_into(rows: Sequence[np.ndarray | None], format: ImageFormat, out: np.
             continue
         if image.shape[:2] != out.shape[2:]:
             raise DataError(
-                f"Images differ in size ({_pixels(image.shape)} and {_pixels(out.shape[2:])}), so they don't stack "
-                "into a batch: pass image_size=."
+                f"Images differ in size ({_pixels(image.shape)} and {_pixels(out.shape[2:])}), so they can't be "
+                "stacked into a batch: pass image_size=."
             )
         write_planes(image, out[number])
     return bad
@@ -182,9 +181,11 @@ def _cv2() -> Any:
     global _module
     if _module is None:
         _module = require("cv2", "images", "Decoding images")
-        # It says of a corrupt image itself what we say with file and row. OpenCV 4 and 5 have this in different places.
+        # OpenCV logs corrupt images itself, without file and row. Ours are errors that name both, so this silences
+        # OpenCV. Its versions 4 and 5 have the function in different places.
         set_level = getattr(_module, "setLogLevel", None) or _module.utils.logging.setLogLevel
-        set_level(0)  # silent
+        silent = 0
+        set_level(silent)
     return _module
 
 

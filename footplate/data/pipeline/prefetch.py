@@ -1,19 +1,21 @@
-"""The parallel loader: a thread of its own keeps the next batches on the device, so the step never waits for a copy.
+"""Prefetching to the device: a thread copies the next batches ahead, so the step doesn't wait for a copy.
 
     batches = Prefetcher(loader, move=lambda batch: to_device(batch, device), device=device)
     for batch in batches:
         step(batch)
-    batches.wait_seconds                            # how long the step stood still for want of a batch
+    batches.wait_seconds                            # how long the step has waited for batches
 
-The consumer takes the first batch from the source itself, so that whatever a loader does to begin (drawing an order,
-forking workers) happens where it would without a Prefetcher; the thread reads on from there. What fails in it is raised
-where its batch would have been.
+The consumer takes the first batch from the source itself. So everything that a loader does to begin (drawing an order,
+forking workers) happens where it would without a Prefetcher. The thread reads on from there. An error in the thread is
+raised where its batch would have been.
 
-On CUDA the copies run on a stream of their own, from pinned memory, and the step's stream waits for exactly the batch
-that it is handed. Memory goes back to the copies' stream once the step's stream is done with it, which each tensor is told
-(`record_stream`); a batch that holds something which can't be told is copied on the step's stream.
+On CUDA, the copies run on a stream of their own, from pinned memory, and the step's stream waits for exactly the batch
+that it gets. Each tensor records the step's stream (`record_stream`), so its memory goes back to the copies' stream
+when the step's stream has finished with it. If a batch holds something that can't record a stream, it is copied on the
+step's stream.
 
-The source is read ahead, so its own state is too far on: ask the Prefetcher for the state of what was handed out.
+The source is read ahead, so its own state is too far on. Ask the Prefetcher for the state after the last batch that it
+handed out.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ _END = object()
 
 
 class Prefetcher:
-    """Iterates over batches that are already where the step needs them.
+    """Iterates over batches that are on the step's device already.
 
     Args:
         batches: a `Loader` or any iterable of batches.
-        move: puts a batch on the device or devices; called in the background thread.
-        device: where to; it decides whether a CUDA stream and pinned memory are used.
+        move: copies a batch to the device or devices; called in the background thread.
+        device: the device. On CUDA, a stream and pinned memory are used.
         ahead: how many batches wait on the device.
 
     Attributes:
-        wait_seconds: how long the consumer has waited for batches, in all.
+        wait_seconds: the total time that the consumer has waited for batches.
     """
 
     def __init__(self, batches: Iterable[Any], move: Move, device: torch.device | str = "cpu", ahead: int = 2) -> None:
@@ -61,37 +63,40 @@ class Prefetcher:
         return len(self._batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the source; closing the iterator ends its thread."""
+        """Begin a pass over the source. Closing the iterator ends its thread."""
         return self.first(math.inf)
 
-    def first(self, most: float) -> Iterator[Any]:
-        """One pass over at most so many batches of the source; no more of them are read."""
+    def first(self, limit: float) -> Iterator[Any]:
+        """Begin a pass over at most `limit` batches of the source. No more batches are read."""
         self._state = None
         source = iter(self._batches)
-        return self._iterate(source, source if math.isinf(most) else itertools.islice(source, int(most)))
+        return self._iterate(source, source if math.isinf(limit) else itertools.islice(source, int(limit)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the source which epoch is next."""
+        """Set the source's next epoch."""
         self._batches.set_epoch(epoch)  # type: ignore[attr-defined]
         self._state = None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The source's state after the batch that was handed out last; None when it keeps no state."""
+        """Return the source's state after the batch that was handed out last; None if the source has no state."""
         return self._source_state() if self._state is None else self._state
 
     def _iterate(self, source: Iterator[Any], batches: Iterator[Any]) -> Iterator[Any]:
         asked = time.perf_counter()
-        begun = next(batches, _END)
-        if begun is _END:
+        first = next(batches, _END)
+        if first is _END:
             return
-        lane = _Lane(
-            source, itertools.chain((begun,), batches), self._move, self._device, self._ahead, self._source_state
+
+        thread = _PrefetchThread(
+            source, itertools.chain((first,), batches), self._move, self._device, self._ahead, self._source_state
         )
-        del begun
-        lane.start()
+        # This frame must hold no batch: its memory may be needed.
+        del first
+        thread.start()
+
         try:
             while True:
-                item = lane.take()
+                item = thread.take()
                 self.wait_seconds += time.perf_counter() - asked
                 if item is None:
                     break
@@ -101,7 +106,7 @@ class Prefetcher:
                 del batch
                 asked = time.perf_counter()
         finally:
-            lane.close()
+            thread.close()
         self._state = None
 
     def _source_state(self) -> dict[str, Any] | None:
@@ -109,16 +114,16 @@ class Prefetcher:
         return get() if get else None
 
 
-class _Lane:
-    """The thread of one iteration, and the queue it fills.
+class _PrefetchThread:
+    """The thread of one iteration, and the queue that it fills.
 
     Args:
-        source: the source's iterator, which is closed in the end.
-        batches: those of its batches that are wanted.
+        source: the source's iterator. The thread closes it at the end.
+        batches: the batches to read from it.
         move: see `Prefetcher`.
-        device: likewise.
-        ahead: likewise.
-        state: the source's present state.
+        device: see `Prefetcher`.
+        ahead: see `Prefetcher`.
+        state: returns the source's current state.
     """
 
     def __init__(
@@ -141,13 +146,14 @@ class _Lane:
         self._thread.start()
 
     def take(self) -> tuple[Any, dict[str, Any] | None] | None:
-        """The next batch and the source's state after it; None at the end."""
+        """Return the next batch and the source's state after it; None at the end."""
         item = self._ready.get()
         if isinstance(item, BaseException):
             try:
                 raise item
             finally:
-                del item  # else the exception would hold this frame, and this frame the exception
+                # Otherwise the exception would hold this frame, and this frame the exception.
+                del item
         if item is None:
             return None
         self._room.release()
@@ -157,10 +163,11 @@ class _Lane:
         return batch, state
 
     def close(self) -> None:
-        """End the thread, and with it the source's iterator."""
+        """End the thread and close the source's iterator."""
         self._stopped = True
         self._room.release()
-        if self._thread is not threading.current_thread():  # where an iterator that was dropped is cleared away
+        # Python may collect a dropped iterator in this thread itself, which can't join itself.
+        if self._thread is not threading.current_thread():
             join_however_long(self._thread, "it waits for the batch that is being read")
 
     def _run(self) -> None:
@@ -182,21 +189,22 @@ class _Lane:
             self._room.acquire()
             if self._stopped:
                 return
-            self._ready.put(self._placed(batch, state))
-            del batch  # its memory may be wanted before the next one is read
+            self._ready.put(self._moved(batch, state))
+            # The memory of the batch may be needed before the next batch is read.
+            del batch
 
-    def _placed(self, batch: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any] | None, Any]:
-        """The batch on the device, the state, and on CUDA the event after which it is there."""
+    def _moved(self, batch: Any, state: dict[str, Any] | None) -> tuple[Any, dict[str, Any] | None, Any]:
+        """Move a batch. Return it with the state, and on CUDA with the event that ends its copy."""
         if self._streams is None:
             return self._move(batch), state, None
-        batch = map_tensors(batch, _pinned, lambda one: callable(getattr(one, "pin_memory", None)))
+        batch = map_tensors(batch, _pinned, lambda value: callable(getattr(value, "pin_memory", None)))
         stream = self._streams.for_copies_of(batch)
         with torch.cuda.stream(stream):
             return self._move(batch), state, stream.record_event()
 
 
 class _Streams:
-    """The two streams of CUDA between which batches are handed over: the copies', and the consumer's at the beginning."""
+    """The CUDA stream of the copies, and the stream that the consumer had at the beginning."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -204,22 +212,22 @@ class _Streams:
         self._consumer = torch.cuda.current_stream(device)
 
     def for_copies_of(self, batch: Any) -> torch.cuda.Stream:
-        """The stream of its own, if all that is moved can be told who uses its memory."""
-        told = all(hasattr(one, "record_stream") for one in movable(batch))
-        return self._copies if told else self._consumer
+        """Return the copies' stream if everything that is moved can record a stream, else the consumer's."""
+        can_record = all(hasattr(value, "record_stream") for value in movable(batch))
+        return self._copies if can_record else self._consumer
 
     def hand_over(self, batch: Any, copied: torch.cuda.Event) -> None:
-        """Let the caller's stream wait until a batch is there, and the batch's memory until that stream is done."""
+        """Let the caller's stream wait for the copy of a batch, and the batch's memory for that stream."""
         current = torch.cuda.current_stream(self.device)
         current.wait_event(copied)
-        for one in movable(batch):
-            if hasattr(one, "record_stream") and getattr(one, "is_cuda", True):
-                one.record_stream(current)
+        for value in movable(batch):
+            if hasattr(value, "record_stream") and getattr(value, "is_cuda", True):
+                value.record_stream(current)
 
 
-def _pinned(one: Any) -> Any:
-    """A tensor in page-locked memory; likewise what can put itself there."""
-    if isinstance(one, torch.Tensor):
-        return one.pin_memory() if one.device.type == "cpu" and one.layout is torch.strided else one
-    pin = getattr(one, "pin_memory", None)
-    return pin() if callable(pin) else one
+def _pinned(value: Any) -> Any:
+    """Return a tensor, or any value with `pin_memory`, in page-locked memory."""
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory() if value.device.type == "cpu" and value.layout is torch.strided else value
+    pin = getattr(value, "pin_memory", None)
+    return pin() if callable(pin) else value

@@ -1,15 +1,16 @@
-"""Processes that run a row function, for one that holds Python's lock (`Loader(transform=…, num_workers=4)`).
+"""Worker processes that run a transform, for a transform that holds Python's lock (`Loader(transform=…, num_workers=4)`).
 
-    the loader's threads decode images as ever; each then lends a worker for a few rows at a time
+    the loader's threads decode the images; each thread then takes a free worker for a few rows at a time
         thread ── (rows, their numbers, epoch) ──► worker
-        thread ◄── rows, or the error of one ───── worker
+        thread ◄── rows, or the error of a row ─── worker
 
-The function travels once, by cloudpickle, so it may be a lambda, or from a notebook. Which worker gets which rows depends
-on who is free; what comes of a row doesn't, as its generator is made from (seed, epoch, row) wherever it is used.
+The transform is sent once, with cloudpickle. So it may be a lambda, or from a notebook. The free worker takes the next
+rows, so which worker gets which rows varies. The result for a row doesn't, since its generator is made from (seed,
+epoch, row).
 
-Workers are fresh interpreters (nothing is forked, no script imported again), each at the other end of a socket. One that
-dies, killed for want of memory, say, closes its socket: its thread raises an error, as does everyone who asks afterwards. A
-worker whose loader is gone reads the end of its socket, and ends too.
+A worker is a new interpreter at the other end of a socket: nothing is forked, no script is imported again. When a
+worker dies, for example because memory ran out, its socket closes. The thread that waits for it raises an error, and so
+does every later call. When the loader is gone, the worker reads the end of its socket and exits.
 """
 
 from __future__ import annotations
@@ -33,88 +34,96 @@ import numpy as np
 import torch
 
 from footplate.core.errors import DataError
-from footplate.data.pipeline import row_transform
+from footplate.data.pipeline.row_transform import Row, Transform, row_generator, takes_rng
 
 _END_S = 5.0
 
 
 class RowError(Exception):
-    """What a row function raised in a worker, and for which of the rows that it was given."""
+    """An error that a transform raised in a worker.
+
+    Attributes:
+        at: the index of the row among the rows that the worker got.
+        error: the error.
+    """
 
     def __init__(self, at: int, error: BaseException) -> None:
         super().__init__(at, error)
         self.at, self.error = at, error
 
 
-class Workers:
-    """Some processes; they live until `close`, or until nobody holds this any more.
+class RowWorkers:
+    """Worker processes. They live until `close`, or until this object is deleted.
 
     Args:
-        transform: the row function.
-        seed: of the rows' generators.
+        transform: the user's function of a row.
+        seed: seed of the rows' generators.
         count: how many processes.
     """
 
-    def __init__(self, transform: row_transform.Transform, seed: int, count: int) -> None:
+    def __init__(self, transform: Transform, seed: int, count: int) -> None:
         message = cloudpickle.dumps((transform, seed))
-        found = [_Worker() for _ in range(count)]
+        workers = [_Worker() for _ in range(count)]
         self._free: SimpleQueue[_Worker | None] = SimpleQueue()
         self._dead: _Worker | None = None
-        self.close = weakref.finalize(self, _end, found)
-        for worker in found:
+        self.close = weakref.finalize(self, _end, workers)
+        for worker in workers:
             worker.connection.send_bytes(pickle.dumps(sys.path))
             worker.connection.send_bytes(message)
             self._free.put(worker)
 
     @property
     def is_alive(self) -> bool:
-        """Whether no worker has died."""
+        """True if no worker has died."""
         return self._dead is None
 
-    def run(self, given: Sequence[row_transform.Row], numbers: Sequence[int], epoch: int) -> list[row_transform.Row]:
-        """What the function makes of some rows; waits for a free worker.
+    def run(self, rows: Sequence[Row], numbers: Sequence[int], epoch: int) -> list[Row]:
+        """Transform some rows in the next free worker.
 
         Args:
-            given: the rows.
-            numbers: of each in the table.
-            epoch: of their generators.
+            rows: the rows.
+            numbers: the number of each row in the table.
+            epoch: the epoch of their generators.
 
         Raises:
-            RowError: the function raised an error.
+            RowError: the transform raised an error.
             DataError: a worker has died.
         """
         worker = self._free.get()
         if worker is None:
+            # A worker has died. The mark stays in the queue, so that every thread gets the error.
             self._free.put(None)
-            raise self._death()
+            raise self._death_error()
+
         try:
-            worker.connection.send_bytes(_dump(([_pack(row) for row in given], list(numbers), epoch)))
+            worker.connection.send_bytes(_dump(([_pack(row) for row in rows], list(numbers), epoch)))
             results, failure = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
             self._dead = worker
             self._free.put(None)
-            raise self._death() from None
+            raise self._death_error() from None
+
         self._free.put(worker)
         if failure is not None:
             at, error, text = failure
             raise RowError(at, _revive(error, text))
         return [_unpack(row) for row in results]
 
-    def _death(self) -> DataError:
+    def _death_error(self) -> DataError:
         worker = self._dead
         assert worker is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(_END_S)
         code = worker.process.returncode
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        ending = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         return DataError(
-            f"A worker process of transform= has died ({how}). Was it out of memory? Then use a smaller num_workers=, or "
+            f"A worker process of transform= has died ({ending}). If it ran out of memory, use a smaller num_workers=, or "
             "num_workers=0 to call the function in threads of this process."
         )
 
 
 class _Worker:
-    """A process and our end of its socket."""
+    """A process, and this process's end of its socket."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -144,21 +153,26 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def serve(descriptor: int) -> None:
-    """A worker's life: take the function, then rows, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the loader will close the socket
+    """Run a worker: receive the transform, then rows, until the socket closes.
+
+    Args:
+        descriptor: the file descriptor of the socket.
+    """
+    # Ctrl-C goes to the whole process group. The loader then closes the socket, which ends this worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
         sys.path[:] = pickle.loads(connection.recv_bytes())
         transform, seed = cloudpickle.loads(connection.recv_bytes())
-        with_rng = row_transform.takes_rng(transform)
+        with_rng = takes_rng(transform)
         while True:
-            given, numbers, epoch = pickle.loads(connection.recv_bytes())
-            results: list[row_transform.Row] = []
+            rows, numbers, epoch = pickle.loads(connection.recv_bytes())
+            results: list[Row] = []
             failure = None
-            for at, (row, number) in enumerate(zip(given, numbers, strict=True)):
+            for at, (row, number) in enumerate(zip(rows, numbers, strict=True)):
                 try:
-                    arguments = {"rng": row_transform.row_generator(seed, epoch, number)} if with_rng else {}
+                    arguments = {"rng": row_generator(seed, epoch, number)} if with_rng else {}
                     results.append(_pack(transform(_unpack(row), **arguments)))
                 except Exception as error:
                     failure = at, _freeze(error), traceback.format_exc()
@@ -167,7 +181,7 @@ def serve(descriptor: int) -> None:
 
 
 class _Packed:
-    """A tensor on its way: an array is pickled much faster."""
+    """A tensor that is sent as an array, which is pickled much faster."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -191,7 +205,7 @@ def _unpack(row: Any) -> Any:
 
 
 def _dump(message: Any) -> bytes:
-    """Plain pickle where it will do, cloudpickle for what was defined in a script."""
+    """Pickle a message; with cloudpickle if it has classes or functions that were defined in a script."""
     try:
         return pickle.dumps(message, 5)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -208,7 +222,8 @@ def _freeze(error: Exception) -> bytes | None:
 
 
 def _revive(error: bytes | None, text: str) -> BaseException:
-    """The error that a worker saw, with its traceback as a note."""
-    revived: BaseException = DataError("transform= failed.") if error is None else pickle.loads(error)
+    """Return the error that a worker caught, with its traceback as a note."""
+    unknown = DataError("transform= failed. The note below shows the error.")
+    revived: BaseException = unknown if error is None else pickle.loads(error)
     revived.add_note(f"In a worker process:\n{text.rstrip()}")
     return revived

@@ -1,18 +1,12 @@
-"""The row groups in memory: loading a window, and deciding which windows to load ahead.
+"""Windows in memory: reading the row groups of a window, and putting their rows into the window's order.
 
-A rank has one window of each of its streams open, and loads a few ahead in reader threads. When no batch can need a
-window any more it is dropped, so memory is bounded by the open windows and those ahead, whatever the table's size.
-Images are let go of one by one, as they are handed out: there, the next windows are loaded one after the other as room
-becomes free, so that what is held is little more than the open windows when full; over a network, which takes longer, a
-quarter more. At first, each batch looks twice as far ahead as the one before it, so that the first have the cores to
-themselves while they are decoded.
+Encoded images are copied out of Arrow's memory row by row (`encoded_images.py`). Every other kind of column becomes a block
+(`columns.py`). `window_prefetch.py` decides which windows to load, and when.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,27 +14,22 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.core.errors import DataError
-from footplate.data.order.plan import Epoch, Part, Piece
+from footplate.data.order.plan import Epoch, GroupSlice, WindowSlice
 from footplate.data.pipeline.buffers import Buffers
-from footplate.data.pipeline.columns import Columns, Ragged, Slice
+from footplate.data.pipeline.columns import BlockSlice, Columns, Ragged
 from footplate.data.pipeline.encoded_images import EncodedImages
-from footplate.data.pipeline.reading import GroupReader
+from footplate.data.pipeline.row_group_reader import RowGroupReader
 from footplate.data.sources.column_types import is_float, plain_type
-from footplate.data.table import Table
-from footplate.distributed.world import World
-
-_LOOK_AHEAD_BATCHES = 256
-_EARLY = 0.25  # of a window: how much too early it is loaded, where rows are let go of one by one
 
 
 @dataclass(frozen=True)
-class Content:
-    """What is read of each row.
+class ReadSpec:
+    """The columns that are read of each row.
 
     Attributes:
-        columns: the columns that are no images, each kind together.
-        images: names of the columns that are.
-        skip: whether a row with a null that means nothing is marked as bad, rather than an error.
+        columns: the columns without images, grouped by kind.
+        images: the names of the columns with images.
+        skip: True to mark a row with a meaningless null as bad; False to raise an error.
     """
 
     columns: tuple[Columns, ...]
@@ -60,62 +49,86 @@ class Content:
 
 @dataclass(frozen=True)
 class Window:
-    """A window in memory; everything is in the order in which rows are handed out.
+    """A window in memory. Its rows are in the order in which they are handed out.
 
     Attributes:
-        blocks: what was loaded, for each image column by its name, for other columns by the first one's.
-        parts: the parts of row groups that it gathers.
-        order: the permutation of their rows, (rows,); None when there is none.
-        bad: for each row, whether a null makes it a bad one, (rows,); None when no row is.
+        blocks: the loaded values. The key is the name of an image column, or of the first column of its kind.
+        group_slices: the slices of row groups that the window gathers.
+        order: the permutation of their rows, (rows,); None if there is none.
+        bad: for each row, True if a null makes it a bad row, (rows,); None if no row is bad.
     """
 
     blocks: dict[str, Any]
-    parts: list[Part]
+    group_slices: list[GroupSlice]
     order: np.ndarray | None
     bad: np.ndarray | None
 
-    def places(self, start: int, stop: int) -> np.ndarray:
-        """Row group of each of some rows, and its number there, (rows, 2)."""
-        return _places(self.parts, np.arange(start, stop) if self.order is None else self.order[start:stop])
+    def addresses(self, start: int, stop: int) -> np.ndarray:
+        """Return the row group of some rows, and their numbers there, (rows, 2)."""
+        return _addresses(self.group_slices, np.arange(start, stop) if self.order is None else self.order[start:stop])
 
 
-def load_window(rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers) -> Window:
-    """Read a window's rows and put them into order.
+def load_window(reader: RowGroupReader, spec: ReadSpec, epoch: Epoch, number: int, buffers: Buffers) -> Window:
+    """Read a window's rows and put them into the window's order.
+
+    Args:
+        reader: reads the row groups.
+        spec: the columns to read.
+        epoch: the order of rows.
+        number: the number of the window.
+        buffers: memory for the values.
 
     Raises:
-        DataError: a row group can't be read, or a null that means nothing (unless `content.skip`).
+        DataError: a row group can't be read, or there is a meaningless null (unless `spec.skip`).
     """
-    parts = epoch.window_parts(number)
+    group_slices = epoch.group_slices(number)
     order = epoch.window_order(number)
-    images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in content.images}
+
+    # Images are copied piece by piece, so that Arrow's memory is free before the next piece is read.
+    images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in spec.images}
     places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
-    others, first = [], 0
-    for part in parts if content.names else ():
-        for read in rows.read(part):
+    pieces, first = [], 0
+    for group_slice in group_slices if spec.names else ():
+        for piece in reader.read(group_slice):
             for name, encoded in images.items():
-                _add(encoded, _bytes_of(read.column(name)), places[first : first + read.num_rows])
-            others.append(read.drop_columns(list(images)))
-            first += read.num_rows
-    read = pa.concat_tables(others) if others else pa.table({})
+                _add_images(encoded, _bytes_of(piece.column(name)), places[first : first + piece.num_rows])
+            pieces.append(piece.drop_columns(list(images)))
+            first += piece.num_rows
+
+    table = pa.concat_tables(pieces) if pieces else pa.table({})
     blocks: dict[str, Any] = {**images}
     bad: np.ndarray | None = None
-    for columns in content.columns:
-        values = [read.column(name) for name in columns.names]
-        if not columns.nulls_mean_something and not is_float(values[0].type):
-            for name, column in zip(columns.names, values, strict=True):
-                if column.null_count:
-                    null = column.is_null().to_numpy()
-                    if not content.skip:
-                        raise null_error(name, rows.table.where(*_places(parts, np.flatnonzero(null)[:1])[0].tolist()))
-                    bad = null if bad is None else bad | null
+    for columns in spec.columns:
+        values = [table.column(name) for name in columns.names]
+        if not columns.keeps_nulls and not is_float(values[0].type):
+            bad = _mark_nulls(bad, columns, values, reader, spec, group_slices)
         blocks[columns.names[0]] = columns.load([_plain(column) for column in values], order, buffers)
     if bad is not None and order is not None:
         bad = bad[order]
-    return Window(blocks, parts, order, bad)
+    return Window(blocks, group_slices, order, bad)
+
+
+def _mark_nulls(
+    bad: np.ndarray | None,
+    columns: Columns,
+    values: Sequence[pa.ChunkedArray],
+    reader: RowGroupReader,
+    spec: ReadSpec,
+    group_slices: Sequence[GroupSlice],
+) -> np.ndarray | None:
+    """Mark the rows with a null in some columns as bad, or raise an error."""
+    for name, column in zip(columns.names, values, strict=True):
+        if column.null_count:
+            is_null = column.is_null().to_numpy()
+            if not spec.skip:
+                first = _addresses(group_slices, np.flatnonzero(is_null)[:1])[0]
+                raise null_error(name, reader.table.where(*first.tolist()))
+            bad = is_null if bad is None else bad | is_null
+    return bad
 
 
 def _inverse(order: np.ndarray | None, num_rows: int) -> np.ndarray:
-    """At which place each row is handed out, (rows,)."""
+    """Return the place at which each row is handed out, (rows,)."""
     if order is None:
         return np.arange(num_rows)
     places = np.empty(num_rows, np.int64)
@@ -123,139 +136,32 @@ def _inverse(order: np.ndarray | None, num_rows: int) -> np.ndarray:
     return places
 
 
-def _add(images: EncodedImages, values: pa.ChunkedArray, places: np.ndarray) -> None:
+def _add_images(images: EncodedImages, values: pa.ChunkedArray, places: np.ndarray) -> None:
     for chunk in values.chunks:
         images.add(chunk, places[: len(chunk)])
         places = places[len(chunk) :]
 
 
-def _places(parts: Sequence[Part], rows: np.ndarray) -> np.ndarray:
-    """Row group and number there of rows of some parts one after the other, (rows, 2)."""
-    ends = np.cumsum([part.stop - part.start for part in parts])
+def _addresses(group_slices: Sequence[GroupSlice], rows: np.ndarray) -> np.ndarray:
+    """Return the row group and the number there of rows of concatenated slices, (rows, 2)."""
+    ends = np.cumsum([group_slice.stop - group_slice.start for group_slice in group_slices])
     which = np.searchsorted(ends, rows, side="right")
-    first = np.array([part.stop - end for part, end in zip(parts, ends.tolist(), strict=True)])
-    return np.stack([np.array([part.group for part in parts])[which], rows + first[which]], axis=1)
+    offsets = np.array([group_slice.stop - end for group_slice, end in zip(group_slices, ends.tolist(), strict=True)])
+    groups = np.array([group_slice.group for group_slice in group_slices])
+    return np.stack([groups[which], rows + offsets[which]], axis=1)
 
 
 def null_error(column: str, where: str) -> DataError:
-    """The error for a null where it means nothing."""
+    """The error for a null that has no meaning."""
     return DataError(
         f"Column {column!r} is null in {where}. A null number has no meaning in a batch: give the table a "
         f'filter=[("{column}", "!=", None)], fill it, or pass on_error="skip" to leave such rows out.'
     )
 
 
-class Schedule:
-    """Loads the windows that a rank's batches need, ahead of time and in the order of need.
-
-    Args:
-        table: where rows come from.
-        content: what is read of them.
-        epoch: their order.
-        world: the place of this process among all.
-        start: the first batch that will be asked for.
-        pool: the reader threads.
-        buffers: where windows find memory.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        content: Content,
-        epoch: Epoch,
-        world: World,
-        start: int,
-        pool: ThreadPoolExecutor,
-        buffers: Buffers,
-    ) -> None:
-        self._table, self._content, self._epoch = table, content, epoch
-        self._world = world
-        self._pool = pool
-        self._batches = epoch.num_batches(world.size)
-        self._seen = start  # batches before this one have been looked at
-        self._ahead: deque[list[Piece]] = deque()  # their pieces, from the next batch on
-        self._windows: dict[int, Future[Window]] = {}
-        self._left: dict[int, int] = {}  # rows of a window that were not handed out yet
-        self._buffers = buffers
-        gently = content.images and not table.is_remote
-        self._reach = 0 if gently else _LOOK_AHEAD_BATCHES  # how many batches are looked at ahead
-        self._open: dict[int, tuple[GroupReader, Future[Window]]] = {}  # of a stream that goes on within a row group
-
-    def take(self, batch: int) -> tuple[list[Piece], dict[int, Window]]:
-        """The pieces of the next batch, and the windows they lie in, waiting for these. Call for each batch in turn."""
-        for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
-            del self._windows[number], self._left[number]
-        if not self._ahead:
-            self._look_at(self._next_pieces())
-        pieces = self._ahead.popleft()
-        needed = {piece.window for piece in pieces}
-        for piece in pieces:
-            self._left[piece.window] -= piece.stop - piece.start
-        going_on = {number for number in needed if self._left[number]} or needed
-        while self._seen < self._batches and self._seen - batch < self._reach:
-            following = self._next_pieces()
-            if not self._load_ahead(following, going_on):
-                break
-            self._look_at(following)
-        self._reach = min(max(1, 2 * self._reach), _LOOK_AHEAD_BATCHES)
-        return pieces, {number: self._windows[number].result() for number in needed}
-
-    def _next_pieces(self) -> list[Piece]:
-        return self._epoch.pieces(self._seen, self._world.rank, self._world.size)
-
-    def _load_ahead(self, pieces: list[Piece], going_on: set[int]) -> bool:
-        """Begin to load the windows of some pieces, as far as there is room; whether there was for all of them."""
-        for piece in pieces:
-            if not self._has_room(going_on, piece.window):
-                return False
-            self._load(piece.window)
-        return True
-
-    def _has_room(self, going_on: set[int], window: int) -> bool:
-        """Whether a window may be loaded (or is already), while some are being handed out."""
-        if window in self._windows:
-            return True
-        if not self._content.images:
-            return len(self._windows) < len(going_on) + max(1, len(going_on) // 2)
-        held, new = sum(self._left.values()), self._epoch.window_rows(window)
-        streams = {self._epoch.window_stream(number) for number in going_on}
-        opened = sum(map(self._epoch.largest_window, streams))
-        return held + new <= max(opened, new) + _EARLY * (opened if self._table.is_remote else new)
-
-    def _look_at(self, pieces: list[Piece]) -> None:
-        self._seen += 1
-        self._ahead.append(pieces)
-        for piece in pieces:
-            self._load(piece.window)
-
-    def _load(self, window: int) -> None:
-        """Begin to load a window, unless that was done."""
-        if window in self._windows:
-            return
-        self._left[window] = self._epoch.window_rows(window)
-        stream = self._epoch.window_stream(window)
-        before = self._open.pop(stream, None)
-        if before is None or not self._epoch.goes_on(window):
-            before = GroupReader(self._table, self._content.names, bool(self._content.images)), None
-        reader, last = before
-        loading = self._pool.submit(_load_after, last, reader, self._content, self._epoch, window, self._buffers)
-        self._windows[window] = loading
-        if self._epoch.goes_on(window + 1):
-            self._open[stream] = reader, loading
-
-
-def _load_after(
-    last: Future[Window] | None, rows: GroupReader, content: Content, epoch: Epoch, number: int, buffers: Buffers
-) -> Window:
-    """Load a window after the one that its reader reads before it, which the pool has begun with before."""
-    if last is not None:
-        last.result()
-    return load_window(rows, content, epoch, number, buffers)
-
-
-def slices_of(name: str, pieces: Sequence[Piece], windows: dict[int, Window]) -> list[Slice]:
-    """A batch's share of what lies under a name: blocks, and the rows of each."""
-    return [(windows[piece.window].blocks[name], piece.start, piece.stop) for piece in pieces]
+def block_slices(name: str, slices: Sequence[WindowSlice], windows: dict[int, Window]) -> list[BlockSlice]:
+    """Return the slices of blocks that hold a batch's values of a column."""
+    return [(windows[part.window].blocks[name], part.start, part.stop) for part in slices]
 
 
 def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -264,7 +170,7 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _bytes_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The binary values of an image column, which may be a struct with a field `bytes`."""
+    """Return the binary values of an image column, which may be a struct with a field `bytes`."""
     if pa.types.is_struct(values.type):
         values = pa.chunked_array([chunk.field("bytes") for chunk in values.chunks], pa.binary())
     return _plain(values)

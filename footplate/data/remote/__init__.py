@@ -1,1 +1,1 @@
-"""Where tables lie: paths and URIs, remote file systems with retries, and a disk cache."""
+"""Addresses of tables: paths and URIs, remote file systems with retries, and a disk cache."""

@@ -1,22 +1,22 @@
-"""A local disk cache of remote files: what was read once over the network is read from here from then on.
+"""A local disk cache of remote files. Bytes that were read once over the network are then read from the disk.
 
     Table("s3://lake/flowers", cache="/local/ssd/footplate")
     Table("s3://lake/flowers", cache=FileCache("/local/ssd/footplate", max_bytes=200 * 2**30))
 
-Files are kept in blocks of 1 MiB, so that of a large file only the columns and row groups that are used take space. A
-block is a file of its own, written under another name and renamed: it is there whole or not at all, whoever dies. All
-processes of a node share the directory, and later runs find it filled.
+Files are kept in blocks of 1 MiB. So of a large file, only the columns and row groups that are used take space. A block
+is a file of its own, which is written under another name and renamed. So it is complete or doesn't exist, even if a
+process dies. All processes of a node share the directory, and later runs find it filled.
 
-    KEY/000017            block 17 and its checksum; KEY stands for the file's address, size and time of change
-    locks/0..255          held (flock) while an extent of 8 blocks is fetched: the others wait, and find it there
-    locks/evict           held by the one process that makes room
+    KEY/000017            block 17 and its checksum. KEY is a hash of the file's address, size and time of change
+    locks/0..255          locked (flock) while an extent of 8 blocks is fetched. Other processes wait, then find the blocks
+    locks/evict           locked by the process that deletes old blocks
 
-Every use of a block sets its time. When more than `max_bytes` lie there, those that were not used for longest are deleted;
-a process looks when it begins and each time it has added 1/32 of the limit. A block that vanishes meanwhile is fetched
-again, and what can't be written (a full disk, say) is passed on without being kept.
+Each use of a block sets its time. If the blocks take more than `max_bytes`, the least recently used blocks are deleted.
+A process checks this when it begins, and each time it has added 1/32 of the limit. A block that another process deletes
+meanwhile is fetched again. Bytes that can't be written (a full disk, for example) are passed on without being kept.
 
 Each block ends with the CRC-32 of its key, its number and its bytes. A read compares length and checksum, and fetches a
-block again that a disk or a crash has damaged.
+damaged block again.
 """
 
 from __future__ import annotations
@@ -40,27 +40,29 @@ from footplate.core.errors import DataError
 BLOCK_BYTES = 1024 * 1024
 EXTENT_BLOCKS = 8
 _LOCKS = 256
+# A temporary file of this age belongs to a process that has died.
 _STALE_S = 3600.0
 _FETCHERS = 4
 _CHECKSUM_BYTES = 4
 
-Fetch = Callable[[int, int], bytes]  # offset, length → exactly these bytes
+# Takes offset and length, and returns exactly these bytes.
+Fetch = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
 class FileCache:
-    """Where blocks of remote files are kept.
+    """A directory that keeps blocks of remote files.
 
     Attributes:
-        directory: on a local disk; made if need be.
-        max_bytes: the most that all of it may take; by default half of the space that is free when it is opened.
+        directory: a directory on a local disk. It is created if it doesn't exist.
+        max_bytes: the largest size of the directory; by default half of the space that is free when it is opened.
     """
 
     directory: str | os.PathLike[str]
     max_bytes: int | None = None
 
     def open(self) -> BlockStore:
-        """The blocks that there are.
+        """Open the directory, and create it if it doesn't exist.
 
         Raises:
             DataError: the directory can't be written.
@@ -78,35 +80,36 @@ class FileCache:
 
 
 class BlockStore:
-    """The blocks of a directory; safe to use from several threads and processes.
+    """The blocks of a directory. Several threads and processes may use it at once.
 
     Args:
         root: the directory.
-        max_bytes: the most that they may take.
+        max_bytes: the largest size of all blocks.
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
         self._root, self._max_bytes = root, max_bytes
-        self._added = max_bytes  # bytes since the last look: so the first block makes this process look
+        # Bytes that were added since the last check of the limit. With this value, the first block leads to a check.
+        self._added = max_bytes
 
     def read(self, identity: str, size: int, offset: int, length: int, fetch: Fetch) -> bytes:
-        """Some bytes of a file, those that are missing fetched and kept.
+        """Read some bytes of a file. Missing blocks are fetched and kept.
 
         Args:
-            identity: names the file and its content.
-            size: of the file, in bytes.
-            offset: of the first byte.
-            length: how many; not beyond the end.
+            identity: identifies the file and its content.
+            size: the size of the file, in bytes.
+            offset: the first byte.
+            length: the number of bytes, not beyond the end.
             fetch: reads from the network.
         """
         key = hashlib.sha1(identity.encode()).hexdigest()[:24]
         blocks = range(offset // BLOCK_BYTES, -(-(offset + length) // BLOCK_BYTES))
-        found = {block: self._load(key, block, size) for block in blocks}
-        missing = [block for block in blocks if found[block] is None]
+        contents = {block: self._load(key, block, size) for block in blocks}
+        missing = [block for block in blocks if contents[block] is None]
         extents = [list(run) for _, run in itertools.groupby(missing, lambda block: block // EXTENT_BLOCKS)]
         for fetched in _in_parallel(lambda run: self._fetch(key, run, size, fetch), extents):
-            found.update(fetched)
-        data = b"".join(found[block] or b"" for block in blocks)
+            contents.update(fetched)
+        data = b"".join(contents[block] or b"" for block in blocks)
         start = offset - blocks.start * BLOCK_BYTES
         return data[start : start + length]
 
@@ -120,19 +123,19 @@ class BlockStore:
         return _verified(data, key, block, _bytes_of(block, size))
 
     def _fetch(self, key: str, blocks: list[int], size: int, fetch: Fetch) -> dict[int, bytes]:
-        """Neighbouring blocks of one extent, with one request unless another process was faster."""
+        """Fetch neighbouring blocks of one extent with one request, unless another process was faster."""
         extent = blocks[0] // EXTENT_BLOCKS
         with self._lock(str(int(hashlib.sha1(f"{key}/{extent}".encode()).hexdigest(), 16) % _LOCKS)):
-            found = {block: self._load(key, block, size) for block in blocks}
-            missing = [block for block in blocks if found[block] is None]
+            contents = {block: self._load(key, block, size) for block in blocks}
+            missing = [block for block in blocks if contents[block] is None]
             if missing:
                 first, last = missing[0], missing[-1]
                 start = first * BLOCK_BYTES
                 data = fetch(start, last * BLOCK_BYTES + _bytes_of(last, size) - start)
                 for block in range(first, last + 1):
-                    found[block] = data[block * BLOCK_BYTES - start :][:BLOCK_BYTES]
-                    self._keep(key, block, found[block] or b"")
-        return {block: data for block, data in found.items() if data is not None}
+                    contents[block] = data[block * BLOCK_BYTES - start :][:BLOCK_BYTES]
+                    self._keep(key, block, contents[block] or b"")
+        return {block: data for block, data in contents.items() if data is not None}
 
     def _keep(self, key: str, block: int, data: bytes) -> None:
         path = self._root / key / f"{block:06}"
@@ -146,20 +149,21 @@ class BlockStore:
         except OSError:
             new.unlink(missing_ok=True)
             return
+
         self._added += len(data)
         if self._added >= self._max_bytes // 32:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Delete what was not used for longest, down to the limit; one process at a time."""
+        """Delete the least recently used blocks, down to the limit. Only one process at a time does this."""
         with contextlib.suppress(BlockingIOError), self._lock("evict", wait=False):
             self._added = 0
             entries = sorted(_files(self._root))
             total = sum(nbytes for _, nbytes, _ in entries)
             now = time.time()
             for used, nbytes, path in entries:
-                stale = path.name.startswith(".") and now - used > _STALE_S
-                if total > self._max_bytes or stale:
+                is_stale = path.name.startswith(".") and now - used > _STALE_S
+                if total > self._max_bytes or is_stale:
                     with contextlib.suppress(FileNotFoundError):
                         path.unlink()
                     total -= nbytes
@@ -174,7 +178,7 @@ class BlockStore:
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """When each block was last used, its bytes and its path."""
+    """Yield when each block was last used, its size and its path."""
     for directory in os.scandir(root):
         if directory.name == "locks" or not directory.is_dir():
             continue
@@ -186,7 +190,7 @@ def _files(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _verified(stored: bytes, key: str, block: int, nbytes: int) -> bytes | None:
-    """The bytes of a block as it lies on disk, or None if it is damaged."""
+    """Return the bytes of a block from what is stored on disk; None if it is damaged."""
     if len(stored) != nbytes + _CHECKSUM_BYTES:
         return None
     data = stored[:nbytes]

@@ -1,10 +1,10 @@
-"""Remote file systems that bear with a bad network, and may keep what they read on a local disk.
+"""Remote file systems with retries and an optional disk cache.
 
-A request that fails for a passing reason (a connection cut, a server that is busy) is made again, up to `ATTEMPTS` times,
-after 0.1, 0.2, 0.4 … seconds and a random part of that again. What can't get better by waiting (a missing file, missing
-rights) is raised at once. A large read is cut into requests of 8 MiB, four at a time.
+A request that fails for a temporary reason (a broken connection, a busy server) is retried, up to `ATTEMPTS` times in
+all, after 0.1, 0.2, 0.4 … seconds plus a random part. An error that can't pass by waiting (a missing file, missing
+permissions) is raised at once. A large read is split into requests of 8 MiB, four at a time.
 
-Everything else is as in the pyarrow file system that is wrapped here, so every kind of table has the benefit.
+Everything else is as in the pyarrow file system that is wrapped. So every kind of table has retries and cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTEMPTS = 6
 _FIRST_WAIT_S = 0.1
 _REQUEST_BYTES = 8 * 1024 * 1024
 _REQUESTS = 4
-_LASTING = re.compile(
+_PERMANENT = re.compile(
     r"ACCESS_DENIED|NO_SUCH|NOT_FOUND|INVALID|SIGNATURE|UNRECOGNIZED|MISSING_AUTH|TOKEN|CREDENTIAL|PERMISSION"
     r"|UNAUTHENTICATED|HTTP status 40[0134]",
     re.IGNORECASE,
@@ -37,33 +37,33 @@ _LASTING = re.compile(
 
 
 def wrap(filesystem: pafs.FileSystem, cache: FileCache | None, service: str = "") -> pafs.FileSystem:
-    """A remote file system with retries, and with a cache if there is to be one.
+    """Wrap a remote file system with retries, and with a disk cache if there is one.
 
     Args:
-        filesystem: the bare one.
-        cache: keeps what is read.
-        service: the address of the service, if it isn't the usual one: two services may have a bucket of one name.
+        filesystem: the file system to wrap.
+        cache: keeps what is read; or None.
+        service: the address of the service, if it isn't the default. Two services may have buckets of the same name.
     """
     return pafs.PyFileSystem(RemoteFiles(filesystem, cache.open() if cache else None, service))
 
 
 def identify(filesystem: pafs.FileSystem, path: str) -> Identity | None:
-    """What a remote file is, from the first time that it was asked for; None for a local file.
+    """Return the identity of a remote file when it was first opened; None for a local file.
 
     Raises:
-        OSError: it isn't there, or the service can't be reached.
+        OSError: the file doesn't exist, or the service can't be reached.
     """
     handler = filesystem.handler if isinstance(filesystem, pafs.PyFileSystem) else None
     return handler.identify(path) if isinstance(handler, RemoteFiles) else None
 
 
 def retrying(work: Callable[[], T]) -> T:
-    """What `work` returns, called again when it fails for a passing reason."""
+    """Call `work`, and call it again if it fails for a temporary reason."""
     for attempt in range(1, ATTEMPTS):
         try:
             return work()
         except OSError as error:
-            if isinstance(error, (FileNotFoundError, PermissionError)) or _LASTING.search(str(error)):
+            if isinstance(error, (FileNotFoundError, PermissionError)) or _PERMANENT.search(str(error)):
                 raise
             time.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1) * (1 + random.random()))
     return work()
@@ -71,7 +71,7 @@ def retrying(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a file is: a change of it changes this."""
+    """Size and tag of a file. Both or one of them change if the file changes."""
 
     size: int
     tag: str
@@ -81,10 +81,10 @@ class RemoteFile(io.RawIOBase):
     """A file that is read by ranges.
 
     Args:
-        open_native: opens it for reading; raises if it isn't the file that is meant any more.
-        name: the cache's name for it, content included.
-        size: in bytes.
-        blocks: the cache; may be None.
+        open_native: opens the file for reading; raises if another file has replaced it.
+        name: the cache's name for the file and its content.
+        size: the size in bytes.
+        blocks: the cache, or None.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RemoteFile(io.RawIOBase):
         return self._size
 
     def read(self, size: int = -1) -> bytes:
-        """From the present place on; fewer bytes than asked for only at the end."""
+        """Read from the current offset on. Only at the end, there are fewer bytes than `size`."""
         length = self._size - self._at if size < 0 else min(size, self._size - self._at)
         if length <= 0:
             return b""
@@ -139,7 +139,7 @@ class RemoteFile(io.RawIOBase):
         try:
             data = native.read_at(length, offset)
             if len(data) != length:
-                raise OSError(f"{len(data)} bytes at {offset} instead of {length}")
+                raise OSError(f"read {len(data)} bytes at {offset} instead of {length}")
         except OSError:
             self._native = None
             raise
@@ -147,11 +147,12 @@ class RemoteFile(io.RawIOBase):
 
 
 class RemoteFiles(pafs.FileSystemHandler):
-    """What pyarrow asks of a file system written in Python; reading and looking are retried, the rest is passed on."""
+    """A file system for pyarrow, written in Python. Reads and listings are retried. Everything else is passed on."""
 
     def __init__(self, inner: pafs.FileSystem, blocks: BlockStore | None, service: str) -> None:
         self._inner, self._blocks, self._service = inner, blocks, service
-        self._known: dict[str, Identity] = {}  # files once opened, which a complete cache opens again without a request
+        # The identities of files that were opened. With a complete cache, such a file is opened again without a request.
+        self._known: dict[str, Identity] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteFiles) and self._inner == other._inner
@@ -172,7 +173,7 @@ class RemoteFiles(pafs.FileSystemHandler):
         return retrying(lambda: self._inner.get_file_info(selector))
 
     def identify(self, path: str) -> Identity:
-        """What a file is, from the first time that it was asked for."""
+        """Return the identity of a file when it was first opened."""
         known = self._known.get(path)
         if known is None:
             with retrying(lambda: self._inner.open_input_file(path)) as native:

@@ -1,10 +1,10 @@
-"""Where a table lies: a path or a URI, as pyarrow and as delta-rs want it, and which files there are.
+"""The location of a table: a path or URI for pyarrow and for delta-rs, and its files.
 
     data/flowers, file:///data/flowers      this machine
-    s3://bucket/flowers                     S3 and what speaks its protocol: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …
+    s3://bucket/flowers                     S3 and compatible stores: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …
     gs://bucket/flowers                     Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST
 
-Credentials come from the environment, by the names that these services' own tools use.
+Credentials come from the environment variables of these services' own tools.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from footplate.core.errors import DataError
 from footplate.data.remote.file_cache import FileCache
 from footplate.data.remote.filesystem import identify, wrap
 
-_IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place for both libraries.
+    """A location for pyarrow and for delta-rs.
 
     Attributes:
-        uri: as the user named it, for messages.
-        filesystem: pyarrow's, on which the place is `path`.
-        path: the place within `filesystem`.
-        delta_uri: the place for delta-rs.
+        uri: the location as the user named it, for messages.
+        filesystem: pyarrow's file system.
+        path: the path within `filesystem`.
+        delta_uri: the path or URI for delta-rs.
         options: delta-rs storage options.
     """
 
@@ -51,10 +51,10 @@ class FoundFile:
     """A file of a table.
 
     Attributes:
-        path: within the file system.
-        relative: its path from the table's directory.
-        nbytes: its size.
-        changed: when it was changed last, nanoseconds since 1970.
+        path: the path within the file system.
+        relative: the path from the table's directory.
+        nbytes: the size.
+        changed: when it was last changed, in nanoseconds since 1970.
     """
 
     path: str
@@ -64,18 +64,18 @@ class FoundFile:
 
     @property
     def stamp(self) -> Stamp:
-        """What it is known by."""
+        """The file's stamp, from the listing."""
         return Stamp(self.nbytes, self.changed)
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells a file from another one that was put into its place.
+    """A stamp that differs if another file has replaced a file.
 
     Attributes:
-        nbytes: its size.
-        changed: when it was changed last, nanoseconds since 1970; 0 where there is a tag.
-        tag: what an object store calls its content (an ETag or a generation); empty for a local file.
+        nbytes: the size.
+        changed: when it was last changed, in nanoseconds since 1970; 0 if there is a tag.
+        tag: the object store's tag of the content (an ETag or a generation); empty for a local file.
     """
 
     nbytes: int
@@ -84,18 +84,18 @@ class Stamp:
 
     @classmethod
     def of(cls, filesystem: pafs.FileSystem, path: str) -> Stamp:
-        """The stamp that a file has now."""
-        known = identify(filesystem, path)
-        if known is not None:
-            return cls(known.size, 0, known.tag)
+        """Read the stamp of a file."""
+        identity = identify(filesystem, path)
+        if identity is not None:
+            return cls(identity.size, 0, identity.tag)
         info = filesystem.get_file_info(path)
         return cls(info.size or 0, info.mtime_ns or 0)
 
     def check(self, filesystem: pafs.FileSystem, path: str) -> None:
-        """Make sure that a local file still is the one that it was; a remote file system does so by itself.
+        """Raise if another file has replaced a local file. A remote file system checks this itself.
 
         Raises:
-            FileNotFoundError: it is gone, or another one has taken its place.
+            FileNotFoundError: the file is gone, or another file has replaced it.
         """
         if filesystem.type_name == "local" and Stamp.of(filesystem, path) != self:
             raise FileNotFoundError(f"{path} was replaced by another file, or removed")
@@ -104,15 +104,15 @@ class Stamp:
 def locate(
     source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ, cache: FileCache | None = None
 ) -> Location:
-    """The place that a path or URI means.
+    """Return the location of a path or URI.
 
     Args:
         source: the path or URI.
-        environ: where addresses and credentials are.
-        cache: keeps what is read of it, if it is remote.
+        environ: environment variables with addresses and credentials.
+        cache: keeps what is read, if the location is remote.
 
     Raises:
-        DataError: a scheme that is not known, a user who is not there, or a cache that can't be used.
+        DataError: an unknown scheme, an unknown user, or a cache that can't be used.
     """
     uri = os.fspath(source)
     parsed = urlparse(uri)
@@ -121,8 +121,9 @@ def locate(
         try:
             path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
         except RuntimeError:
-            raise DataError(f"{uri}: there is no such user here. Give the path of the table.") from None
+            raise DataError(f"{uri}: there is no such user here. Give the full path of the table.") from None
         return Location(uri, pafs.LocalFileSystem(), path, path)
+
     path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
     if scheme in ("s3", "s3a"):
         endpoint = _s3_endpoint(environ)
@@ -137,91 +138,99 @@ def locate(
 
 
 def connect(scheme: str, environ: Mapping[str, str], attempts: int = 1) -> pafs.FileSystem:
-    """The bare file system of an object store.
+    """Connect to an object store, without our retries and cache.
 
     Args:
-        scheme: of its URIs: s3, s3a, gs, gcs.
-        environ: where addresses and credentials are.
-        attempts: how often a request is made, by pyarrow itself, before it fails.
+        scheme: the scheme of its URIs: s3, s3a, gs or gcs.
+        environ: environment variables with addresses and credentials.
+        attempts: how often pyarrow itself makes a request before it fails.
     """
     if scheme in ("s3", "s3a"):
         return _s3(_s3_endpoint(environ), environ, attempts)
     return _gcs(environ.get("STORAGE_EMULATOR_HOST"), timedelta(seconds=2 * attempts))
 
 
-def exists(place: Location, path: str) -> pafs.FileType:
-    """What lies at a path of the place's file system.
+def exists(location: Location, path: str) -> pafs.FileType:
+    """Return the type of a path on the location's file system.
 
     Raises:
-        DataError: the service can't be reached, or doesn't let us in.
+        DataError: the service can't be reached, or refuses access.
     """
     try:
-        return place.filesystem.get_file_info(path).type
+        return location.filesystem.get_file_info(path).type
     except (OSError, pa.ArrowException) as error:
-        raise unreachable(place, error) from error
+        raise unreachable(location, error) from error
 
 
 def is_image(path: str) -> bool:
-    """Whether a file is an image, by its ending."""
-    return path.lower().endswith(_IMAGE_ENDINGS)
+    """Return True if a file is an image, by its suffix."""
+    return path.lower().endswith(_IMAGE_SUFFIXES)
 
 
-def find_files(place: Location) -> list[FoundFile]:
-    """All files of a place (a file, a directory or a glob), hidden ones left out, in the order of their paths.
+def find_files(location: Location) -> list[FoundFile]:
+    """List the files of a location (a file, a directory or a glob) in the order of their paths, without hidden files.
 
     Raises:
-        DataError: the service can't be reached, or there is a Delta table somewhere below.
+        DataError: the service can't be reached, or there is a Delta table in the directory.
     """
-    path = place.path
+    path = location.path
     mark = re.search(r"[*?\[]", path)
-    kind = exists(place, path)
+    kind = exists(location, path)
+    # A file or directory may have these characters in its name.
     if kind != pafs.FileType.NotFound:
-        mark = None  # it is a name
+        mark = None
     if kind == pafs.FileType.File:
-        return [_found(place.filesystem.get_file_info(path), path.rpartition("/")[0])]
+        return [_found_file(location.filesystem.get_file_info(path), path.rpartition("/")[0])]
+
     base = path[: mark.start()].rpartition("/")[0] or "/" if mark else path.rstrip("/")
     try:
-        infos = place.filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+        infos = location.filesystem.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
-        raise unreachable(place, error) from error
-    files = [_found(info, base) for info in infos if info.type == pafs.FileType.File]
+        raise unreachable(location, error) from error
+
+    # A glob that names hidden files finds them.
+    files = [_found_file(info, base) for info in infos if info.type == pafs.FileType.File]
     if mark is None or not re.search(r"/[._]", path[len(base) :]):
         files = [file for file in files if not _is_hidden(file.relative)]
     pattern = re.compile(_glob_to_regex(path)) if mark else None
     chosen = [file for file in files if pattern is None or pattern.fullmatch(file.path)]
+
+    # The files of a Delta table alone would bring back deleted rows.
     tables = {info.path.partition("/_delta_log")[0] for info in infos if "/_delta_log" in info.path[len(base) :]}
     for table in sorted(tables):
         if mark is None or any(file.path.startswith(f"{table}/") for file in chosen):
-            raise DataError(f"{place.uri}: there is a Delta table in it, {table}: read that.")
+            raise DataError(f"{location.uri}: there is a Delta table in it, {table}. Open that table.")
     return sorted(chosen, key=lambda file: file.path)
 
 
-def unreachable(place: Location, error: Exception) -> DataError:
-    """The error for a place that can't be asked what it holds."""
+def unreachable(location: Location, error: Exception) -> DataError:
+    """The error for a location that can't be reached."""
     return DataError(
-        f"{place.uri}: can't be reached ({error}). Check the address, and the credentials: s3:// takes AWS_ACCESS_KEY_ID "
-        "and its like, AWS_REGION and AWS_ENDPOINT_URL; gs:// takes GOOGLE_APPLICATION_CREDENTIALS."
+        f"{location.uri}: can't be reached ({error}). Check the address and the credentials: s3:// uses AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; gs:// uses GOOGLE_APPLICATION_CREDENTIALS."
     )
 
 
-def _found(info: pafs.FileInfo, base: str) -> FoundFile:
+def _found_file(info: pafs.FileInfo, base: str) -> FoundFile:
     return FoundFile(info.path, info.path[len(base) :].lstrip("/"), info.size, info.mtime_ns or 0)
 
 
 def _is_hidden(relative: str) -> bool:
-    """As Spark sees it; but images may lie in a directory `_background`, which is a class like any other."""
+    """Return True for a file that Spark ignores. But images may be in a directory `_background`, a class like any other."""
     marks = (".",) if is_image(relative) else (".", "_")
     return any(part.startswith(marks) and "=" not in part for part in relative.split("/"))
 
 
 def _glob_to_regex(pattern: str) -> str:
-    """`**/` is any number of directories, also none."""
+    """Convert a glob to a regular expression. `**/` is any number of directories, also none."""
     parts = {"/**/": "/(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(/\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    return "".join(parts.get(piece) or (_one_of(piece) if piece[:1] == "[" else re.escape(piece)) for piece in pieces)
+    return "".join(
+        parts.get(piece) or (_character_class(piece) if piece[:1] == "[" else re.escape(piece)) for piece in pieces
+    )
 
 
-def _one_of(characters: str) -> str:
+def _character_class(characters: str) -> str:
     inner = characters[1:-1].replace("\\", "\\\\")
     return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]".replace("[^", "[\\^")
 
@@ -232,9 +241,8 @@ def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
 
 def _s3(endpoint: str | None, environ: Mapping[str, str], attempts: int) -> pafs.FileSystem:
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    retries = pafs.AwsStandardS3RetryStrategy(
-        max_attempts=attempts
-    )  # tables have their own: footplate.data.remote.filesystem
+    # Tables have retries of their own (`filesystem.py`), so pyarrow makes a single attempt for them.
+    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=attempts)
     if endpoint:
         parsed = urlparse(endpoint)
         return pafs.S3FileSystem(

@@ -1,8 +1,7 @@
 """The contract of a source: a list of row groups, and a way to read one.
 
-A row group is the smallest thing that is read at once: a row group of a Parquet file, or a slice of a table in memory.
-Everything above (selection, order, threads, decoding) knows a source only by this contract, so a new kind of table is
-one new file here.
+A row group is the smallest unit that is read at once: a row group of a Parquet file, or a slice of a table in memory.
+Selection, order, threads and decoding know a source only by this contract. So a new kind of table is one new file here.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """What is read at once.
+    """A unit that is read at once.
 
     Attributes:
-        file: the file it lies in, or a name in angle brackets for what lies in memory.
+        file: the file that it is in, or a name in angle brackets for a table in memory.
         index: its number within that file.
-        num_rows: its rows; in `Table.row_groups`, those that the table means.
-        nbytes: its size in memory, uncompressed, over the columns that the table means.
+        num_rows: the number of its rows; in `Table.row_groups`, of its selected rows.
+        nbytes: the size of the table's columns in memory, uncompressed.
     """
 
     file: str
@@ -35,34 +34,34 @@ class RowGroup:
 
 
 class Source(Protocol):
-    """Where rows come from. Instances can be pickled, and `read` may be called from several threads at once."""
+    """A source of rows. Instances can be pickled. Several threads may call `read` at once."""
 
     uri: str
     kind: str
 
     @property
     def in_memory(self) -> bool:
-        """Whether reading costs nothing."""
+        """True if the rows are in memory, so that reading costs nothing."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over a network."""
+        """True if the rows are read over a network."""
         ...
 
     @property
     def version(self) -> int | str:
-        """The number of a Delta version; of any other source, its content in one word."""
+        """The number of a Delta version; for any other source, a hash of its content."""
         ...
 
     @property
     def content(self) -> str:
-        """A hash of what it holds, for `Digest.content`: the same for a copy of the files."""
+        """Hash of the content, for `Digest.content`. A copy of the files has the same."""
         ...
 
     @property
     def written(self) -> str:
-        """A hash of when its files were written, for `Digest.written`."""
+        """Hash of when the files were written, for `Digest.written`."""
         ...
 
     @property
@@ -76,29 +75,29 @@ class Source(Protocol):
         ...
 
     def groups(self, columns: Sequence[str] | None = None) -> Sequence[RowGroup]:
-        """All row groups in order, with their physical rows; `nbytes` counts `columns` only."""
+        """List all row groups in order, with their numbers of physical rows. `nbytes` counts `columns` only."""
         ...
 
     def kept(self, group: int) -> np.ndarray | None:
-        """The physical rows of a group that are not deleted, as positions (int64); None when all are there."""
+        """Return the positions of a group's physical rows that are not deleted, int64; None if none is deleted."""
         ...
 
     def nulls(self, column: str) -> int | None:
-        """How many nulls a column has, if that is known without reading it."""
+        """Return the number of nulls of a column; None if it isn't known without reading."""
         ...
 
     def guarantee(self, group: int, columns: Sequence[str], filter: pc.Expression) -> pc.Expression | None:
-        """What is known of these columns in every row of a group without reading it, as far as it helps a filter."""
+        """Return an expression that holds for every row of a group, as far as it is known and helps a filter; or None."""
         ...
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """The first physical rows of a group, `rows` of them at most, reading no more than need be."""
+        """Read at most `rows` of a group's first physical rows, and as little else as possible."""
         ...
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """The physical rows of a group, deleted ones included, with exactly these columns in the schema's types."""
+        """Read the physical rows of a group, deleted rows included, with exactly these columns in the schema's types."""
         ...
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """What `read` gives, in pieces one after the other, so that it needn't be in memory as a whole."""
+        """Read the same rows as `read` in pieces, so that they needn't be in memory all at once."""
         ...

@@ -1,4 +1,4 @@
-"""What kind of column an Arrow type makes; for those that open a table, too, which need no torch for it."""
+"""Kinds of Arrow types. This file doesn't import torch, since code that only opens a table needs it too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow.types as pt
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that a column is cast to before it is loaded: dictionaries and views become plain values."""
+    """Return the type that a column is cast to before it is loaded. Dictionaries and views become plain values."""
     if pt.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pt.is_string_view(kind):
@@ -18,11 +18,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether a column holds binary values."""
+    """Return True if a column holds binary values."""
     kind = plain_type(kind)
     return pt.is_binary(kind) or pt.is_large_binary(kind)
 
 
 def is_float(kind: pa.DataType) -> bool:
-    """Whether a column holds floats, whose nulls are NaN."""
+    """Return True if a column holds floats, whose nulls become NaN."""
     return pt.is_floating(plain_type(kind))

@@ -1,13 +1,13 @@
-"""Which version of a Delta table is meant: by number, or by a moment, as the newest version that was there by then.
+"""The version of a Delta table: by number, or by time, as the newest version that existed then.
 
     version=12, version="12"                    a number
-    version="2024-05-01T12:00:00+02:00"         a moment, ISO 8601; without a zone, in this machine's local time
-    version="2024-05-01", version=date(…)       the first moment of that day
-    version=datetime(…)                         a moment; without a zone, in local time
+    version="2024-05-01T12:00:00+02:00"         a time, ISO 8601; local time of this machine if it has no zone
+    version="2024-05-01", version=date(…)       the beginning of that day
+    version=datetime(…)                         a time; local time if it has no zone
 
-A version's moment is the one at which the file of its commit was written, as for every reader of Delta tables: copying
-a table anew changes it. Tables with in-commit timestamps keep it in the commit itself. A moment before the oldest
-version that there is, or one still to come (which could mean another version tomorrow), is refused.
+The time of a version is when the file of its commit was written, as for every reader of Delta tables. Copying a table
+changes it. Tables with in-commit timestamps have it in the commit itself. A time before the oldest version is refused.
+So is a time in the future, which could mean another version tomorrow.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
 
 def number_of(uri: str, table: Any, version: Version, filesystem: pafs.FileSystem, path: str) -> int:
-    """The number of the version that is meant.
+    """Return the number of a version.
 
     Args:
         uri: the table as the user named it, for messages.
-        table: delta-rs's, at its newest version.
-        version: a number or a moment; None means the newest.
-        filesystem: where the table lies for pyarrow.
+        table: delta-rs's table, at its newest version.
+        version: a number or a time; None means the newest.
+        filesystem: pyarrow's file system.
         path: the table's path within `filesystem`.
 
     Raises:
-        DataError: there is no such version, or it is neither a number nor a moment.
+        DataError: there is no such version, or it is neither a number nor a time.
     """
     newest = table.version()
     if version is None:
@@ -51,46 +51,49 @@ def number_of(uri: str, table: Any, version: Version, filesystem: pafs.FileSyste
         if not 0 <= parsed <= newest:
             raise DataError(f"{uri}: there is no version {parsed}; there are 0 to {newest}.")
         return parsed
-    return _at(uri, table, parsed, filesystem, f"{path}/_delta_log")
+    return _number_at(uri, table, parsed, filesystem, f"{path}/_delta_log")
 
 
 def _parse(uri: str, version: Any, newest: int) -> int | datetime:
-    """A number, or a moment with a time zone."""
+    """Parse a version: a number, or a time with a zone."""
     if isinstance(version, str) and re.fullmatch(r"-?[0-9]{1,18}", version):
         return int(version)
     if isinstance(version, str):
         try:
             version = datetime.fromisoformat(version)
         except ValueError as error:
-            raise _neither(uri, version, newest) from error
+            raise _invalid(uri, version, newest) from error
     if isinstance(version, date):
         moment = version if isinstance(version, datetime) else datetime.combine(version, time())
         return moment.astimezone() if moment.tzinfo is None else moment
+
+    # A bool is an int for Python.
     if isinstance(version, bool):
-        raise _neither(uri, version, newest)
+        raise _invalid(uri, version, newest)
     try:
         return operator.index(version)
     except TypeError as error:
-        raise _neither(uri, version, newest) from error
+        raise _invalid(uri, version, newest) from error
 
 
-def _neither(uri: str, version: Any, newest: int) -> DataError:
+def _invalid(uri: str, version: Any, newest: int) -> DataError:
     return DataError(
-        f"{uri}: version={version!r} is neither a number from 0 to {newest} nor a moment. Expected an integer, a "
+        f"{uri}: version={version!r} is neither a number from 0 to {newest} nor a time. Expected an integer, a "
         'datetime, or an ISO 8601 string such as "2024-05-01T12:00:00+02:00".'
     )
 
 
-def _at(uri: str, table: Any, moment: datetime, filesystem: pafs.FileSystem, log: str) -> int:
-    """The newest version of those that were there by `moment`."""
+def _number_at(uri: str, table: Any, moment: datetime, filesystem: pafs.FileSystem, log: str) -> int:
+    """Return the newest version that existed at `moment`."""
     if moment > datetime.now(UTC):
         raise DataError(
-            f"{uri}: version={moment.isoformat()!r} is still to come, so the version that it will mean isn't settled. "
-            "Leave version= out for the newest one."
+            f"{uri}: version={moment.isoformat()!r} is in the future, so it could still mean another version. Leave "
+            "version= "
+            "out for the newest version."
         )
     written = _commits(uri, filesystem, log)
     if not written:
-        raise DataError(f"{uri}: its log holds no commit any more, so it can't be opened by time; give a number.")
+        raise DataError(f"{uri}: its log has no commits any more, so it can't be opened by time. Give a number.")
     configuration = table.metadata().configuration
     in_commit = configuration.get("delta.enableInCommitTimestamps") == "true"
     since = int(configuration.get("delta.inCommitTimestampEnablementVersion", 0))
@@ -105,14 +108,14 @@ def _at(uri: str, table: Any, moment: datetime, filesystem: pafs.FileSystem, log
     if at == 0:
         first = when(versions[0]).astimezone(moment.tzinfo)
         raise DataError(
-            f"{uri}: there was no version yet at {moment.isoformat()}: the first one that there is, version "
-            f"{versions[0]}, was written at {first.isoformat()}. Give a moment from then on, or a number."
+            f"{uri}: there was no version yet at {moment.isoformat()}: the oldest version, version {versions[0]}, was "
+            f"written at {first.isoformat()}. Give a later time, or a number."
         )
     return versions[at - 1]
 
 
 def _commits(uri: str, filesystem: pafs.FileSystem, log: str) -> dict[int, datetime]:
-    """When each version that can still be read was written; never before the one that precedes it."""
+    """Return when each readable version was written. No version is older than the version before it."""
     try:
         infos = filesystem.get_file_info(pafs.FileSelector(log))
     except (OSError, pa.ArrowException) as error:

@@ -1,4 +1,4 @@
-"""A directory of image files as a source; the directory that a file lies in is its class.
+"""A directory of image files as a source. The directory of a file is its class.
 
     flowers/daisy/1.jpg         image, label 0, label_name "daisy", path "daisy/1.jpg"
     flowers/rose/7.jpg          image, label 1, label_name "rose",  path "rose/7.jpg"
@@ -29,7 +29,7 @@ class ImageFolderSource:
     Args:
         uri: the table as the user named it.
         files: the image files, in order.
-        filesystem: where they lie.
+        filesystem: the file system that they are on.
     """
 
     in_memory = False
@@ -51,7 +51,7 @@ class ImageFolderSource:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over a network."""
+        """True if the files are read over a network."""
         return self._filesystem.type_name != "local"
 
     @property
@@ -60,34 +60,34 @@ class ImageFolderSource:
         return [file.path for file in self._found]
 
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
-        """Neighbouring files; the index of a group is that of its first file."""
-        found = []
+        """Group neighbouring files. The index of a group is that of its first file."""
+        row_groups = []
         for start in range(0, len(self._found), _ROWS_PER_GROUP):
             part = self._found[start : start + _ROWS_PER_GROUP]
             nbytes = sum(file.nbytes for file in part) if columns is None or "image" in columns else 64 * len(part)
-            found.append(RowGroup(part[0].path, start, len(part), nbytes))
-        return found
+            row_groups.append(RowGroup(part[0].path, start, len(part), nbytes))
+        return row_groups
 
     def kept(self, group: int) -> None:
-        """Every file counts."""
+        """Return None: no file is deleted."""
 
     def nulls(self, column: str) -> int:
-        """There are none."""
+        """Return 0: there are no nulls."""
         return 0
 
     def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Nothing."""
+        """Return None: nothing is known without reading."""
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """The first rows of a group."""
+        """Read the first rows of a group."""
         return self.read(group, columns).slice(0, rows)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """The bytes and classes of some files."""
+        """Read the bytes and classes of a group's files."""
         return self._read(self._found[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP], columns)
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A few files at a time."""
+        """Read a few files at a time."""
         start = group * _ROWS_PER_GROUP
         stop = min(start + _ROWS_PER_GROUP, len(self._found))
         for first in range(start, stop, _ROWS_PER_PIECE):
@@ -112,10 +112,13 @@ class ImageFolderSource:
             with self._filesystem.open_input_file(file.path) as handle:
                 return handle.read()
         except OSError as error:
-            raise DataError(f"{file.path}: this file of {self.uri} can't be read any more ({error}).") from error
+            raise DataError(
+                f"{file.path}: this file of {self.uri} can't be read any more ({error}). "
+                "Keep the files as they are while a run reads them."
+            ) from error
 
 
-def open_image_folder(place: Location, files: Sequence[FoundFile]) -> ImageFolderSource | None:
-    """The images among the files of a place; None when there is none."""
+def open_image_folder(location: Location, files: Sequence[FoundFile]) -> ImageFolderSource | None:
+    """Return a source of the images among some files; None if there is none."""
     images = [file for file in files if is_image(file.path)]
-    return ImageFolderSource(place.uri, images, place.filesystem) if images else None
+    return ImageFolderSource(location.uri, images, location.filesystem) if images else None

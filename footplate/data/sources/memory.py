@@ -21,7 +21,7 @@ class MemorySource:
 
     Args:
         table: the rows.
-        name: how messages speak of it.
+        name: its name in messages.
     """
 
     in_memory = True
@@ -36,7 +36,7 @@ class MemorySource:
 
     @property
     def content(self) -> str:
-        """A hash of all values, made when it is first asked for."""
+        """Hash of all values, computed when it is first needed."""
         return self._content
 
     @functools.cached_property
@@ -45,52 +45,52 @@ class MemorySource:
 
     @property
     def version(self) -> str:
-        """The content in one word."""
+        """A hash of the content, in one word."""
         return self.content[:16]
 
     @property
     def files(self) -> list[str]:
-        """The one name that stands for the memory."""
+        """The name of the table in memory."""
         return [self.uri]
 
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
-        """Equal slices of the table."""
+        """Cut the table into slices of equal length."""
         chosen = self._table if columns is None else self._table.select(list(columns))
         rows = self._table.num_rows
-        found = []
+        row_groups = []
         for index, start in enumerate(range(0, max(1, rows), _ROWS_PER_GROUP)):
             nbytes = chosen.slice(start, _ROWS_PER_GROUP).nbytes
-            found.append(RowGroup(self.uri, index, min(_ROWS_PER_GROUP, rows - start), nbytes))
-        return found
+            row_groups.append(RowGroup(self.uri, index, min(_ROWS_PER_GROUP, rows - start), nbytes))
+        return row_groups
 
     def kept(self, group: int) -> None:
-        """Nothing is ever deleted from a table in memory."""
+        """Return None: nothing is deleted from a table in memory."""
 
     def nulls(self, column: str) -> int:
-        """Nulls of a column."""
+        """Count the nulls of a column."""
         return self._table.column(column).null_count
 
     def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Nothing."""
+        """Return None: nothing is known without reading."""
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """The first rows of a slice."""
+        """Return the first rows of a slice."""
         return self.read(group, columns).slice(0, rows)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """A slice, without a copy."""
+        """Return a slice, without a copy."""
         return self._table.select(list(columns)).slice(group * _ROWS_PER_GROUP, _ROWS_PER_GROUP)
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """In one piece."""
+        """Return the slice in one piece."""
         yield self.read(group, columns)
 
 
 def open_memory(data: Any) -> MemorySource | None:
-    """A source over what lies in memory; None when `data` is of another kind.
+    """Open a table in memory; None if `data` is of another kind.
 
     Raises:
-        DataError: it looks like a table but can't become one.
+        DataError: it looks like a table but can't be converted to one.
     """
     kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
     try:
@@ -107,7 +107,10 @@ def open_memory(data: Any) -> MemorySource | None:
         else:
             return None
     except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
-        raise DataError(f"A {kind} can't become a table: {error}.") from error
+        raise DataError(
+            f"Table({kind}): it can't be converted to an Arrow table ({error}). Give columns of equal length, each of "
+            "one type."
+        ) from error
     return MemorySource(table, f"<{kind}>")
 
 

@@ -1,4 +1,4 @@
-"""From what a user names to a source: Delta where there is a log, else by the files that there are, else from memory."""
+"""Opening a source: Delta if there is a log, otherwise by the kind of the files. Frames and dicts are in memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from footplate.data.sources.tfrecord import open_tfrecord
 
 
 def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Source:
-    """The source that a path, a URI or a frame stands for.
+    """Open the source of a path, a URI, a frame or a table in memory.
 
     Args:
-        data: what `Table` was given.
-        version: of a Delta table.
+        data: the argument `source` of `Table`.
+        version: the version of a Delta table.
         cache: keeps what is read of remote files.
 
     Raises:
-        DataError: nothing is there, or nothing that is a table.
+        DataError: there is no table.
     """
     if not isinstance(data, (str, os.PathLike)):
         source = open_spark(data) if is_spark(data) else open_memory(data)
@@ -38,16 +38,20 @@ def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Sour
                 "frame, or a dict of columns."
             )
         return _without_version(source, version)
-    place = locate(data, cache=cache)
-    if exists(place, f"{place.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
-        return open_delta(place.uri, place.delta_uri, place.filesystem, place.path, version, place.options)
-    _refuse_inside_delta(place)
-    files = find_files(place)
+
+    location = locate(data, cache=cache)
+    if exists(location, f"{location.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
+        return open_delta(
+            location.uri, location.delta_uri, location.filesystem, location.path, version, location.options
+        )
+
+    _refuse_inside_delta(location)
+    files = find_files(location)
     for opener in (open_parquet, open_tfrecord, open_image_folder):
-        source = opener(place, files)
+        source = opener(location, files)
         if source is not None:
             return _without_version(source, version)
-    raise _nothing_at(place)
+    raise _nothing_at(location)
 
 
 def _without_version(source: Source, version: Any) -> Source:
@@ -58,23 +62,27 @@ def _without_version(source: Source, version: Any) -> Source:
     return source
 
 
-def _refuse_inside_delta(place: Location) -> None:
-    """Files of a Delta table read by themselves would bring back deleted rows."""
-    parts = place.path.split("/")
+def _refuse_inside_delta(location: Location) -> None:
+    """Raise if the files belong to a Delta table: without its log, they would bring back deleted rows."""
+    parts = location.path.split("/")
     for end in range(2, len(parts)):
         table = "/".join(parts[:end])
-        if exists(place, f"{table}/_delta_log") == pafs.FileType.Directory:
+        if exists(location, f"{table}/_delta_log") == pafs.FileType.Directory:
             raise DataError(
-                f"{place.uri}: this is inside of the Delta table {table}, whose log says which rows are live. Read "
+                f"{location.uri}: this is inside of the Delta table {table}, whose log says which rows are live. Open "
                 f'Table("{table}"), with filter= for a partition.'
             )
 
 
-def _nothing_at(place: Location) -> DataError:
-    if any(mark in place.path for mark in "*?["):
-        return DataError(f"{place.uri}: no file matches.")
-    if exists(place, place.path) == pafs.FileType.NotFound:
-        return DataError(f"{place.uri}: there is nothing. Expected a Delta table, or Parquet files.")
+def _nothing_at(location: Location) -> DataError:
+    if any(mark in location.path for mark in "*?["):
+        return DataError(f"{location.uri}: no file matches this pattern. Check the path.")
+    if exists(location, location.path) == pafs.FileType.NotFound:
+        return DataError(
+            f"{location.uri}: there is nothing at this path. Expected a Delta table, or Parquet, TFRecord or image files."
+        )
     return DataError(
-        f"{place.uri}: neither a Delta table (no _delta_log) nor Parquet, TFRecord or image files (none in it)."
+        f"{location.uri}: neither a Delta table (it has no _delta_log) nor a directory with Parquet, TFRecord or image "
+        "files. "
+        "Check the path."
     )

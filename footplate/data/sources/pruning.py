@@ -1,11 +1,11 @@
-"""Which row groups a filter can't match, by what is known of them without reading them.
+"""Row groups that a filter can't match, found without reading them.
 
-The footer of a Parquet file states the least and the largest value of each column of each row group, and its nulls; a
-partition column has one value for a whole file. That is a *guarantee*, an expression which holds for every row of the
-group. Arrow simplifies the filter under each guarantee; a row group for which nothing but "false" is left isn't read.
+The footer of a Parquet file states the bounds of each column of each row group, and its nulls. A partition column has
+one value for a whole file. Each of these is a *guarantee*: an expression that holds for every row of the group. Arrow
+simplifies the filter under each guarantee. If only "false" remains, the row group isn't read.
 
-A float may be NaN, of which the footer says nothing: `x != 5` and `not (x < 5)` hold for NaN, whatever the bounds. So
-bounds of floats are used only for filters of plain comparisons.
+A float may be NaN, which the footer doesn't mention. `x != 5` and `not (x < 5)` hold for NaN, whatever the bounds. So
+the bounds of floats are used only for filters of plain comparisons.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-_SPARES_NAN = re.compile(r"!=|\b(?!is_in\()\w+\(")
+# Operators and functions in a filter's text that may hold for NaN.
+_MAY_KEEP_NAN = re.compile(r"!=|\b(?!is_in\()\w+\(")
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
 
 def can_match(filter: pc.Expression, schema: pa.Schema, guarantees: Sequence[pc.Expression | None]) -> list[bool]:
-    """For each guarantee, whether a row that it holds for can pass the filter."""
+    """Return for each guarantee if a row that it holds for can pass the filter."""
     import pyarrow.dataset as ds
     import pyarrow.fs as pafs
 
@@ -35,14 +36,14 @@ def can_match(filter: pc.Expression, schema: pa.Schema, guarantees: Sequence[pc.
         for number, guarantee in enumerate(guarantees)
     ]
     dataset = ds.FileSystemDataset(fragments, schema, format, filesystem)
-    left = {fragment.path for fragment in dataset.get_fragments(filter)}
-    return [str(number) in left for number in range(len(guarantees))]
+    remaining = {fragment.path for fragment in dataset.get_fragments(filter)}
+    return [str(number) in remaining for number in range(len(guarantees))]
 
 
 def bounds_help(field: pa.Field, filter: pc.Expression) -> bool:
-    """Whether the bounds of a column may be used for this filter."""
+    """Return True if the bounds of a column may be used for this filter."""
     if pt.is_floating(field.type):
-        return not _SPARES_NAN.search(str(filter))
+        return not _MAY_KEEP_NAN.search(str(filter))
     kind = field.type
     return (
         pt.is_signed_integer(kind)
@@ -54,19 +55,19 @@ def bounds_help(field: pa.Field, filter: pc.Expression) -> bool:
 
 
 def known_value(field: pa.Field, value: Any) -> pc.Expression:
-    """The guarantee that a column has one value, or is null."""
+    """Return the guarantee that a column has one value, or is null."""
     if value is None:
         return pc.field(field.name).is_null()
     return pc.field(field.name) == pa.scalar(value).cast(field.type)
 
 
 def bounded(field: pa.Field, chunk: Any, logical_type: Any) -> pc.Expression | None:
-    """The guarantee that a column chunk's statistics give; None where they give none.
+    """Return the guarantee that a column chunk's statistics give; None if they give none.
 
     Args:
-        field: the column, as the table has it.
+        field: the table's column.
         chunk: pyarrow's metadata of the column chunk.
-        logical_type: of the column in the file.
+        logical_type: the logical type of the column in the file.
     """
     statistics = chunk.statistics
     if statistics is None:
@@ -76,6 +77,7 @@ def bounded(field: pa.Field, chunk: Any, logical_type: Any) -> pc.Expression | N
         return column.is_null()
     if not statistics.has_min_max:
         return None
+
     try:
         low, high = (_scalar(field, value, logical_type) for value in _ends(field, statistics))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError, OverflowError):

@@ -1,10 +1,12 @@
 """Spark DataFrames as a source.
 
-A DataFrame that is nothing but a Parquet table is read from its files directly, if these are just the files that Spark
-would read, and the columns have Spark's types. Any other is computed by Spark once, into Parquet files of 32 MiB row
-groups, and read from there; the same plan in the same Spark session is not computed again. The files lie in the directory
-that the Spark setting `footplate.cache.dir` names, which all workers must see, and are removed when the driver ends. What
-has to outlive a session, for resuming say, belongs into a table.
+If a DataFrame is nothing but a Parquet table, its files are read directly. They must be exactly the files that Spark
+would read, with columns of Spark's types. For any other DataFrame, Spark computes the rows once, into Parquet files
+with row groups of 32 MiB, and these are read. The same plan in the same Spark session is not computed again.
+
+The computed files are in the directory of the Spark setting `footplate.cache.dir`, which all workers must
+see. They are deleted when the driver ends. To keep rows longer than a session, for example to resume, write them to a
+table.
 """
 
 from __future__ import annotations
@@ -45,16 +47,17 @@ _TYPES = {
 _WIDE = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 _delete_directory: Callable[[str], None] | None = None
-_computed: dict[str, str] = {}  # what a plan was computed into
+# The address of the computed rows, by the key of the plan.
+_computed: dict[str, str] = {}
 
 
 def is_spark(data: Any) -> bool:
-    """Whether this is a Spark DataFrame; doesn't import Spark."""
+    """Return True for a Spark DataFrame. This doesn't import Spark."""
     return type(data).__module__.startswith("pyspark.sql") and type(data).__name__ == "DataFrame"
 
 
 def open_spark(frame: Any) -> ParquetSource:
-    """A source of a DataFrame's rows, computing them if need be.
+    """Open a DataFrame, and compute its rows if necessary.
 
     Raises:
         DataError: the DataFrame has no rows or columns, or can't be written.
@@ -63,7 +66,7 @@ def open_spark(frame: Any) -> ParquetSource:
 
 
 def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression: str | None = None) -> str:
-    """Where the rows of a DataFrame lie as Parquet; computes them at the first call for its plan.
+    """Return the address of a DataFrame's rows as Parquet. The first call for a plan computes them.
 
     Args:
         frame: the DataFrame.
@@ -79,16 +82,19 @@ def computed_uri(frame: Any, row_group_bytes: int = ROW_GROUP_BYTES, compression
         try:
             (writer if compression is None else writer.option("compression", compression)).parquet(uri)
         except Exception as error:
-            raise DataError(f"The Spark DataFrame can't be written to {uri}: {error}") from error
+            raise DataError(
+                f"The Spark DataFrame can't be written to {uri}: {error}. Check the setting footplate.cache.dir."
+            ) from error
         _computed[key] = uri
         atexit.register(_forget_at_exit, uri)
     return _computed[key]
 
 
 def _key(frame: Any, *options: Any) -> str:
-    """What a DataFrame is known by: all of its plan, in which each column of this session has a number of its own.
+    """Return a hash of a DataFrame's whole plan, in which every column of the session has a unique number.
 
-    Spark's `semanticHash` has 32 bits, so two plans may share it. Spark shows 25 columns of a plan by default.
+    Spark's `semanticHash` has only 32 bits, so two plans may have the same. By default, Spark shows only 25 columns of
+    a plan, so the limit is lifted meanwhile.
     """
     session = frame.sparkSession
     shown = session.conf.get(_SHOWN_FIELDS, None)
@@ -100,12 +106,12 @@ def _key(frame: Any, *options: Any) -> str:
             session.conf.unset(_SHOWN_FIELDS)
         else:
             session.conf.set(_SHOWN_FIELDS, shown)
-    meant = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {options} {plan}"
-    return hashlib.sha256(meant.encode()).hexdigest()[:32]
+    described = f"{session.sparkContext.applicationId} {frame.semanticHash()} {frame.columns} {options} {plan}"
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 def forget(uri: str) -> None:
-    """Delete the directory that a DataFrame was computed into; any other directory is left alone."""
+    """Delete the computed rows of a DataFrame. Any other address is left alone."""
     keys = [key for key, computed in _computed.items() if computed == uri]
     if not keys:
         return
@@ -114,9 +120,9 @@ def forget(uri: str) -> None:
     if _delete_directory is not None:
         _delete_directory(uri)
         return
-    place = locate(uri)
+    location = locate(uri)
     with contextlib.suppress(OSError):
-        place.filesystem.delete_dir(place.path)
+        location.filesystem.delete_dir(location.path)
 
 
 def _forget_at_exit(uri: str) -> None:
@@ -140,7 +146,7 @@ def add_cache_setting(name: str) -> None:
 
 
 def _plain_table(frame: Any) -> ParquetSource | None:
-    """The Parquet files that a DataFrame is nothing but; None when it is more than that."""
+    """Return the Parquet files of a DataFrame that is nothing but a Parquet table; None for any other."""
     plan = frame._jdf.queryExecution().optimizedPlan()
     if plan.getClass().getSimpleName() != "LogicalRelation":
         return None
@@ -150,25 +156,30 @@ def _plain_table(frame: Any) -> ParquetSource | None:
     roots = relation.location().rootPaths()
     if roots.length() != 1:
         return None
-    place = locate(_tidy(roots.head().toUri().toString()))
-    source = open_parquet(place, find_files(place))
+
+    # A view of some partitions has other files, and other rows, than the directory.
+    location = locate(_tidy(roots.head().toUri().toString()))
+    source = open_parquet(location, find_files(location))
     if source is None or set(source.files) != {_path(uri) for uri in frame.inputFiles()}:
         return None
+
     try:
         schema = _typed(frame, source)
-    except DataError:  # the files differ in their columns, which Spark knows how to settle
+    except DataError:
+        # The files differ in their columns. Spark can merge them.
         return None
     return schema and source.typed(schema)
 
 
 def _typed(frame: Any, source: ParquetSource) -> pa.Schema | None:
-    """The columns of some files in Spark's types; None where the files themselves have others."""
+    """Return the columns of some files in Spark's types; None if the files have other columns or types."""
     if source.schema.names != frame.columns:
         return None
     fields = []
     for field, (_, kind) in zip(source.schema, frame.dtypes, strict=True):
         own = plain_type(field.type)
         own = _WIDE.get(own, own)
+
         wanted = _TYPES.get(kind)
         if wanted is None and own in _TYPES.values():
             return None
@@ -182,7 +193,7 @@ def _typed(frame: Any, source: ParquetSource) -> pa.Schema | None:
 
 
 def _all_become(kind: pa.DataType, values: set[Any]) -> bool:
-    """Whether there are values of a partition column, and all can be cast to a type."""
+    """Return True if there are values of a partition column, and all can be cast to a type."""
     try:
         return bool([pa.scalar(value, pa.string()).cast(kind) for value in values])
     except pa.ArrowInvalid:
@@ -190,21 +201,21 @@ def _all_become(kind: pa.DataType, values: set[Any]) -> bool:
 
 
 def _path(uri: str) -> str:
-    """The path of a file that Spark names by a URI, as pyarrow has it."""
+    """Convert a file URI of Spark to pyarrow's path."""
     parts = urlsplit(uri)
     return unquote(parts.netloc + parts.path)
 
 
 def _open(uri: str) -> ParquetSource:
-    place = locate(uri)
-    source = open_parquet(place, find_files(place))
+    location = locate(uri)
+    source = open_parquet(location, find_files(location))
     if source is None:
-        raise DataError("The Spark DataFrame has no rows.")
+        raise DataError("The Spark DataFrame has no rows. Give a DataFrame with rows.")
     return source
 
 
 def _chosen_cache_dir(session: Any) -> str | None:
-    """The directory that a setting names, or None."""
+    """Return the directory of the Spark setting, or None."""
     for name in CACHE_SETTINGS:
         directory = session.conf.get(name, None)
         if directory:
@@ -213,11 +224,11 @@ def _chosen_cache_dir(session: Any) -> str | None:
 
 
 def _temporary_cache_dir() -> str:
-    made = tempfile.mkdtemp(prefix="footplate-spark-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    directory = tempfile.mkdtemp(prefix="footplate-spark-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def _tidy(uri: str) -> str:
-    """Spark writes `file:/path` where others write `file:///path`."""
+    """Convert `file:/path`, as Spark writes it, to `file:///path`."""
     return f"file://{uri[5:]}" if uri.startswith("file:/") and not uri.startswith("file://") else uri

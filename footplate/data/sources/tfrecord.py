@@ -1,11 +1,12 @@
 """TFRecord files as a source, without TensorFlow.
 
 A TFRecord file is a chain of records: length (8 bytes), its checksum (4), the data, its checksum (4). Opening walks
-along the lengths, whose checksums are verified; the data's own are not, but they are collected: they are what the content
-is known by. A record is a `tf.train.Example`: a map of
-feature names to lists of bytes, floats or int64s. A feature that has one value in the first records is a column of
-single values, one that has several is a column of lists; one that a record lacks is null there. Records that are no
-Examples are one column of bytes, `record`.
+along the lengths and verifies their checksums. It doesn't verify the checksums of the data, but collects them: the
+content hash is made of them.
+
+A record is a `tf.train.Example`: a map of feature names to lists of bytes, floats or int64s. A feature that has one
+value in the first records is a column of single values. A feature that has several is a column of lists. A feature that
+a record doesn't have is null there. If the records are no Examples, there is one column of bytes, `record`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.remote.location import FoundFile, Location
 from footplate.data.sources.base import RowGroup
+from footplate.data.sources.tf_example import Feature, parse_example
 
 _GROUP_BYTES = 4 * 2**20
-_ROWS_TO_LOOK_AT = 16
+_EXAMPLE_ROWS = 16
 _ROWS_PER_PIECE = 32
 _CHUNK = 2**20
 
 
 class TFRecordSource:
-    """Records of TFRecord files, a few MiB of neighbours at a time.
+    """Records of TFRecord files, in groups of a few MiB of neighbouring records.
 
     Args:
         uri: the table as the user named it.
         files: the files, in order.
-        filesystem: where they lie.
+        filesystem: the file system that they are on.
 
     Raises:
         DataError: a file is damaged or compressed.
@@ -51,18 +53,19 @@ class TFRecordSource:
         self.uri = uri
         self._found = list(files)
         self._filesystem = filesystem
-        self._groups: list[tuple[int, np.ndarray]] = []  # file number; start of each record's data and of the next
-        known = []
+        # For each group: the number of its file, and where the data of each record and of the next one begins.
+        self._groups: list[tuple[int, np.ndarray]] = []
+        contents = []
         for number, file in enumerate(self._found):
             offsets, checksums = self._walk(file)
             self._groups += [(number, part) for part in _cut(offsets)]
-            known.append((file.relative, offsets, checksums))
-        self.content = hashed(known)
+            contents.append((file.relative, offsets, checksums))
+        self.content = hashed(contents)
         self.version = self.content[:16]
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over a network."""
+        """True if the files are read over a network."""
         return self._filesystem.type_name != "local"
 
     @property
@@ -73,50 +76,51 @@ class TFRecordSource:
     @functools.cached_property
     def schema(self) -> pa.Schema:
         """The features of the first records, in the order of their names."""
-        records = self._records(0, 0, _ROWS_TO_LOOK_AT) if self._groups else []
-        examples = [_parse_or_none(record) for record in records]
+        records = self._records(0, 0, _EXAMPLE_ROWS) if self._groups else []
+        examples = [parse_example(record) for record in records]
         if not examples or None in examples:
             return pa.schema([("record", pa.binary())])
-        found: dict[str, tuple[pa.DataType, int]] = {}
+        # By feature: its type, and the largest number of values in one record.
+        features: dict[str, tuple[pa.DataType, int]] = {}
         for example in examples:
             for name, (kind, values) in (example or {}).items():
-                known, most = found.get(name, (kind, 0))
-                found[name] = kind if values else known, max(len(values), most)
+                known, most = features.get(name, (kind, 0))
+                features[name] = kind if values else known, max(len(values), most)
         return pa.schema(
-            [(name, kind if most <= 1 else pa.list_(kind)) for name, (kind, most) in sorted(found.items())]
+            [(name, kind if most <= 1 else pa.list_(kind)) for name, (kind, most) in sorted(features.items())]
         )
 
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
-        """Runs of neighbouring records; the index of a group counts within its file."""
+        """List the groups of neighbouring records. The index of a group counts within its file."""
         counts: dict[int, int] = {}
-        found = []
+        row_groups = []
         for number, offsets in self._groups:
             index = counts.get(number, 0)
             counts[number] = index + 1
             nbytes = int(offsets[-1] - offsets[0])
-            found.append(RowGroup(self._found[number].path, index, len(offsets) - 1, nbytes))
-        return found
+            row_groups.append(RowGroup(self._found[number].path, index, len(offsets) - 1, nbytes))
+        return row_groups
 
     def kept(self, group: int) -> None:
-        """Every record counts."""
+        """Return None: no record is deleted."""
 
     def nulls(self, column: str) -> int | None:
-        """Known only for whole records."""
+        """Return 0 for whole records, None for features."""
         return 0 if column == "record" else None
 
     def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Nothing."""
+        """Return None: nothing is known without reading."""
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """The first rows of a group."""
+        """Read the first rows of a group."""
         return self.read(group, columns).slice(0, rows)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Some records, parsed."""
+        """Read and parse the records of a group."""
         return self._read(group, 0, len(self._groups[group][1]) - 1, columns)
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """A few records at a time."""
+        """Read and parse a few records at a time."""
         rows = len(self._groups[group][1]) - 1
         for start in range(0, rows, _ROWS_PER_PIECE):
             yield self._read(group, start, min(start + _ROWS_PER_PIECE, rows), columns)
@@ -126,37 +130,48 @@ class TFRecordSource:
         fields = [self.schema.field(name) for name in columns]
         if self.schema.names == ["record"]:
             return pa.Table.from_arrays([pa.array(records, field.type) for field in fields], schema=pa.schema(fields))
+
         path = self._found[self._groups[group][0]].path
         rows: list[list[Any]] = [[] for _ in fields]
         for number, record in enumerate(records, start):
-            example = _parse_or_none(record)
+            example = parse_example(record)
             if example is None:
-                raise DataError(f"{path}, record {number} of part {group}: it is no tf.train.Example, but others are.")
+                raise DataError(
+                    f"{path}, record {number} of part {group} is no tf.train.Example, but the first records are. "
+                    "Write the file again with records of one kind."
+                )
             for values, field in zip(rows, fields, strict=True):
                 values.append(_value(example.get(field.name), field, path))
+
         arrays = [pa.array(values, field.type) for values, field in zip(rows, fields, strict=True)]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
     def _walk(self, file: FoundFile) -> tuple[np.ndarray, bytes]:
-        """Where each record's data starts, and at the end where one more would, int64; and the checksums of all data."""
+        """Return where each record's data begins (and the next record's would), int64, and the checksums of all data."""
         starts, checksums, at = [], [], 0
         with self._filesystem.open_input_file(file.path) as handle:
             chunk, base = b"", 0
             while at < file.nbytes:
-                before = max(0, at - 4)  # where the checksum of the data before this record lies
+                # The checksum of the previous record's data is right before this record.
+                before = max(0, at - 4)
                 if before < base or at + 12 > base + len(chunk):
                     chunk, base = handle.read_at(min(_CHUNK, file.nbytes - before), before), before
+
                 head = chunk[at - base : at - base + 12]
                 if head[:2] == b"\x1f\x8b" and at == 0:
-                    raise DataError(f"{file.path}: compressed TFRecord files can't be read; write them uncompressed.")
+                    raise DataError(f"{file.path}: compressed TFRecord files can't be read. Write them uncompressed.")
                 if len(head) < 12 or _masked_crc(head[:8]) != struct.unpack("<I", head[8:])[0]:
-                    raise DataError(f"{file.path}: damaged at byte {at} (a record's length has a wrong checksum).")
+                    raise DataError(
+                        f"{file.path}: damaged at byte {at} (a record's length has a wrong checksum). "
+                        "Write the file again, or leave it out."
+                    )
                 checksums.append(chunk[before - base : at - base])
                 starts.append(at + 12)
                 at += 12 + struct.unpack("<Q", head[:8])[0] + 4
             if at != file.nbytes:
                 raise DataError(
-                    f"{file.path}: truncated: its last record ends at byte {at}, the file at {file.nbytes}."
+                    f"{file.path}: truncated: its last record ends at byte {at}, the file at {file.nbytes}. Write it "
+                    "again, or leave it out."
                 )
             checksums.append(handle.read_at(4, at - 4) if at else b"")
         return np.array([*starts, at + 12], dtype=np.int64), b"".join(checksums)
@@ -170,19 +185,22 @@ class TFRecordSource:
             with self._filesystem.open_input_file(path) as handle:
                 data = handle.read_at(int(offsets[-1] - offsets[0]) - 16, int(offsets[0]))
         except OSError as error:
-            raise DataError(f"{path}: this file of {self.uri} can't be read any more ({error}).") from error
+            raise DataError(
+                f"{path}: this file of {self.uri} can't be read any more ({error}). "
+                "Keep the files as they are while a run reads them."
+            ) from error
         local = (offsets - offsets[0]).tolist()
         return [data[start : end - 16] for start, end in itertools.pairwise(local)]
 
 
-def open_tfrecord(place: Location, files: Sequence[FoundFile]) -> TFRecordSource | None:
-    """The TFRecord files among the files of a place; None when there is none."""
+def open_tfrecord(location: Location, files: Sequence[FoundFile]) -> TFRecordSource | None:
+    """Return a source of the TFRecord files among some files; None if there is none."""
     records = [file for file in files if ".tfrec" in file.relative.rpartition("/")[2].lower()]
-    return TFRecordSource(place.uri, records, place.filesystem) if records else None
+    return TFRecordSource(location.uri, records, location.filesystem) if records else None
 
 
 def _cut(offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """Runs of records of about `_GROUP_BYTES`; each ends with where the next begins."""
+    """Cut records into groups of about `_GROUP_BYTES`. The offsets of a group end with where the next group begins."""
     start = 0
     while start < len(offsets) - 1:
         stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _GROUP_BYTES, side="right")) - 1)
@@ -190,98 +208,23 @@ def _cut(offsets: np.ndarray) -> Iterator[np.ndarray]:
         start = stop
 
 
-def _value(feature: tuple[pa.DataType, list[Any]] | None, field: pa.Field, path: str) -> Any:
+def _value(feature: Feature | None, field: pa.Field, path: str) -> Any:
     if feature is None or not feature[1]:
         return None
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
     if feature[0] != kind:
-        raise DataError(f"{path}: feature {field.name!r} holds {feature[0]} in a record, but {kind} in the first.")
+        raise DataError(
+            f"{path}: feature {field.name!r} holds {feature[0]} in a record, but {kind} in the first. Write the "
+            "records again with one type."
+        )
     if pa.types.is_list(field.type):
         return feature[1]
     if len(feature[1]) > 1:
         raise DataError(
-            f"{path}: feature {field.name!r} has {len(feature[1])} values in a record, but one in the first."
+            f"{path}: feature {field.name!r} has {len(feature[1])} values in a record, but one in the first. Write the "
+            "records again."
         )
     return feature[1][0]
-
-
-Feature = tuple[pa.DataType, list[Any]]
-
-
-def _parse_or_none(record: bytes) -> dict[str, Feature] | None:
-    """The features of an Example, or None when the bytes are something else: a SequenceExample has lists of them, too."""
-    try:
-        parts = list(_fields(memoryview(record)))
-        if any(tag != 1 for tag, _ in parts):
-            return None
-        return dict(_entry(entry) for _, features in parts for inner, entry in _fields(features) if inner == 1)
-    except (ValueError, IndexError, struct.error, UnicodeDecodeError, TypeError):
-        return None
-
-
-def _entry(entry: memoryview) -> tuple[str, Feature]:
-    parts = dict(_fields(entry))
-    name = bytes(parts[1]).decode()
-    for kind, values in _fields(parts.get(2, memoryview(b""))):
-        items = list(_fields(values))
-        if kind == 1:
-            return name, (pa.binary(), [bytes(item) for _, item in items])
-        if kind == 2:
-            return name, (pa.float32(), [number for _, item in items for number in _floats(item)])
-        if kind == 3:
-            return name, (pa.int64(), [number for _, item in items for number in _ints(item)])
-    return name, (pa.binary(), [])
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values of a protobuf message."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        wire = key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if wire == 2:
-            length, at = _varint(data, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError("no protobuf message")
-        if at + length > len(data):
-            raise ValueError("truncated")
-        yield key >> 3, data[at : at + length]
-        at += length
-
-
-def _floats(item: memoryview) -> list[float]:
-    return np.frombuffer(item, "<f4").tolist()
-
-
-def _ints(item: Any) -> list[int]:
-    if isinstance(item, int):
-        return [_signed(item)]
-    found, at = [], 0
-    while at < len(item):
-        value, at = _varint(item, at)
-        found.append(_signed(value))
-    return found
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
 
 
 @functools.cache
@@ -295,7 +238,7 @@ def _crc_table() -> list[int]:
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and shifted as TFRecord files keep it."""
+    """Return the CRC-32C, rotated and shifted as in TFRecord files."""
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -1,8 +1,8 @@
-"""A hash of all values of an Arrow table: equal for equal tables, however their memory is laid out.
+"""A hash of all values of an Arrow table, independent of the layout of its memory.
 
-Arrow keeps one and the same table in many ways: in chunks of any length, as a slice of a longer one, with anything in the
-place of a null, strings beside their offsets. So a column is not hashed as it lies in memory, but as its values mean: which
-are null, then the bytes of the others. Pieces of 64 Ki rows are hashed in threads, as `hashlib` releases Python's lock.
+Arrow stores the same table in many ways: in chunks of any length, as a slice of a longer table, with any bytes in the
+place of a null. So the hash covers the values of a column, not its memory: first which values are null, then the bytes
+of the rest. Threads hash pieces of 64 Ki rows, since `hashlib` releases Python's lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS_PER_PIECE = 65_536
 
 
 def hash_table(table: pa.Table) -> str:
-    """A hash of the names, types and values of a table's columns, and of the order of its rows."""
+    """Hash the names, types and values of a table's columns, and the order of its rows."""
     pieces = itertools.product(range(table.num_columns), range(0, table.num_rows, _ROWS_PER_PIECE))
     with ThreadPoolExecutor(thread_name_prefix="footplate-hash") as pool:
         hashes = pool.map(lambda piece: _hash_piece(table.column(piece[0]).slice(piece[1], _ROWS_PER_PIECE)), pieces)
@@ -32,13 +32,14 @@ def hash_table(table: pa.Table) -> str:
 
 def _hash_piece(column: pa.ChunkedArray) -> str:
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):  # strings of more than 2 GiB don't fit into one array
+    # Strings of more than 2 GiB don't fit into one array.
+    if isinstance(values, pa.ChunkedArray):
         return hashed([list(_parts(chunk)) for chunk in values.chunks])
     return hashed(list(_parts(values)))
 
 
 def _parts(values: Any) -> Iterator[Any]:
-    """What the values of an array mean, as bytes and arrays."""
+    """Yield the meaning of an array's values, as bytes and arrays."""
     kind = values.type
     yield len(values)
     if isinstance(values, pa.ExtensionArray):
@@ -49,10 +50,12 @@ def _parts(values: Any) -> Iterator[Any]:
         return
     if pt.is_null(kind):
         return
+
     valid = None
     if values.null_count:
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         yield np.packbits(valid)
+
     if pt.is_boolean(kind):
         yield np.packbits(values.fill_null(False).to_numpy(zero_copy_only=False))
     elif pt.is_primitive(kind) or pt.is_decimal(kind) or pt.is_fixed_size_binary(kind):
@@ -66,29 +69,30 @@ def _parts(values: Any) -> Iterator[Any]:
         if not pt.is_fixed_size_list(kind):
             yield values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         yield from _parts(values.flatten())
-    else:  # maps, views, unions: slow, but complete
+    else:
+        # Maps, views and unions: slow, but complete.
         yield repr(values.to_pylist())
 
 
 def _fixed_width(values: Any, valid: np.ndarray | None) -> np.ndarray:
-    """The bytes of values that take as many each, (rows, bytes); 0 in the place of a null."""
+    """Return the bytes of values of one width, (rows, bytes). A null is 0."""
     nbytes = values.type.bit_width // 8
-    held = values.buffers()[1]
-    if held is None or not nbytes:
+    data = values.buffers()[1]
+    if data is None or not nbytes:
         return np.zeros((len(values), nbytes), np.uint8)
-    found = np.frombuffer(held, np.uint8, len(values) * nbytes, values.offset * nbytes).reshape(-1, nbytes)
-    return found if valid is None else np.where(valid[:, None], found, np.uint8(0))
+    rows = np.frombuffer(data, np.uint8, len(values) * nbytes, values.offset * nbytes).reshape(-1, nbytes)
+    return rows if valid is None else np.where(valid[:, None], rows, np.uint8(0))
 
 
 def _bytes(values: Any, valid: np.ndarray | None) -> Iterator[Any]:
-    """The lengths of strings or bytes, and all their bytes."""
+    """Yield the lengths of strings or bytes, and all their bytes."""
     if valid is not None:
         values = values.drop_null()
     large = pt.is_large_binary(values.type) or pt.is_large_string(values.type)
-    _, places, held = values.buffers()
+    _, offset_buffer, data = values.buffers()
     if not len(values):
         return
     width = np.dtype(np.int64 if large else np.int32)
-    offsets = np.frombuffer(places, width, len(values) + 1, values.offset * width.itemsize)
+    offsets = np.frombuffer(offset_buffer, width, len(values) + 1, values.offset * width.itemsize)
     yield np.diff(offsets)
-    yield b"" if held is None else np.frombuffer(held, np.uint8)[offsets[0] : offsets[-1]]
+    yield b"" if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]

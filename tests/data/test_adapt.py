@@ -1,4 +1,4 @@
-"""Loaders of every kind: resumed at any position, the rest of the epoch is what it would have been."""
+"""Loaders of every kind: after resuming at any position, the rest of the epoch is the same."""
 
 from __future__ import annotations
 
@@ -27,22 +27,19 @@ from torch.utils.data import (
 )
 
 import footplate as fp
-from footplate.data.adapters.resumable import (
-    ReplayedLoader,
-    SeededDataLoader,
-    StatefulLoader,
-    adapt,
-    even,
-    pin_for,
-    share_out,
-)
+from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.evaluation import share_out
+from footplate.data.adapters.rank_shares import even
+from footplate.data.adapters.seeded_dataloader import SeededDataLoader
+from footplate.data.adapters.workers import pin_for
+from footplate.data.adapters.wrappers import ReplayedLoader, StatefulLoader
 from footplate.data.loader import Loader
 from footplate.data.table import Table
 from footplate.distributed.world import SINGLE, World
 
 
 class Noisy(Dataset):
-    """Its items are drawn from torch's global generator."""
+    """A data set that draws its items from torch's global generator."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -55,7 +52,7 @@ class Noisy(Dataset):
 
 
 class Many(Noisy):
-    """Reads a batch at once."""
+    """A data set that reads a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [index + torch.rand(()) for index in indices]
@@ -75,7 +72,7 @@ def test_a_position_that_was_loaded_is_the_position_before_any_batch_is_asked_fo
 
 
 class Positioned:
-    """A loader that knows where it is, as torchdata's does."""
+    """A loader that keeps its own position, as torchdata's does."""
 
     def __init__(self, batches: int = 10) -> None:
         self.batches, self.at = batches, 0
@@ -105,7 +102,7 @@ class Changing(DataLoader):
 
 
 class Twice(DataLoader):
-    """A subclass that makes two batches of each."""
+    """A subclass that makes two batches of each batch."""
 
     def __iter__(self):
         for batch in super().__iter__():
@@ -123,14 +120,14 @@ class Mapping(DataLoader):
 
 
 class Apart(DataLoader):
-    """A subclass that doesn't ask its sampler."""
+    """A subclass that doesn't use its sampler."""
 
     def __iter__(self):
         return iter([torch.tensor([float(number)]) for number in range(6)])
 
 
 class Endless(DataLoader):
-    """A subclass that keeps one iterator for ever, after timm's and YOLO's pattern."""
+    """A subclass that always keeps one iterator, after timm's and YOLO's pattern."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
@@ -170,12 +167,12 @@ LOADERS = {
 
 
 def epochs(loader, count: int = 2) -> list[list[list[float]]]:
-    """The batches of some epochs."""
-    found = []
+    """Return the batches of some epochs."""
+    batches = []
     for epoch in range(count):
         loader.set_epoch(epoch)
-        found.append([batch.reshape(-1).tolist() for batch in loader])
-    return found
+        batches.append([batch.reshape(-1).tolist() for batch in loader])
+    return batches
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -193,7 +190,8 @@ def test_resumed_at_every_position_the_rest_is_as_it_would_have_been(name):
                 next(iterator)
             state = first.state_dict()
 
-            torch.rand(7)  # whatever else was drawn has no influence
+            # Other draws have no influence.
+            torch.rand(7)
             second = adapt(LOADERS[name](), seed=3)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -228,13 +226,13 @@ def test_the_order_differs_by_epoch_and_by_seed_and_holds_each_row_once():
 
 
 def test_reading_leaves_the_global_generators_order_to_the_step():
-    """Drawing the epoch's order changes nothing that a user's own draws depend on."""
+    """Drawing the order of an epoch doesn't change the global generators, from which a user draws."""
     loader = adapt(DataLoader(list(range(20)), 5, shuffle=True), seed=1)
     torch.manual_seed(9)
     expected = torch.rand(3)
     torch.manual_seed(9)
     loader.set_epoch(0)
-    loader._draw_order()
+    loader._sampler_order.draw(0)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -381,7 +379,7 @@ def test_a_subclass_is_shared_out_unless_it_reads_without_its_sampler():
 
 
 class Opened(Noisy):
-    """A set whose workers open something first."""
+    """A data set whose workers open a file first."""
 
     file = None
 
@@ -461,7 +459,7 @@ def test_the_samplers_of_every_loader_are_told_the_epoch(tmp_path):
 
 
 class EndlessSampler(Sampler):
-    """Random rows for ever."""
+    """A sampler that yields random rows without an end."""
 
     def __init__(self, rows):
         self.rows, self.drawn = rows, 0
@@ -473,7 +471,7 @@ class EndlessSampler(Sampler):
 
 
 class EndlessBatches(EndlessSampler):
-    """Batches of 1 to 3 rows for ever."""
+    """A batch sampler that yields batches of 1 to 3 rows without an end."""
 
     def __iter__(self):
         for row in super().__iter__():
@@ -481,8 +479,8 @@ class EndlessBatches(EndlessSampler):
 
 
 def endless(kind, world=SINGLE):
-    given = DataLoader(Noisy(10), **kind)
-    return adapt(given, seed=3, world=world), given
+    loader = DataLoader(Noisy(10), **kind)
+    return adapt(loader, seed=3, world=world), loader
 
 
 ENDLESS = [
@@ -495,7 +493,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("kind", ENDLESS, ids=["rows", "batches", "items", "workers"])
 def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly(kind):
-    whole, given = endless(kind())
+    whole, loader = endless(kind())
     with pytest.raises(TypeError):
         len(whole)
     random.seed(5)
@@ -504,8 +502,9 @@ def test_a_sampler_that_never_ends_is_drawn_while_it_is_used_and_resumes_exactly
     for batch in itertools.islice(whole, 200):
         expected.append(batch)
         states.append(whole.state_dict())
-        torch.rand(3)  # as a step does; it changes nothing of the order
-    sampler = getattr(given.batch_sampler, "sampler", None) or given.batch_sampler or given.sampler
+        # A step draws too. That doesn't change the order.
+        torch.rand(3)
+    sampler = getattr(loader.batch_sampler, "sampler", None) or loader.batch_sampler or loader.sampler
     assert sampler.drawn < 2000
     for position in (1, 100, 150):
         resumed, _ = endless(kind())
@@ -518,7 +517,7 @@ def test_ranks_share_an_endless_sampler_out_and_weights_are_kept_of_the_newest_b
     kind = {"batch_sampler": EndlessBatches(10)}
     ranks = [endless({"batch_sampler": EndlessBatches(10)}, World(rank=rank, size=2))[0] for rank in range(2)]
     alone, _ = endless(kind)
-    assert ranks[0].draw() == ranks[1].draw()
+    assert ranks[0].draw_order() == ranks[1].draw_order()
     sizes = [len(batch) for batch in itertools.islice(alone, 40)]
     for rank, loader in enumerate(ranks):
         assert not even(loader)
@@ -562,13 +561,15 @@ def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
             return iter(dataset(40))
 
     before = set(multiprocessing.active_children())
-    given = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
+    loader = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
     workers = Workers()
     training = trainer(max_epochs=2, callbacks=[workers])
-    training.fit(Classifier(), given, given)
-    assert len(workers.seen) == 2  # one that trains and one that validates, the same in both epochs
+    training.fit(Classifier(), loader, loader)
+    # One worker trains and one validates, the same in both epochs.
+    assert len(workers.seen) == 2
     assert set(multiprocessing.active_children()) <= before
-    training.validate(Classifier(), given)  # the loader can be read again
+    # The loader can be read again.
+    training.validate(Classifier(), loader)
     assert set(multiprocessing.active_children()) <= before
 
 
@@ -586,8 +587,8 @@ def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_wo
             self.seen += batch[0][:, 0].tolist()
             return super().training_step(batch, batch_idx)
 
-    given = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
+    loader = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
     model = Counts()
-    trainer(max_epochs=2, val_check_interval=3).fit(model, given, given)
+    trainer(max_epochs=2, val_check_interval=3).fit(model, loader, loader)
     rows = dataset(80).tensors[0][:, 0].tolist()
     assert model.seen == rows + rows

@@ -1,4 +1,4 @@
-"""Windows are loaded ahead of time, and few of them are held."""
+"""Windows are loaded ahead of time, and few of them are in memory at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from footplate.data import Table
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.columns import columns_for
-from footplate.data.pipeline.windows import Content, Schedule
+from footplate.data.pipeline.window_prefetch import WindowPrefetcher
+from footplate.data.pipeline.windows import ReadSpec
 from footplate.distributed.world import World
 
 from .conftest import image_rows
@@ -38,22 +39,22 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def schedule(
     table: Table, images: tuple[str, ...], pool: ThreadPoolExecutor, window_rows: int = 0
-) -> tuple[Schedule, Epoch]:
+) -> tuple[WindowPrefetcher, Epoch]:
     columns = columns_for([pa.field("id", pa.int64())])
     epoch = Epoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS, window_rows=window_rows), 0)
-    return Schedule(table, Content(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
+    return WindowPrefetcher(table, ReadSpec(columns, images, False), epoch, World(), 0, pool, Buffers()), epoch
 
 
 @pytest.mark.parametrize("window_rows", [0, 5])
 def test_of_images_little_more_is_held_than_the_open_windows(
     table: Table, pool: ThreadPoolExecutor, window_rows: int
 ) -> None:
-    found, epoch = schedule(table, ("image",), pool, window_rows)
+    prefetcher, epoch = schedule(table, ("image",), pool, window_rows)
     rows = window_rows or ROWS_PER_GROUP
     taken, held = [], []
     for batch in range(epoch.num_batches()):
-        pieces, windows = found.take(batch)
-        held.append(sum(found._left.values()))
+        pieces, windows = prefetcher.take(batch)
+        held.append(sum(prefetcher._left.values()))
         for piece in pieces:
             images = windows[piece.window].blocks["image"].take(piece.start, piece.stop)
             assert all(image is not None for image in images)
@@ -64,17 +65,17 @@ def test_of_images_little_more_is_held_than_the_open_windows(
 
 
 def test_nothing_is_read_ahead_beside_the_first_batches_of_images(table: Table, pool: ThreadPoolExecutor) -> None:
-    found, _ = schedule(table, ("image",), pool)
-    loaded = [found.take(batch) and len(found._windows) for batch in range(3)]
+    prefetcher, _ = schedule(table, ("image",), pool)
+    loaded = [prefetcher.take(batch) and len(prefetcher._windows) for batch in range(3)]
     assert loaded == [STREAMS] * 3
-    found.take(3)
-    assert len(found._windows) > STREAMS
+    prefetcher.take(3)
+    assert len(prefetcher._windows) > STREAMS
 
 
 def test_of_columns_half_as_many_windows_as_are_open_are_loaded_ahead(table: Table, pool: ThreadPoolExecutor) -> None:
-    found, epoch = schedule(table, (), pool)
+    prefetcher, epoch = schedule(table, (), pool)
     loaded = []
     for batch in range(epoch.num_batches()):
-        found.take(batch)
-        loaded.append(len(found._windows))
+        prefetcher.take(batch)
+        loaded.append(len(prefetcher._windows))
     assert max(loaded) == STREAMS + STREAMS // 2

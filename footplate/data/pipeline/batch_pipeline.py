@@ -1,11 +1,13 @@
-"""The threads between a table and the one who asks for batches.
+"""The threads between a table and the consumer of its batches.
 
     readers (2) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
 
-The feeder keeps up to `prefetch` batches in the making: it waits for the windows of the next batch, puts its columns
-together, and hands its images to the decoders in small tasks that write straight into the batch's memory. The consumer
-takes batches in order, waiting for the tasks of each. Whatever fails, fails where the batch is taken. `close` ends all
-threads; nothing is left running.
+1. The feeder waits for the windows of the next batch and collates its columns. It hands the images to the decoders in small
+   tasks, which write straight into the batch's memory. Up to `prefetch` batches are pending.
+2. The consumer takes the batches in order, and waits for the tasks of each. If something fails, the error is raised
+where the
+   batch is taken.
+3. `close` ends all threads. Nothing keeps running.
 """
 
 from __future__ import annotations
@@ -19,69 +21,72 @@ from typing import Any
 
 from footplate.core.threads import join_however_long
 from footplate.data.order.plan import Epoch
+from footplate.data.pipeline.batch_builder import BatchBuilder, PendingBatch
+from footplate.data.pipeline.batch_spec import BatchSpec
 from footplate.data.pipeline.buffers import Buffers
-from footplate.data.pipeline.collate import Maker, Making
 from footplate.data.pipeline.decoded_cache import CachedImages
-from footplate.data.pipeline.recipe import Recipe
-from footplate.data.pipeline.row_workers import Workers
-from footplate.data.pipeline.windows import Schedule
+from footplate.data.pipeline.row_workers import RowWorkers
+from footplate.data.pipeline.window_prefetch import WindowPrefetcher
 from footplate.data.table import Table
 from footplate.distributed.world import World
 
 _READERS = 2
 
 
-class Pipeline:
+class BatchPipeline:
     """The batches of one rank in one epoch, from `start` on.
 
     Args:
-        table: where rows come from.
-        recipe: what they become.
-        epoch: in which order.
+        table: the table.
+        spec: how its rows become batches.
+        epoch: the order of rows.
         start: the first batch.
-        world: this process's place among all.
+        world: rank and world size of this process.
         threads: how many threads decode and transform.
-        prefetch: how many batches may be in the making.
-        caches: the decoded caches of image columns; when all are complete, images are not read.
-        workers: the processes that transform rows; None when threads do.
-        pin_memory: whether batches lie in page-locked memory.
+        prefetch: how many batches may be pending.
+        caches: the decoded caches of image columns. If all are complete, images are not read.
+        workers: the processes that transform rows; None if threads do.
+        pin_memory: True to put batches into page-locked memory.
     """
 
     def __init__(
         self,
         table: Table,
-        recipe: Recipe,
+        spec: BatchSpec,
         epoch: Epoch,
         start: int,
         world: World,
         threads: int,
         prefetch: int,
         caches: Mapping[str, CachedImages],
-        workers: Workers | None = None,
+        workers: RowWorkers | None = None,
         pin_memory: bool = False,
     ) -> None:
         buffers = Buffers(pin_memory)
-        complete = bool(caches) and all(cache.is_complete() for cache in caches.values())
-        content = replace(recipe.content, images=()) if complete else recipe.content
+        is_cached = bool(caches) and all(cache.is_complete() for cache in caches.values())
+        read = replace(spec.read, images=()) if is_cached else spec.read
+
         self._batches = range(start, epoch.num_batches(world.size))
         self._caches = list(caches.values())
         self._stopped = False
+        # One permit for each batch that may be pending.
         self._room = threading.Semaphore(prefetch)
-        self._made: SimpleQueue[Making | BaseException] = SimpleQueue()
+        self._pending: SimpleQueue[PendingBatch | BaseException] = SimpleQueue()
+
         self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
-        self._schedule = Schedule(table, content, epoch, world, start, self._readers, buffers)
-        self._maker = Maker(table, recipe, epoch.epoch, self._decoders, caches, buffers, workers)
+        self._windows = WindowPrefetcher(table, read, epoch, world, start, self._readers, buffers)
+        self._builder = BatchBuilder(table, spec, epoch.epoch, self._decoders, caches, buffers, workers)
         self._feeder = threading.Thread(target=self._feed, name="footplate-feed", daemon=True)
         self._feeder.start()
 
     def batches(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Each batch, and how many bad rows were left out of it."""
+        """Yield each batch, and how many bad rows were left out of it."""
         for _ in self._batches:
-            made = self._made.get()
-            if isinstance(made, BaseException):
-                raise made
-            finished = self._maker.finish(made)
+            pending = self._pending.get()
+            if isinstance(pending, BaseException):
+                raise pending
+            finished = self._builder.finish(pending)
             self._room.release()
             yield finished
 
@@ -104,6 +109,6 @@ class Pipeline:
                 self._room.acquire()
                 if self._stopped:
                     return
-                self._made.put(self._maker.begin(*self._schedule.take(batch)))
+                self._pending.put(self._builder.begin(*self._windows.take(batch)))
         except BaseException as error:
-            self._made.put(error)
+            self._pending.put(error)

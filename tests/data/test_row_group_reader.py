@@ -1,4 +1,4 @@
-"""A row group that several windows share is read once, from one to the next."""
+"""A row group that several windows share is read once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from footplate.data import Loader, Table
-from footplate.data.order.plan import Part
-from footplate.data.pipeline.reading import GroupReader
+from footplate.data.order.plan import GroupSlice
+from footplate.data.pipeline.row_group_reader import RowGroupReader
 
 from .conftest import image_rows
 
@@ -19,7 +19,7 @@ GROUP = 300  # rows, which are read in pieces of 64
 
 
 class CountingTable(Table):
-    """A table that knows which row groups were opened."""
+    """A table that notes which row groups were opened."""
 
     opened: list[int]
 
@@ -35,13 +35,13 @@ def table(tmp_path: Path) -> CountingTable:
     return CountingTable(str(tmp_path / "t.parquet"))
 
 
-def ids(reader: GroupReader, group: int, start: int, stop: int) -> list[int]:
-    return [number for read in reader.read(Part(group, start, stop)) for number in read["id"].to_pylist()]
+def ids(reader: RowGroupReader, group: int, start: int, stop: int) -> list[int]:
+    return [number for read in reader.read(GroupSlice(group, start, stop)) for number in read["id"].to_pylist()]
 
 
-@pytest.mark.parametrize("bit_by_bit", [False, True])
-def test_parts_one_after_the_other_are_the_rows_of_the_group(table: CountingTable, bit_by_bit: bool) -> None:
-    reader = GroupReader(table, ["image", "id"], bit_by_bit)
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_parts_one_after_the_other_are_the_rows_of_the_group(table: CountingTable, in_pieces: bool) -> None:
+    reader = RowGroupReader(table, ["image", "id"], in_pieces)
     assert ids(reader, 1, 0, 50) == list(range(300, 350))
     assert ids(reader, 1, 50, 200) == list(range(350, 500))
     assert ids(reader, 1, 200, 300) == list(range(500, 600))
@@ -52,7 +52,7 @@ def test_parts_one_after_the_other_are_the_rows_of_the_group(table: CountingTabl
 
 def test_rows_that_a_filter_leaves_are_counted_and_no_others(tmp_path: Path) -> None:
     pq.write_table(image_rows(0, 900), tmp_path / "t.parquet", row_group_size=GROUP)
-    reader = GroupReader(Table(str(tmp_path / "t.parquet"), filter=[("label", "=", 3)]), ["image", "id"], True)
+    reader = RowGroupReader(Table(str(tmp_path / "t.parquet"), filter=[("label", "=", 3)]), ["image", "id"], True)
     assert ids(reader, 0, 0, 7) == list(range(3, 73, 10))
     assert ids(reader, 0, 7, 30) == list(range(73, 303, 10))
 
@@ -67,4 +67,4 @@ def test_an_epoch_in_many_windows_opens_each_row_group_once(table: CountingTable
     assert sorted(table.opened) == [0, 1, 2]
     for batch in (1, 30, 100):
         loader.load_state_dict({**state, "batch": batch})
-        assert [number for found in loader for number in found["id"].tolist()] == rows[8 * batch :]
+        assert [number for rest in loader for number in rest["id"].tolist()] == rows[8 * batch :]

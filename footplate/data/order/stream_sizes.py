@@ -1,0 +1,57 @@
+"""Number of streams and size of windows of a shuffled table, from the sizes of its row groups.
+
+`plan.py` explains streams and windows. The choice doesn't depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# A table up to this size is one window, so all its rows are permuted together.
+WHOLE_TABLE_BYTES = 64 * 2**20
+# Row groups that one rank may have open.
+STREAMS_BYTES = 256 * 2**20
+# The open windows of one rank, where row groups are read whole.
+WINDOW_BYTES = 128 * 2**20
+# The open windows of one rank, where row groups are read piece by piece.
+CUT_WINDOW_BYTES = 48 * 2**20
+# An open row group takes some memory too, so smaller windows than this would gain nothing.
+LEAST_CUT_BYTES = 8 * 2**20
+MAX_STREAMS = 64
+GROUPS_PER_STREAM = 10
+
+
+def choose_streams(group_bytes: Sequence[int], in_memory: bool = False) -> tuple[int, int]:
+    """Choose the number of streams, and the number of row groups in a window, of a shuffled table.
+
+    With few streams, a single rank needs little memory, since it has a row group of each stream open. With many streams,
+    many ranks can read apart from each other. A row group that is cut between two streams is read twice. With at least
+    `GROUPS_PER_STREAM` row groups in a stream, this costs a tenth at most.
+
+    Args:
+        group_bytes: the size of each row group.
+        in_memory: True for a table in memory, which is one window.
+    """
+    total = sum(group_bytes)
+    if in_memory or total <= WHOLE_TABLE_BYTES:
+        return 1, max(1, len(group_bytes))
+    mean = max(1, total // len(group_bytes))
+    most = min(MAX_STREAMS, len(group_bytes) // GROUPS_PER_STREAM, STREAMS_BYTES // mean)
+    # A power of two.
+    streams = 1 << (max(1, most).bit_length() - 1)
+    return streams, max(1, WINDOW_BYTES // (streams * mean))
+
+
+def choose_window_rows(group_bytes: Sequence[int], rows: int, streams: int) -> int:
+    """Choose `Order.window_rows` for row groups that are read piece by piece.
+
+    The open windows of a single rank then take `CUT_WINDOW_BYTES`, if there are few streams, but each at least
+    `LEAST_CUT_BYTES`.
+
+    Args:
+        group_bytes: the size of each row group.
+        rows: the number of rows of all row groups.
+        streams: the number of streams.
+    """
+    row_bytes = max(1, sum(group_bytes) // max(1, rows))
+    return max(1, max(CUT_WINDOW_BYTES // streams, LEAST_CUT_BYTES) // row_bytes)
