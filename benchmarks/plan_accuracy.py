@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from footplate.planning import rates
-from footplate.planning.known import Supervised
+from footplate.planning.library_models import Supervised
 from footplate.planning.study import plan
 
 

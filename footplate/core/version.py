@@ -1,4 +1,4 @@
-"""Which Footplate this is: its version, and the directory that it is imported from."""
+"""The version of Footplate, and the directory that Python imports it from."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-LIBRARY = str(Path(__file__).resolve().parent.parent)
+LIBRARY = str(Path(__file__).resolve().parents[2])

@@ -23,7 +23,7 @@ from typing import Any
 
 from footplate.launch.family import die_with
 from footplate.planning.hlo import collectives, set_aside
-from footplate.planning.plainform import PlainStep, restored
+from footplate.planning.serialized_step import PlainStep, restored
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from footplate.core.hooks import step_arguments
 from footplate.hardware.transfer import map_tensors
 from footplate.planning import subject
 from footplate.planning.choices import Choice
-from footplate.planning.compiled import PlanError, program
-from footplate.planning.plainform import plain
+from footplate.planning.program_client import PlanError, program
+from footplate.planning.serialized_step import plain
 from footplate.planning.subject import Subject
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.core.errors import ConfigError
-from footplate.planning import largest, rates, subject
+from footplate.planning import rates, subject
+from footplate.planning import largest_batch
 from footplate.planning.choices import Choice, Memory, Plan
-from footplate.planning.compiled import Program, program
+from footplate.planning.program_client import Program, program
 from footplate.planning.graph import Needs, needs
 from footplate.planning.hlo import Collective, wire_bytes
-from footplate.planning.plainform import plain
+from footplate.planning.serialized_step import plain
 from footplate.planning.roofline import Roofline, roofline
 from footplate.planning.subject import Subject
 from footplate.planning.targets import Target, target_of
@@ -147,14 +148,14 @@ def _compiled(
     growing = counted.batch_bytes + made.temporaries_bytes
     if made.too_large is not None:
         growing = counted.peak_bytes - counted.state_bytes
-    reckoned = largest.guess(size, counted.state_bytes + made.code_bytes, max(1, growing), target.memory_bytes)
+    reckoned = largest_batch.guess(size, counted.state_bytes + made.code_bytes, max(1, growing), target.memory_bytes)
     if search:
 
         def fitting(per_device: int) -> bool:
             tried = program(plain(captures.of(target, per_device * target.devices)), target)
             return tried.too_large is None and tried.peak_bytes <= target.memory_bytes
 
-        reckoned = largest.largest(fitting, reckoned or 1)
+        reckoned = largest_batch.largest(fitting, reckoned or 1)
     memory = Memory(
         limit=target.memory_bytes,
         peak=made.peak_bytes or None,
@@ -189,7 +190,7 @@ def _counted(about: Subject, target: Target, counted: Needs, captures: _Captures
     size = about.batch_size // target.devices
     twice = captures.of(target, 2 * about.batch_size)
     growing = max(1, needs(twice).peak_bytes - counted.peak_bytes)
-    reckoned = largest.guess(size, counted.peak_bytes - growing, growing, target.memory_bytes)
+    reckoned = largest_batch.guess(size, counted.peak_bytes - growing, growing, target.memory_bytes)
     exchanged = [Collective("all-reduce", 1, counted.averaged_bytes)] if target.devices > 1 else []
     rate = target.flops_per_s(about.precision)
     return _finished(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.version import __version__
 from footplate.scaling.chart import draw
 from footplate.scaling.figures import Size, Spread
-from footplate.scaling.reading import duration
+from footplate.scaling.findings import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -30,7 +30,7 @@ from footplate.scaling import report
 from footplate.scaling.figures import Size, Training, summarise
 from footplate.scaling.measured import Measured, Outcome, arrive
 from footplate.scaling.rates import Rate, Rule, check_rule, factor
-from footplate.scaling.reading import core_notes, read
+from footplate.scaling.findings import core_notes, read
 
 log = logging.getLogger(__name__)
 

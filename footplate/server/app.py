@@ -27,7 +27,7 @@ from footplate.jobs.spec.problems import Problem, SpecError, dotted
 from footplate.jobs.store.jobs import UnknownJob, WrongState
 from footplate.server import views
 from footplate.server.auth import Token
-from footplate.server.desk import Desk
+from footplate.server.dependencies import Desk
 from footplate.server.guard import API, Guard, Refusal
 from footplate.server.routes import catalog, jobs, logs, packages
 

@@ -41,7 +41,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
     from footplate.server.app import make_app
     from footplate.server.auth import VARIABLE, take
     from footplate.server.deadlines import HeadDeadline
-    from footplate.server.desk import PATIENCE_S, Desk
+    from footplate.server.dependencies import PATIENCE_S, Desk
 
     token, text = take(token_file)
     if token is None and not is_loopback(host):

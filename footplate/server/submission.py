@@ -17,7 +17,7 @@ from footplate.jobs.spec.migration import apply
 from footplate.jobs.spec.problems import Problem, SpecError
 from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
 from footplate.jobs.spec.yamlfile import parse
-from footplate.server.desk import Desk
+from footplate.server.dependencies import Desk
 from footplate.server.models import Submission
 
 CONFIG = "config"  # what messages call the text that was sent

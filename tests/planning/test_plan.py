@@ -15,9 +15,9 @@ import torch
 
 import footplate as fp
 from footplate.cli.main import main
-from footplate.planning import compiled
+from footplate.planning import program_client
 from footplate.planning.chart import draw
-from footplate.planning.plainform import fingerprint, plain, restored
+from footplate.planning.serialized_step import fingerprint, plain, restored
 from footplate.planning.subject import Subject, captured, empty_copy, prepared
 from footplate.planning.targets import target_of
 from footplate.step.xla.capture import CaptureError
@@ -350,7 +350,7 @@ def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
     assert "Compiling for v5e-8" in caplog.text
 
     caplog.clear()
-    kept = compiled.cache_directory()
+    kept = program_client.cache_directory()
     files = {path.name for path in kept.iterdir()}
     (again,) = fp.plan(Small(), example, on=["v5e-8"]).choices
     assert again.memory == choice.memory
@@ -359,6 +359,6 @@ def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
 
     step = plain(captured(Subject("it", module, example, 64), 16, averages=True))
     with ThreadPoolExecutor(2) as both:
-        programs = list(both.map(lambda on: compiled.program(step, target_of(on)), ("v6e-4", "v4-8")))
+        programs = list(both.map(lambda on: program_client.program(step, target_of(on)), ("v6e-4", "v4-8")))
     assert [one.devices for one in programs] == [4, 4]
     assert "waiting for it" in caplog.text

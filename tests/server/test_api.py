@@ -18,7 +18,7 @@ from jobs.conftest import Bench, until
 
 from footplate.jobs.states import State
 from footplate.server.app import make_app
-from footplate.server.desk import Desk
+from footplate.server.dependencies import Desk
 from server.conftest import Server, config, packed
 
 pytestmark = pytest.mark.engine

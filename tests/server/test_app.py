@@ -10,7 +10,7 @@ import pytest
 
 from footplate.jobs.home import Home
 from footplate.server.app import make_app
-from footplate.server.desk import Desk
+from footplate.server.dependencies import Desk
 
 
 @pytest.mark.parametrize("path", ["/api/packages", "/api/check"])

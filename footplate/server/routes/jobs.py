@@ -13,7 +13,7 @@ from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
 from footplate.jobs.states import FINAL, State
 from footplate.server import submission, views
-from footplate.server.desk import TheDesk
+from footplate.server.dependencies import TheDesk
 from footplate.server.figures import figures
 from footplate.server.models import Checked, Figures, JobList, JobView, Name, Submission, Submitted
 from footplate.server.routes.answers import answers

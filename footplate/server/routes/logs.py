@@ -28,7 +28,7 @@ from fastapi.responses import StreamingResponse
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.supervision.follow import Follower, Line
 from footplate.jobs.verbs import SWEEP_S
-from footplate.server.desk import Desk, TheDesk
+from footplate.server.dependencies import Desk, TheDesk
 from footplate.server.models import Name
 from footplate.server.routes.answers import answers
 

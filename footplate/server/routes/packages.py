@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.package.receiving import receive
 from footplate.jobs.package.snapshots import MAX_BYTES
-from footplate.server.desk import TheDesk
+from footplate.server.dependencies import TheDesk
 from footplate.server.guard import Refusal
 from footplate.server.models import FileView, PackageView
 from footplate.server.routes.answers import answers

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from footplate.jobs.states import State
-from footplate.server.desk import Looks
+from footplate.server.dependencies import Looks
 
 
 def test_looks_of_the_same_age_are_one():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.scaling.figures import Size, Spread, Training, stops_paying, summarise
-from footplate.scaling.reading import core_notes, read
+from footplate.scaling.findings import core_notes, read
 from scaling.test_figures import trained
 
 figures = st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(0.1, 1000), min_size=1)

@@ -33,7 +33,7 @@ from footplate.core.errors import FootplateError, MissingExtra
 from footplate.core.optional import require
 from footplate.planning.compiler import Request
 from footplate.planning.hlo import Collective
-from footplate.planning.plainform import PlainStep, fingerprint
+from footplate.planning.serialized_step import PlainStep, fingerprint
 from footplate.planning.targets import Target
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _key(request: Request) -> str:
     packages = [_version(package) for package in ("jax", "jaxlib", "libtpu")]
     settings = [os.environ.get(name) for name in ("JAX_ENABLE_X64", "XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     made.update(f"{packages} {settings}".encode())
-    lowering = Path(__file__).parents[1] / "step" / "lowering"
+    lowering = Path(__file__).parents[1] / "step" / "xla" / "lowering"
     for file in sorted(lowering.glob("*.py")):
         made.update(file.read_bytes())
     return made.hexdigest()[:32]
