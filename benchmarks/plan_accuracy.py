@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from footplate.planning import rates
+from footplate.planning import cpu_rates
 from footplate.planning.library_models import Supervised
 from footplate.planning.study import plan
 
@@ -117,8 +117,8 @@ COLUMNS = {
 
 def once(name: str) -> common.Figures:
     """Plan one model and run it."""
-    rates.flops_per_s.cache_clear()
-    rates.bytes_per_s.cache_clear()
+    cpu_rates.flops_per_s.cache_clear()
+    cpu_rates.bytes_per_s.cache_clear()
     with torch.device("meta"):
         net, batch = MODELS[name]()
     found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured

@@ -1,8 +1,8 @@
-"""The largest batch that fits, found with few tries, for each is a compilation of minutes.
+"""Search for the largest batch that fits, with few tries: each try is a compilation, which may take minutes.
 
-Only sizes that hardware likes are tried: powers of two, and one and a half times them. What doesn't depend on the batch
-(the state) and what grows with it (nearly everything else) give a first guess, from one program; from there it goes one
-rung of the ladder up or down at a time, until a size fits and the next doesn't.
+The search tries only sizes that hardware handles well: powers of two, and one and a half times those. The first guess comes
+from one program: the memory that doesn't depend on the batch (the state) and the memory that grows with it (nearly
+everything else). From there the search goes up or down one size at a time, until a size fits and the next one doesn't.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def ladder(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, … up to `most`.
+    """List the sizes 1, 2, 3, 4, 6, 8, 12, 16, … up to `most`.
 
     >>> ladder(16)
     [1, 2, 3, 4, 6, 8, 12, 16]
@@ -22,40 +22,40 @@ def ladder(most: int) -> list[int]:
 
 
 def guess(size: int, fixed: float, growing: float, limit: float, most: int = 2**20) -> int | None:
-    """The largest rung that should fit; None if not even one sample does.
+    """Guess the largest size that fits; None if not even one sample does.
 
     Args:
-        size: a batch for which the needs are known.
-        fixed: bytes that don't depend on the batch.
-        growing: bytes that grow with it, at this size.
-        limit: bytes that there are.
-        most: no size beyond is looked at.
+        size: a batch size with known needs.
+        fixed: the bytes that don't depend on the batch.
+        growing: the bytes that grow with the batch, at this size.
+        limit: the bytes of the device.
+        most: the largest size to consider.
     """
     fitting = [rung for rung in ladder(most) if fixed + growing * rung / size <= limit]
     return fitting[-1] if fitting else None
 
 
 def largest(fits: Callable[[int], bool], start: int, tries: int = 6, most: int = 2**20) -> int | None:
-    """The largest rung that fits; None if none of those tried does.
+    """Search for the largest size that fits; None if none of the tried sizes does.
 
     Args:
-        fits: says whether a size does; asked at most `tries` times.
-        start: where to begin: the nearest rung from below.
-        tries: when they are used up, the largest that was seen to fit is returned.
-        most: no size beyond is looked at.
+        fits: returns True if a size fits; it is called at most `tries` times.
+        start: the search begins at the nearest size that isn't larger.
+        tries: after this many, the largest size that fitted is returned.
+        most: the largest size to consider.
     """
     rungs = ladder(most)
-    place = max((index for index, rung in enumerate(rungs) if rung <= start), default=0)
+    index = max((index for index, rung in enumerate(rungs) if rung <= start), default=0)
     best: int | None = None
-    up = fits(rungs[place])
+    up = fits(rungs[index])
     if up:
-        best = rungs[place]
+        best = rungs[index]
     for _ in range(tries - 1):
-        place += 1 if up else -1
-        if not 0 <= place < len(rungs):
+        index += 1 if up else -1
+        if not 0 <= index < len(rungs):
             break
-        if fits(rungs[place]):
-            best = rungs[place] if best is None else max(best, rungs[place])
+        if fits(rungs[index]):
+            best = rungs[index] if best is None else max(best, rungs[index])
             if not up:
                 break
         elif up:

@@ -1,12 +1,12 @@
-"""A captured step as plain data: what is sent to the process that compiles, and what the cache's key is made of.
+"""A captured step as plain data: the message to the compiler's process, and the source of the cache's key.
 
-An FX graph can't be pickled with what capturing knows of it, the shape and type of every value. Here each node becomes a
-`PlainNode`: its operation by name, its arguments with references to other nodes, its value's shapes. `restored` makes a
-graph of it that `step/lowering` takes like the original. Weights never travel; only tensors that the step has as
-constants do.
+An FX graph can't be pickled together with the shape and type of every value, which capturing records. Here each node
+becomes a `SerializedNode`: the name of its operation, its arguments with references to other nodes, and the shape of its
+value. `deserialize` makes a graph of these that `step/xla/lowering` accepts like the original. The message has no weights,
+only the tensors that are constants of the step.
 
-`fingerprint` is equal for two captures of the same step, also on different days and machines: node by node it says the
-same words.
+`fingerprint` is equal for two captures of the same step, also on different days and machines, because it hashes the names
+node by node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from footplate.step.xla.capture.symbolic_scalars import Counted
 
 @dataclass(frozen=True)
 class Ref:
-    """The value of another node."""
+    """A reference to the value of another node."""
 
     name: str
 
@@ -44,8 +44,8 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class PlainNode:
-    """A node; `target` is `aten.add.Tensor`, `getitem`, or the name of an input or constant."""
+class SerializedNode:
+    """A node. `target` is `aten.add.Tensor`, `getitem`, or the name of an input or constant."""
 
     name: str
     op: str
@@ -56,21 +56,22 @@ class PlainNode:
 
 
 @dataclass(frozen=True)
-class PlainStep:
+class SerializedStep:
     """A captured step, without its weights and without the user's classes."""
 
-    nodes: tuple[PlainNode, ...]
+    nodes: tuple[SerializedNode, ...]
     constants: dict[str, Tensor]
     others: dict[str, Any]
 
 
-def plain(captured: Captured) -> PlainStep:
-    """A captured step as plain data."""
+def serialize(captured: Captured) -> SerializedStep:
+    """Convert a captured step to plain data."""
     graph = captured.graph
-    nodes = tuple(_plain_node(node) for node in graph.graph.nodes)
+    nodes = tuple(_serialize_node(node) for node in graph.graph.nodes)
     constants = {node.target: getattr(graph, node.target) for node in nodes if node.op == "get_attr"}
-    others = {one.name: getattr(captured, one.name) for one in fields(captured) if one.name != "graph"}
-    # Trees may hold the user's classes, which the other process can't import; lowering asks for none of it.
+    others = {field.name: getattr(captured, field.name) for field in fields(captured) if field.name != "graph"}
+
+    # Trees may contain the user's classes, which the other process can't import. Lowering needs none of these fields.
     others |= {
         "batch": (None, captured.batch[1]),
         "output": None,
@@ -78,55 +79,61 @@ def plain(captured: Captured) -> PlainStep:
         "counted": Counted(),
         "logs": {name: {} for name in captured.logs},
     }
-    return PlainStep(nodes, constants, others)
+    return SerializedStep(nodes, constants, others)
 
 
-def restored(step: PlainStep) -> Captured:
-    """The step that `plain` was given, with tensors of torch's meta device as the values that its nodes remember."""
-    graph, made = Graph(), {}
+def deserialize(step: SerializedStep) -> Captured:
+    """Make a captured step again. The values of its nodes are tensors on torch's meta device."""
+    graph, nodes = Graph(), {}
     for node in step.nodes:
-        back = lambda value: made[value.name] if isinstance(value, Ref) else value  # noqa: E731
-        args, kwargs = _mapped(node.args, back), _mapped(node.kwargs, back)
+        resolve = lambda value: nodes[value.name] if isinstance(value, Ref) else value  # noqa: E731
+        args, kwargs = _map_leaves(node.args, resolve), _map_leaves(node.kwargs, resolve)
         target = _operation(node.target) if node.op == "call_function" else node.target
-        made[node.name] = graph.create_node(node.op, target, tuple(args), kwargs, node.name)
-        made[node.name].meta["val"] = _mapped(node.value, _meta)
+        nodes[node.name] = graph.create_node(node.op, target, tuple(args), kwargs, node.name)
+        nodes[node.name].meta["val"] = _map_leaves(node.value, _meta)
+
     owner = torch.nn.Module()
     for name, tensor in step.constants.items():
         owner.register_buffer(name, tensor)
     return Captured(graph=GraphModule(owner, graph), **step.others)
 
 
-def fingerprint(step: PlainStep) -> str:
-    """A hash of all that decides what a step's program is."""
-    made = hashlib.sha256()
+def fingerprint(step: SerializedStep) -> str:
+    """Hash everything that determines the program of a step."""
+    digest = hashlib.sha256()
     for node in step.nodes:
-        made.update(f"{node}\n".encode())
+        digest.update(f"{node}\n".encode())
     for name, tensor in step.constants.items():
-        made.update(f"{name} {tensor.dtype} {tensor.tolist()}\n".encode())
-    made.update(f"{step.others['paths']} {step.others['rates']} {step.others['batch'][1]}".encode())
-    return made.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tensor.tolist()}\n".encode())
+    digest.update(f"{step.others['paths']} {step.others['rates']} {step.others['batch'][1]}".encode())
+    return digest.hexdigest()
 
 
-def _plain_node(node: Node) -> PlainNode:
-    away = lambda value: Ref(value.name) if isinstance(value, Node) else value  # noqa: E731
-    target = node.target if isinstance(node.target, str) else _name(node.target)
-    value = _mapped(node.meta.get("val"), _shape)
-    return PlainNode(node.name, node.op, target, _mapped(node.args, away), _mapped(dict(node.kwargs), away), value)
+def _serialize_node(node: Node) -> SerializedNode:
+    refer = lambda value: Ref(value.name) if isinstance(value, Node) else value  # noqa: E731
+    target = node.target if isinstance(node.target, str) else _operation_name(node.target)
+    return SerializedNode(
+        node.name,
+        node.op,
+        target,
+        _map_leaves(node.args, refer),
+        _map_leaves(dict(node.kwargs), refer),
+        _map_leaves(node.meta.get("val"), _shape),
+    )
 
 
-def _mapped(value: Any, change: Any) -> Any:
-    """A nest of lists, tuples and dictionaries with its leaves changed; nodes and tensors are leaves."""
-    return pytree.tree_map(change, _as_plain(value))
+def _map_leaves(value: Any, change: Any) -> Any:
+    """Change the leaves of nested lists, tuples and dictionaries; nodes and tensors are leaves."""
+    return pytree.tree_map(change, _as_builtin(value))
 
 
-def _as_plain(value: Any) -> Any:
-    """FX's own immutable lists and dictionaries, as Python's."""
+def _as_builtin(value: Any) -> Any:
+    """Convert FX's immutable lists and dictionaries to Python's."""
     if isinstance(value, dict):
-        return {key: _as_plain(one) for key, one in value.items()}
+        return {key: _as_builtin(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return (
-            type(value)(_as_plain(one) for one in value) if type(value) in (list, tuple) else [*map(_as_plain, value)]
-        )
+        items = [_as_builtin(item) for item in value]
+        return type(value)(items) if type(value) in (list, tuple) else items
     return value
 
 
@@ -140,14 +147,14 @@ def _meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
 
 
-def _name(target: Any) -> str:
+def _operation_name(target: Any) -> str:
     return "getitem" if target is operator.getitem else str(target)
 
 
 def _operation(name: str) -> Any:
     if name == "getitem":
         return operator.getitem
-    found: Any = torch.ops
+    operation: Any = torch.ops
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        operation = getattr(operation, part)
+    return operation

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from footplate.scaling.rates import learning_rate as learning_rate
+    from footplate.scaling.learning_rates import learning_rate as learning_rate
     from footplate.scaling.study import scale as scale
 
 _HOMES = {
-    "learning_rate": "footplate.scaling.rates",
+    "learning_rate": "footplate.scaling.learning_rates",
     "scale": "footplate.scaling.study",
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.optional import require
-from footplate.scaling.figures import PAYS, PHASES, Size, Spread, base_of
+from footplate.scaling.results import PAYS, PHASES, Size, Spread, base_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from footplate.scaling.figures import PAYS, Size, base_of, serial_share, stops_paying
+from footplate.scaling.results import PAYS, Size, base_of, serial_share, stops_paying
 
 WORDS = {"step": "steps", "data": "waiting for batches", "validation": "validation", "other": "the rest"}
 ALIKE = 0.05  # part by which two times may differ and count as the same

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.scaling.figures import Size, Training
+from footplate.scaling.results import Size, Training
 from footplate.scaling.report import NAME
 from footplate.tracking.finished import Finished, log_finished
 from footplate.tracking.mlflow import MLflow

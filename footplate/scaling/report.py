@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.core.version import __version__
 from footplate.scaling.chart import draw
-from footplate.scaling.figures import Size, Spread
+from footplate.scaling.results import Size, Spread
 from footplate.scaling.findings import duration
 
 if TYPE_CHECKING:

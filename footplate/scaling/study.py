@@ -27,9 +27,9 @@ from footplate.launch.policy import Restarts
 from footplate.launch.runner import new_log_dir, refuse_inside
 from footplate.launch.supervisor import launch
 from footplate.scaling import report
-from footplate.scaling.figures import Size, Training, summarise
-from footplate.scaling.measured import Measured, Outcome, arrive
-from footplate.scaling.rates import Rate, Rule, check_rule, factor
+from footplate.scaling.results import Size, Training, summarise
+from footplate.scaling.training_task import Measured, Outcome, arrive
+from footplate.scaling.learning_rates import Rate, Rule, check_rule, factor
 from footplate.scaling.findings import core_notes, read
 
 log = logging.getLogger(__name__)

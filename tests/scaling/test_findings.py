@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.scaling.figures import Size, Spread, Training, stops_paying, summarise
+from footplate.scaling.results import Size, Spread, Training, stops_paying, summarise
 from footplate.scaling.findings import core_notes, read
-from scaling.test_figures import trained
+from scaling.test_results import trained
 
 figures = st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(0.1, 1000), min_size=1)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.callbacks.ambient import everywhere
-from footplate.scaling.figures import Training
-from footplate.scaling.probe import Pace, Probe
-from footplate.scaling.rates import Rate, asked, in_force
+from footplate.scaling.results import Training
+from footplate.scaling.study_callbacks import Pace, Probe
+from footplate.scaling.learning_rates import Rate, asked, in_force
 
 
 @dataclass(frozen=True)

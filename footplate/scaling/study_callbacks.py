@@ -26,8 +26,8 @@ import torch
 from footplate.callbacks.base import Callback
 from footplate.core.errors import ConfigError
 from footplate.hardware.transfer import batch_rows
-from footplate.scaling.figures import PHASES
-from footplate.scaling.rates import Rate, asked
+from footplate.scaling.results import PHASES
+from footplate.scaling.learning_rates import Rate, asked
 
 if TYPE_CHECKING:
     from footplate.training.module import Module
