@@ -1,7 +1,7 @@
-"""What a study has measured, and what follows from it: frozen data, and pure functions over it.
+"""The measurements of a study and their summary: frozen data, and pure functions over it.
 
-A `Training` is one run of the function; the trainings of one number of processes make a `Size`, by medians and quartiles.
-Everything is compared with the smallest size that succeeded, the *base*.
+A `Training` is one run of the function. A `Size` summarises the trainings of one number of processes, by medians and
+quartiles. A `Study` has all of them. The *base*, to which all sizes are compared, is the smallest size that succeeded.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
+
+from footplate.scaling.learning_rates import Rate, Rule, factor
 
 PHASES: tuple[str, ...] = ("step", "data", "validation", "other")
-PAYS = 0.5  # the efficiency below which adding devices has stopped paying
+
+# Below this efficiency, adding devices doesn't pay any more.
+PAYS = 0.5
 
 
 @dataclass(frozen=True)
@@ -20,21 +25,22 @@ class Training:
     """One training.
 
     Attributes:
-        np: how many processes.
-        repeat: from 0.
-        failure: why it failed, in a line; empty when it didn't. Only `wall_s` is known of one that failed.
-        began_s: when it was started, in seconds since 1970.
-        wall_s: from the call to the result: with the start of the processes.
-        seconds: of training alone, on rank 0: first epoch to last; of a function without a trainer, all of it.
-        samples: rows that were trained on, by all processes; None when nobody counted.
-        loss: the validation loss at its end; None when nobody said, or it was no finite number.
-        diverged: whether it was no finite number.
-        epochs: None without a trainer.
-        steps: of the optimizer; None without a trainer.
-        batches: of rank 0; None without a trainer.
-        phases: rank 0's seconds in each of `PHASES`; empty without a trainer.
-        threads: that torch computed with on rank 0's CPU.
-        device: `"cpu"`, `"cuda"`; empty without a trainer.
+        np: the number of processes.
+        repeat: the number of the repeat, from 0.
+        failure: the reason of a failure, in one line; empty if it succeeded. A failed training has only `wall_s`.
+        began_s: the start time, in seconds since 1970.
+        wall_s: the time from the call to the result, with the start of the processes.
+        seconds: the time of training alone, on rank 0, from the first epoch to the last; without a trainer, the time of the
+            function.
+        samples: the rows that all processes trained on; None if unknown.
+        loss: the validation loss at the end; None if unknown or not finite.
+        diverged: True if the loss was not finite.
+        epochs: the number of epochs; None without a trainer.
+        steps: the number of optimizer steps; None without a trainer.
+        batches: the number of batches of rank 0; None without a trainer.
+        phases: the seconds of rank 0 in each of `PHASES`; empty without a trainer.
+        threads: the number of torch's CPU threads on rank 0.
+        device: `"cpu"` or `"cuda"`; empty without a trainer.
     """
 
     np: int
@@ -55,44 +61,46 @@ class Training:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Rows of all processes in a second of training, with its validation."""
+        """The rows of all processes per second of training and validation."""
         return None if self.samples is None or self.seconds <= 0 else self.samples / self.seconds
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some repeats, and their quartiles."""
+    """The median and the quartiles of some repeats."""
 
     low: float
     median: float
     high: float
 
     def apart(self, other: Spread) -> bool:
-        """Whether the halves in the middle of both don't touch."""
+        """Return True if the ranges between the quartiles don't overlap."""
         return self.low > other.high or other.low > self.high
 
 
 @dataclass(frozen=True)
 class Size:
-    """All trainings of one number of processes.
+    """The summary of all trainings of one number of processes.
 
     Attributes:
-        np: how many processes.
-        lr_factor: by which the learning rate was multiplied.
-        done: how many trainings succeeded.
-        failures: why the others didn't, each reason once.
-        seconds: of training; like the rest, None when none succeeded.
-        wall_s: with the start of the processes.
-        samples_per_second: of all processes together.
+        np: the number of processes.
+        lr_factor: the factor of the learning rate.
+        done: the number of trainings that succeeded.
+        failures: the reasons of failures, each one once.
+        seconds: the time of training; like all figures below, None if no training succeeded.
+        wall_s: the time with the start of the processes.
+        samples_per_second: the throughput of all processes together.
         loss: the final validation loss.
-        diverged: how many ended with one that was no finite number.
-        speedup: how many times as fast as the base it had its rows done, or, where nobody counted them, itself.
-        efficiency: the part of the added processes that `speedup` makes use of: 1 when twice as many are twice as fast.
-        phases: medians of seconds.
-        step_s: what a batch takes on rank 0, from its arrival to the end of its step.
-        epochs: median; likewise `steps`.
-        threads: that torch computed with in each process.
-        device: what it was trained on.
+        diverged: the number of trainings whose final loss was not finite.
+        speedup: the throughput divided by that of the base; if the rows are unknown, the time of the base divided by the
+            time.
+        efficiency: the speed-up divided by the growth in processes; 1 if twice as many processes are twice as fast.
+        phases: the medians of the seconds in each phase.
+        step_s: the time of a batch on rank 0, from its arrival to the end of its step.
+        epochs: the median number of epochs.
+        steps: the median number of optimizer steps.
+        threads: the number of torch's CPU threads in each process.
+        device: the kind of device.
     """
 
     np: int
@@ -115,13 +123,72 @@ class Size:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The part of the time in each phase; empty when they are not known."""
+        """The part of each phase in the time; empty if unknown."""
         total = sum(self.phases.values())
         return {name: seconds / total for name, seconds in self.phases.items()} if total > 0 else {}
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The settings of a study.
+
+    Attributes:
+        name: the name of the function or script.
+        np: the sizes, the smallest first.
+        backend: the name of the backend.
+        repeat: the number of trainings of each size.
+        lr_rule: the rule by which the learning rate grows with the size.
+        lr: the learning rate of one process; None for that of the training itself.
+        warmup: the warm-up of the learning rate, in epochs.
+        monitor: the metric that is the validation loss.
+        cores: the number of this machine's cores, if the processes were on it; else None.
+        date: the time of the beginning, in ISO 8601.
+    """
+
+    name: str
+    np: tuple[int, ...]
+    backend: str
+    repeat: int
+    lr_rule: Rule
+    lr: float | None
+    warmup: float
+    monitor: str
+    cores: int | None
+    date: str
+
+    def rate(self, np: int) -> Rate:
+        """The change of the learning rate with `np` processes."""
+        return Rate(factor(self.lr_rule, np), self.warmup, self.lr)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The result of a study.
+
+    Attributes:
+        setup: the settings.
+        trainings: all trainings, in the order in which they ran.
+        sizes: the summaries of the sizes, the smallest first.
+        notes: sentences that you need to interpret the figures.
+        reading: the findings, as sentences.
+        directory: the directory of `scaling.json`, `scaling.md`, `scaling.png` and the logs.
+    """
+
+    setup: Setup
+    trainings: tuple[Training, ...]
+    sizes: tuple[Size, ...]
+    notes: tuple[str, ...]
+    reading: str
+    directory: Path
+
+    @property
+    def failed(self) -> bool:
+        """True if no training succeeded."""
+        return not any(size.done for size in self.sizes)
+
+
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median and quartiles of what is known; None when nothing is."""
+    """Compute the median and quartiles of the known values; None if there are none."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
@@ -132,30 +199,33 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def summarise(trainings: Sequence[Training], factors: Mapping[int, float]) -> tuple[Size, ...]:
-    """The sizes of a study, the smallest first.
+    """Summarise trainings by size, the smallest first.
 
     Args:
-        trainings: in any order.
-        factors: of the learning rate, for each number of processes.
+        trainings: the trainings, in any order.
+        factors: the factor of the learning rate for each number of processes.
     """
-    sizes = [_size(np, by, [one for one in trainings if one.np == np]) for np, by in sorted(factors.items())]
+    sizes = [
+        _size(np, lr_factor, [training for training in trainings if training.np == np])
+        for np, lr_factor in sorted(factors.items())
+    ]
     base = base_of(sizes)
     return tuple(size if base is None else _compared(size, base) for size in sizes)
 
 
 def base_of(sizes: Iterable[Size]) -> Size | None:
-    """The smallest size that succeeded, with which the others are compared; None when none did."""
+    """Find the smallest size that succeeded, to which all are compared; None if none succeeded."""
     return min((size for size in sizes if size.done), key=lambda size: size.np, default=None)
 
 
 def serial_share(speedups: Mapping[float, float]) -> float | None:
-    """The part of the work that more processes don't make faster, by Amdahl's law: 1/speedup = share + (1 - share)/k.
+    """Fit the serial share of the work by Amdahl's law: 1/speedup = share + (1 - share)/k.
 
     Args:
-        speedups: for k times as many processes, how many times as fast they are.
+        speedups: the speed-up of k times as many processes, by k.
 
     Returns:
-        The share that fits best (least squares of 1/speedup), from 0 to 1; None when there is nothing to fit.
+        The share with the least squares of 1/speedup, from 0 to 1; None if there is nothing to fit.
     """
     pairs = [(1 - 1 / k, 1 / speedup - 1 / k) for k, speedup in speedups.items() if k > 1]
     if not pairs:
@@ -164,9 +234,9 @@ def serial_share(speedups: Mapping[float, float]) -> float | None:
 
 
 def stops_paying(sizes: Sequence[Size]) -> Size | None:
-    """The first size that isn't worth its devices: efficiency below one half, or no faster than the one before.
+    """Find the first size that isn't worth its devices; None if all are.
 
-    None when all are.
+    Its efficiency is below one half, or it isn't faster than the size before it.
     """
     done = [size for size in sizes if size.speedup is not None and size.efficiency is not None]
     return next((size for before, size in pairwise(done) if not _worth_it(size, before)), None)
@@ -180,25 +250,26 @@ def _worth_it(size: Size, before: Size) -> bool:
 
 
 def _size(np: int, lr_factor: float, trainings: list[Training]) -> Size:
-    done = [one for one in trainings if not one.failure]
-    failures = tuple(dict.fromkeys(one.failure for one in trainings if one.failure))
+    done = [training for training in trainings if not training.failure]
+    failures = tuple(dict.fromkeys(training.failure for training in trainings if training.failure))
     if not done:
         return Size(np, lr_factor, failures=failures)
-    with_phases = [one for one in done if one.phases]
+
+    phased = [training for training in done if training.phases]
     return Size(
         np,
         lr_factor,
         len(done),
         failures,
-        seconds=spread(one.seconds for one in done),
-        wall_s=spread(one.wall_s for one in done),
-        samples_per_second=spread(one.samples_per_second for one in done),
-        loss=spread(one.loss for one in done),
-        diverged=sum(one.diverged for one in done),
-        phases={name: statistics.median(one.phases[name] for one in with_phases) for name in PHASES if with_phases},
-        step_s=_median(one.phases["step"] / one.batches for one in with_phases if one.batches),
-        epochs=_median(one.epochs for one in done if one.epochs is not None),
-        steps=_median(one.steps for one in done if one.steps is not None),
+        seconds=spread(training.seconds for training in done),
+        wall_s=spread(training.wall_s for training in done),
+        samples_per_second=spread(training.samples_per_second for training in done),
+        loss=spread(training.loss for training in done),
+        diverged=sum(training.diverged for training in done),
+        phases={name: statistics.median(training.phases[name] for training in phased) for name in PHASES if phased},
+        step_s=_median(training.phases["step"] / training.batches for training in phased if training.batches),
+        epochs=_median(training.epochs for training in done if training.epochs is not None),
+        steps=_median(training.steps for training in done if training.steps is not None),
         threads=done[0].threads,
         device=done[0].device,
     )

@@ -1,4 +1,7 @@
-"""Where requests get at jobs: a store's connection is of one thread, so each request has one of its own."""
+"""The context of a request: the jobs of this machine, opened for one thread at a time.
+
+A connection to the store belongs to one thread, so each request opens its own.
+"""
 
 from __future__ import annotations
 
@@ -19,51 +22,54 @@ from footplate.jobs.states import State
 from footplate.jobs.store import open_store
 from footplate.jobs.verbs import Jobs
 
-PATIENCE_S = 5.0  # for a store that is away: then the request is answered with that
+# A request waits this long for a store that can't be used. Then its answer says so.
+PATIENCE_S = 5.0
 
 
-class Looks:
-    """Looks at the state of jobs, each made once for all requests that wait for the job."""
+class StateLookups:
+    """Looks up the states of jobs, once for all requests that wait for the same job."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, tuple[float, asyncio.Future[State]]] = {}
+        self._recent: dict[str, tuple[float, asyncio.Future[State]]] = {}
 
-    async def state(self, name: str, look: Callable[[], State], age_s: float) -> State:
-        """A job's state.
+    async def state(self, name: str, look_up: Callable[[], State], age_s: float) -> State:
+        """Return the state of a job.
 
         Args:
-            name: the job's.
-            look: finds the state out, in a thread.
-            age_s: a look that began less than this time ago is used again.
+            name: the name of the job.
+            look_up: finds the state; runs in a thread.
+            age_s: a lookup that began less than this time ago is used again.
         """
         now = time.monotonic()
-        begun, found = self._begun.get(name, (-math.inf, None))
-        if found is None or now - begun >= age_s:
-            found = asyncio.ensure_future(run_in_threadpool(look))
-            recent = {key: (at, one) for key, (at, one) in self._begun.items() if now - at < age_s}
-            self._begun = {**recent, name: (now, found)}
-        return await asyncio.shield(found)  # others wait for it when this request is given up
+        began, lookup = self._recent.get(name, (-math.inf, None))
+        if lookup is None or now - began >= age_s:
+            lookup = asyncio.ensure_future(run_in_threadpool(look_up))
+            recent = {key: (at, future) for key, (at, future) in self._recent.items() if now - at < age_s}
+            self._recent = {**recent, name: (now, lookup)}
+
+        # Other requests may wait for this lookup, so a request that is cancelled must not cancel it.
+        return await asyncio.shield(lookup)
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What requests need.
+class ServerContext:
+    """The settings and the shared state that requests need.
 
     Attributes:
-        home: whose jobs they are.
-        mask: what no answer may hold.
-        local: whether only this machine can ask: then it may name directories of it.
-        looks: what requests that wait for the same job have looked up.
+        home: the home of the jobs.
+        mask: removes secrets from answers.
+        local: True if only this machine can send requests; then they may name directories of this machine.
+        lookups: the shared lookups of job states.
     """
 
     home: Home
     mask: Mask = field(default_factory=Mask)
     local: bool = True
-    looks: Looks = field(default_factory=Looks)
+    lookups: StateLookups = field(default_factory=StateLookups)
 
     @contextmanager
     def open(self) -> Iterator[Jobs]:
-        """The jobs, for one thread and a short time."""
+        """Open the jobs, for one thread and a short time."""
         store = open_store(self.home, PATIENCE_S)
         try:
             yield Jobs(self.home, store)
@@ -71,8 +77,8 @@ class Desk:
             store.close()
 
 
-async def _of(request: Request) -> Desk:
-    return request.app.state.desk
+async def _context_of(request: Request) -> ServerContext:
+    return request.app.state.context
 
 
-TheDesk = Annotated[Desk, Depends(_of)]
+Context = Annotated[ServerContext, Depends(_context_of)]
