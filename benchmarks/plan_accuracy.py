@@ -1,7 +1,7 @@
 """What `footplate plan` foretells for this machine's CPU, beside what a process that runs the program finds.
 
 Memory: what the plan says (XLA's account of state, batch and temporaries, and what its libraries are reckoned to set aside)
-against state, batch and what the process grows by within a step; see `_measured` in footplate/planning/compiler.py. Time:
+against state, batch and what the process grows by within a step; see `_measure` in footplate/planning/compiler.py. Time:
 the roofline against the fastest step by XLA. The machine's peak rates are measured anew in every round. In parts:
 `plan_accuracy.py MLP ResNet-18 --add --json FILE`.
 """
