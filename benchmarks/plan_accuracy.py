@@ -1,7 +1,7 @@
 """What `footplate plan` foretells for this machine's CPU, beside what a process that runs the program finds.
 
 Memory: what the plan says (XLA's account of state, batch and temporaries, and what its libraries are reckoned to set aside)
-against state, batch and what the process grows by within a step; see `_measured` in footplate/planning/compiler.py. Time:
+against state, batch and what the process grows by within a step; see `_measure` in footplate/planning/compiler.py. Time:
 the roofline against the fastest step by XLA. The machine's peak rates are measured anew in every round. In parts:
 `plan_accuracy.py MLP ResNet-18 --add --json FILE`.
 """
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from footplate.planning import rates
-from footplate.planning.known import Supervised
+from footplate.planning import cpu_rates
+from footplate.planning.library_models import Supervised
 from footplate.planning.study import plan
 
 
@@ -117,8 +117,8 @@ COLUMNS = {
 
 def once(name: str) -> common.Figures:
     """Plan one model and run it."""
-    rates.flops_per_s.cache_clear()
-    rates.bytes_per_s.cache_clear()
+    cpu_rates.flops_per_s.cache_clear()
+    cpu_rates.bytes_per_s.cache_clear()
     with torch.device("meta"):
         net, batch = MODELS[name]()
     found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured

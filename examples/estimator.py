@@ -1,6 +1,6 @@
-"""A script in TPUEstimator's style: `model_fn`, `input_fn`, steps; on a Delta table of Fashion-MNIST.
+"""Train in the style of TPUEstimator, with `model_fn`, `input_fn` and steps, on a Delta table of Fashion-MNIST.
 
-python examples/estimator.py runs/fashion --max-steps 300          # run again with more, it goes on from there
+python examples/estimator.py runs/fashion --max-steps 300          # a second run with more steps continues the first
 python examples/estimator.py runs/fashion --accelerator xla        # the step as one program; "tpu" on a TPU
 """
 
@@ -48,12 +48,12 @@ if __name__ == "__main__":
     parser.add_argument("model_dir")
     parser.add_argument("--max-steps", type=int, default=300)
     parser.add_argument("--accelerator", default="auto")
-    given = parser.parse_args()
-    config = est.RunConfig(tf_random_seed=1, save_checkpoints_steps=100, trainer={"accelerator": given.accelerator})
+    args = parser.parse_args()
+    config = est.RunConfig(tf_random_seed=1, save_checkpoints_steps=100, trainer={"accelerator": args.accelerator})
     sizes = {"train_batch_size": 128, "eval_batch_size": 200, "predict_batch_size": 200}
-    estimator = est.TPUEstimator(model_fn, given.model_dir, config, params={"lr": 2e-3}, **sizes)
+    estimator = est.TPUEstimator(model_fn, args.model_dir, config, params={"lr": 2e-3}, **sizes)
     began = estimator.global_step
-    training = est.TrainSpec(train_input_fn, max_steps=given.max_steps)
-    found = est.train_and_evaluate(estimator, training, est.EvalSpec(eval_input_fn, steps=None))
-    print(f"steps {began} to {found['global_step']}: accuracy {found['accuracy']:.3f}")
+    training = est.TrainSpec(train_input_fn, max_steps=args.max_steps)
+    results = est.train_and_evaluate(estimator, training, est.EvalSpec(eval_input_fn, steps=None))
+    print(f"steps {began} to {results['global_step']}: accuracy {results['accuracy']:.3f}")
     print(f"the first image is of class {int(next(estimator.predict(eval_input_fn))['class'])}")

@@ -1,9 +1,9 @@
-"""One training function on one process, on two of this machine, on two workers of a cluster: only the number changes.
+"""Run one training function in one process, in two processes of this machine, or in two workers of a cluster.
 
     python examples/ladder.py 1 -2                  # one process, then two of this machine
     python examples/ladder.py 2 --backend ray       # two workers of Ray; after ray.init() or with RAY_ADDRESS
 
-A global batch is 64 rows wherever it is trained, so all end with the same loss, but for the last digits of sums.
+The global batch always has 64 rows, so all runs end with the same loss, except for the last digits of sums.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def train(epochs):
 parser = argparse.ArgumentParser()
 parser.add_argument("np", type=int, nargs="+")
 parser.add_argument("--backend")
-given = parser.parse_args()
-for np in given.np:
-    loss = fp.Runner(np=np, backend=given.backend, driver_log_verbosity="rank_0").run(train, epochs=2)
+args = parser.parse_args()
+for np in args.np:
+    loss = fp.Runner(np=np, backend=args.backend, driver_log_verbosity="rank_0").run(train, epochs=2)
     print(f"np={np}: val_loss {loss:.4f}")

@@ -1,7 +1,7 @@
-"""From a Spark DataFrame to a trained model: features in Spark, a Delta table, a pinned version, a run that is resumed.
+"""Train from a Spark DataFrame: compute features in Spark, write a Delta table, pin its version, and resume the run.
 
-Needs PySpark and Java. Spark hands its rows to Delta through Arrow here, as its own Delta package is a download; a table
-that Spark has written is opened by the same line.
+It needs PySpark and Java. Spark passes its rows to Delta through Arrow here, because its own Delta package is a download.
+The same line opens a table that Spark has written.
 
     python examples/lakehouse.py
 """
@@ -47,9 +47,9 @@ class Minutes(fp.Module):
 
 
 fp.seed_everything(1)
-table = fp.Table("lake/rides", version=0)  # the second write was a mistake: it has no part in this
+table = fp.Table("lake/rides", version=0)  # the second write was a mistake; version 0 doesn't have it
 data = fp.TableDataModule(table, batch_size=128, split={"train": 0.9, "val": 0.1}, split_key="driver")
-for epochs in (2, 6):  # the second run goes on where the first one ended
+for epochs in (2, 6):  # the second run continues where the first one ended
     trainer = fp.Trainer(max_epochs=epochs, default_root_dir="runs/rides", enable_model_summary=False)
     trainer.fit(Minutes(), data, ckpt_path="last")
     error = trainer.callback_metrics["val_error"]

@@ -1,7 +1,7 @@
-"""From a Delta table of images to a Parquet table of predictions.
+"""Train on a Delta table of images, and write a Parquet table of predictions.
 
-The table is the one that comes with Footplate: 12,000 PNG images in four Parquet files. `version=0` is its first
-version, with 3,000 rows, as a Delta table keeps every version that it has had.
+The table comes with Footplate: 12,000 PNG images in four Parquet files. A Delta table keeps all its versions; `version=0`
+is the first one, with 3,000 rows.
 
     python examples/lakehouse_images.py
 """
@@ -39,7 +39,8 @@ class Net(fp.Module):
         return torch.optim.AdamW(self.parameters(), self.hparams.lr)
 
 
-def mirror(row, rng):  # rng belongs to this row in this epoch, so the run can be repeated and resumed exactly
+# `rng` depends only on the row and the epoch, so you can repeat and resume the run exactly.
+def mirror(row, rng):
     if rng.random() < 0.5:
         row["image"] = row["image"].flip(-1)
     return row

@@ -1,7 +1,7 @@
 """Interrupt a run, continue it, and compare it, bit for bit, with a run that was never interrupted.
 
-The interruption is an exception at batch 150, in mid-epoch: nothing is saved at that moment, as when a machine loses
-its power. The run continues from the checkpoint before, in a new trainer with a new model.
+The interruption is an exception at batch 150, within an epoch. Nothing is saved at that moment, as if the machine had lost
+power. The run continues from the checkpoint before it, in a new trainer with a new model.
 
     python examples/resume.py
 """

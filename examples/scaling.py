@@ -1,9 +1,9 @@
-"""What do more processes bring to the demo's model? A study of its training with 1 and with 2.
+"""Measure how the training of the demo's model scales from 1 process to 2.
 
-python examples/scaling.py                 # 3 epochs of 12,000 images, three times each; some minutes
-python examples/scaling.py --part 0.05     # a twentieth of them, once each: does it work at all?
+python examples/scaling.py                 # 3 epochs of 12,000 images, three times each; takes some minutes
+python examples/scaling.py --part 0.05     # a twentieth of the batches, once each: a quick check that it works
 
-`fit` knows nothing of the study: it is what one would run alone, or with `fp.Runner(np=-2).run(fit)`.
+`fit` has no code for the study. You can also run it alone, or with `fp.Runner(np=-2).run(fit)`.
 """
 
 import argparse
@@ -28,15 +28,15 @@ def fit(epochs: int, part: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Study how the training of the demo's model scales.")
-    parser.add_argument("--part", type=float, default=1.0, help="of each epoch's batches")
+    parser.add_argument("--part", type=float, default=1.0, help="the part of each epoch's batches")
     parser.add_argument("--output", default="runs/scaling", help="the directory of table, JSON and chart")
-    given = parser.parse_args()
+    args = parser.parse_args()
     study = fp.scale(
-        functools.partial(fit, 3, given.part),
+        functools.partial(fit, 3, args.part),
         np=[1, 2],
-        repeat=3 if given.part == 1.0 else 1,
-        lr_rule="sqrt",  # FashionNet's optimizer is of Adam's kind
-        output=given.output,
+        repeat=3 if args.part == 1.0 else 1,
+        lr_rule="sqrt",  # the usual rule for AdamW, which FashionNet uses
+        output=args.output,
     )
     print(study.reading)
     print(f"{study.directory}/scaling.md, .json, .png")

@@ -1,6 +1,7 @@
-"""A module and a callback that were written for Lightning, as they are: only the trainer is Footplate's.
+"""Train a module and a callback that were written for Lightning, unchanged, with Footplate's trainer.
 
-`LightningTransformer` comes with Lightning; it learns here that the next number is one more. Needs the extra `lightning`.
+`LightningTransformer` comes with Lightning. Here it learns to count: the next number is one more. It needs the extra
+`lightning`.
 
     python examples/third_party_lightning.py
 """
@@ -21,7 +22,7 @@ inputs, targets = numbers[:, :-1], numbers[:, 1:]
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True)
 
 model = LightningTransformer(vocab_size=VOCABULARY)
-model.prepare_data = lambda: None  # it would download WikiText-2, which is not what we train on
+model.prepare_data = lambda: None  # it would download WikiText-2, which this training doesn't use
 
 
 @torch.no_grad()

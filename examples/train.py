@@ -1,4 +1,4 @@
-"""A model for `footplate fit --config examples/run.yaml`, run from the repository's root."""
+"""The model of `footplate fit --config examples/run.yaml`. Run that from the root of the repository."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/server.md: real jobs, a real server, a headless Chromium, at two widths, light and dark.
+"""Makes the pictures of docs/guide/server.md: real jobs, a real server, a headless Chromium, at two widths, light and dark.
 
     python docs/pictures/server.py
 

@@ -1,9 +1,9 @@
-"""The program of a job: trains, checkpoints into the job's directory, goes on from there, and leaves a model file.
+"""The program of a job: it trains, saves checkpoints into the job directory, continues from them, and exports a model file.
 
     footplate jobs submit training demo_job --package-path examples/trainer --module-name trainer.task \\
         --job-dir runs/jobs/demo --region us-central1 --stream-logs -- --epochs 2
 
-It runs by hand, too, and on one replica or several without a change:
+You can also run it by hand. It runs on one replica or several without a change:
 
     cd examples && python -m trainer.task --job-dir ../runs/jobs/by_hand --epochs 2
 """

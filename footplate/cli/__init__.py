@@ -1,14 +1,14 @@
 """The command line: `footplate COMMAND …`.
 
-`main` knows the commands by name and imports only the one that was asked for, so that `footplate --help` is quick. Every
-command is a module with two functions:
+`main` finds the command by its name in `commands`, and imports only the module of that command, so that
+`footplate --help` is quick. The module of a command has two functions:
 
-    parser(name)      →  its ArgumentParser (shell completion asks all of them for it)
+    parser(name)      →  its ArgumentParser; shell completion asks every command for it
     run(name, argv)   →  its exit code
 
-and, if it has commands of its own (`footplate checkpoint inspect`), a third one, `add_actions(parser)`, which adds them.
+A command with actions (`footplate checkpoint inspect`) has a third function, `add_actions(parser)`, which adds them.
 
-`parsing` turns what jsonargparse says of a mistake into one readable message (`explain`), and tells a mistake on the
-command line from a failure of the user's code. `accepted` says which classes an option takes. `preview` shortens values
-that are too long to show, and `show` prints what rich draws.
+Most commands read their arguments with argparse (`arguments`). `fit`, `validate`, `test` and `predict` take classes and
+configuration files, and read them with jsonargparse (`fit_arguments`): `class_types` has the classes that an option takes,
+and `explain` shortens the errors. `formats` prints results, and `preview` shortens long values.
 """

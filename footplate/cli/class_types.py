@@ -1,7 +1,7 @@
-"""Which classes `--model`, `--data`, `--trainer.callbacks` and `--trainer.logger` take.
+"""The classes that `--model`, `--data`, `--trainer.callbacks` and `--trainer.logger` accept.
 
-Footplate's own base classes, and Lightning's of the same role. Lightning is never imported for that: a class is taken
-for one of Lightning's by the name and the package of its bases, and whoever names such a class has Lightning.
+They are subclasses of Footplate's base classes, and of Lightning's classes of the same role. This file doesn't import
+Lightning: it recognises Lightning's classes by the names and packages of their bases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PACKAGES = ("lightning", "pytorch_lightning")
 
 
 class _StandIn(type):
-    """Classes with this metaclass have, as subclasses, those of Lightning's class whose name is in `stands_for`."""
+    """Metaclass of stand-ins. The subclasses of Lightning's class `stands_for` count as subclasses of the stand-in."""
 
     stands_for: str
 
@@ -48,11 +48,11 @@ DATA = (DataModule, LightningDataModule)
 CALLBACKS = Callback | LightningCallback | list[Callback | LightningCallback] | None
 
 LOGGERS = tuple(getattr(tracking, name) for name in tracking.__all__ if name not in ("Logger", "Status"))
-"""Loaded here: a class that nobody has imported yet can't be found by its name."""
+"""The loggers. They are imported here, because jsonargparse finds only imported classes by their short names."""
 
 SHORT_NAMES = {
     "data": (TableDataModule.__name__,),
     "trainer.callbacks": tuple(name for name in callbacks.__all__ if name != "Callback"),
-    "trainer.logger": tuple(kind.__name__ for kind in LOGGERS),
+    "trainer.logger": tuple(logger.__name__ for logger in LOGGERS),
 }
-"""The classes that an option takes by their name alone, for messages."""
+"""The classes that an option accepts without their module, for suggestions in errors."""

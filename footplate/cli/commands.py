@@ -1,4 +1,4 @@
-"""Which commands there are, and the module of each."""
+"""The commands: their names, modules and one-line descriptions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Command:
     """A command of the command line.
 
     Attributes:
-        module: the module with its `parser(name)` and `run(name, argv)`.
-        help: what it does, in one line.
+        module: the module that has the command's `parser(name)` and `run(name, argv)`.
+        help: the description of the command, in one line.
     """
 
     module: str
@@ -19,28 +19,26 @@ class Command:
 
 
 COMMANDS = {
-    "fit": Command("footplate.cli.fit", "train a model, or continue training it"),
-    "validate": Command("footplate.cli.fit", "run a model over its validation data"),
-    "test": Command("footplate.cli.fit", "run a model over its test data"),
+    "fit": Command("footplate.cli.fit", "train a model, or continue its training"),
+    "validate": Command("footplate.cli.fit", "evaluate a model on its validation data"),
+    "test": Command("footplate.cli.fit", "evaluate a model on its test data"),
     "predict": Command("footplate.cli.fit", "write a model's predictions as a table"),
     "run": Command("footplate.cli.run", "run a script in several processes, here or on a cluster"),
-    "scale": Command("footplate.cli.scale", "run the same training at several sizes: what does adding devices bring?"),
-    "plan": Command(
-        "footplate.cli.plan", "what a training needs on hardware that isn't here: fits? how long? how much?"
-    ),
-    "jobs": Command("footplate.cli.jobs", "submit training jobs, check them, watch them"),
-    "server": Command("footplate.cli.server", "serve jobs over HTTP, with a page to watch them on"),
-    "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and what fits together"),
+    "scale": Command("footplate.cli.scale", "run the same training at several sizes, and compare speed and loss"),
+    "plan": Command("footplate.cli.plan", "predict memory, step time and price of a training on other hardware"),
+    "jobs": Command("footplate.cli.jobs", "submit, check and watch training jobs"),
+    "server": Command("footplate.cli.server", "serve jobs over HTTP, with a web page to watch them"),
+    "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and which fit together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
-    "doctor": Command("footplate.cli.doctor", "show what this machine can train on, and what it lacks"),
+    "doctor": Command("footplate.cli.doctor", "show the accelerators of this machine, and problems with them"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),
-    "checkpoint": Command("footplate.cli.checkpoint", "show what is in a checkpoint, or write it in another form"),
+    "checkpoint": Command("footplate.cli.checkpoint", "show the content of a checkpoint, or convert it"),
     "completion": Command("footplate.cli.completion", "print a script that completes these commands in a shell"),
 }
 
 
 def overview() -> str:
-    """What `footplate --help` prints."""
+    """Write the text of `footplate --help`."""
     lines = [f"  {name:<12}{command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
         [

@@ -1,19 +1,17 @@
-"""`footplate completion bash|zsh|tcsh`: prints a script by which a shell completes the commands and their options.
+"""`footplate completion bash|zsh|tcsh`: print a script that completes the commands and their options in a shell.
 
-Names of jobs are asked for when they are wanted. The options of `fit` come from the trainer's signature, so writing the
-script imports torch: put it into a file once.
+The script asks `footplate jobs list` for the names of jobs when you complete one. The options of `fit` come from the
+trainer's signature, so this command imports torch. Write the script to a file once; don't run this command in each new
+shell.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
 
+from footplate.cli.arguments import Parser, make_parser
 from footplate.cli.jobs_watch import COMPLETE_NAMES
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
 _LIST = """footplate jobs list --limit 0 --format json 2>/dev/null | sed -n 's/^    "jobId": "\\(.*\\)",$/\\1/p'"""
 _NAMES = {
@@ -22,17 +20,15 @@ _NAMES = {
 }
 
 
-def parser(name: str) -> ArgumentParser:
-    """The parser of `completion`."""
-    from footplate.cli.parsing import make_parser
-
-    made = make_parser(
+def parser(name: str) -> Parser:
+    """Make the parser of `completion`."""
+    parser = make_parser(
         name,
         "Print a completion script. For bash: "
         "footplate completion bash > ~/.local/share/bash-completion/completions/footplate",
     )
-    made.add_argument("shell", type=Literal["bash", "zsh", "tcsh"], help="which shell")
-    return made
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    return parser
 
 
 def run(name: str, argv: Sequence[str]) -> int:
@@ -40,18 +36,17 @@ def run(name: str, argv: Sequence[str]) -> int:
     from jsonargparse import ArgumentParser
 
     from footplate.cli.commands import COMMANDS
-    from footplate.cli.parsing import parse
 
-    shell = parse(parser(name), argv).shell
+    shell = parser(name).parse_args(argv).shell
     top = ArgumentParser(prog="footplate")
     commands = top.add_subcommands()
     for command, about in COMMANDS.items():
         module = importlib.import_module(about.module)
-        parser_of_it = module.parser(command)
-        if not isinstance(parser_of_it, ArgumentParser):  # a plain one
-            parser_of_it = module.parser(command, ArgumentParser)
-        commands.add_subcommand(command, parser_of_it, help=about.help)
-        if hasattr(module, "add_actions"):  # only once their command has its place
-            module.add_actions(parser_of_it)
+        inner = module.parser(command)
+        commands.add_subcommand(command, inner, help=about.help)
+
+        # jsonargparse accepts a parser with actions only if they are added after the parser itself.
+        if hasattr(module, "add_actions"):
+            module.add_actions(inner)
     print(top.get_completion_script(f"shtab-{shell}", preambles=[_NAMES[shell]] if shell in _NAMES else []))
     return 0

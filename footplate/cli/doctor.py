@@ -1,6 +1,6 @@
-"""`footplate doctor`: what this machine can train on, and what it lacks. Exit code 1 when nothing can train here.
+"""`footplate doctor`: show the accelerators and packages of this machine, and their problems.
 
-It answers even where torch can't be imported: that is when a doctor is needed most.
+The exit code is 1 if nothing can train here. The command also works where torch can't be imported, and shows why.
 """
 
 from __future__ import annotations
@@ -10,39 +10,38 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from footplate.cli.arguments import Parser, make_parser
 from footplate.core.version import __version__
 
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
 
-
-def parser(name: str) -> ArgumentParser:
-    """The parser of `doctor`."""
-    from footplate.cli.parsing import make_parser
-
-    made = make_parser(name, "Show the machine, its accelerators and packages, and why what can't be used can't be.")
-    made.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return made
+def parser(name: str) -> Parser:
+    """Make the parser of `doctor`."""
+    parser = make_parser(
+        name, "Show the machine, its accelerators and packages, and the reason for each that can't be used."
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    return parser
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Examine this machine; returns 0 when it can train, else 1."""
-    from footplate.cli.parsing import parse
+    """Examine this machine; returns 0 if it can train, else 1."""
+    args = parser(name).parse_args(argv)
 
-    given = parse(parser(name), argv)
+    # A broken installation raises ImportError, OSError, RuntimeError, …
     try:
         import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except Exception as error:  # a broken installation raises ImportError, OSError, RuntimeError, …
+    except Exception as error:
         findings = _without_torch(error)
-        print(json.dumps(findings, indent=2) if given.json else _as_text(findings))
+        print(json.dumps(findings, indent=2) if args.json else _as_text(findings))
         return 1
-    from footplate.cli.show import show
+
+    from footplate.cli.formats import show
     from footplate.hardware import doctor
 
     report = doctor.examine()
-    if given.json:
+    if args.json:
         print(json.dumps(doctor.to_dict(report), indent=2, default=str))
     else:
         show(doctor.render(report))
@@ -50,14 +49,16 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _without_torch(error: Exception) -> dict[str, Any]:
-    """What can be said of a machine on which torch can't be imported."""
+    """Collect the findings that need no torch."""
     from footplate.hardware.machine import examine_machine
     from footplate.hardware.packages import optional_packages, required_packages
     from footplate.hardware.tpu import findings
 
     packages = required_packages()
-    said = f"{type(error).__name__}: {error}"
-    broken = f"torch can't be imported ({said}). Install it again: pip install --force-reinstall torch"
+    reason = f"{type(error).__name__}: {error}"
+    broken = f"torch can't be imported ({reason}). Install it again: pip install --force-reinstall torch"
+
+    # If torch isn't installed at all, its package has a problem of its own, which says so.
     absent = any(package.name == "torch" and package.version is None for package in packages)
     return {
         "ok": False,
@@ -80,6 +81,6 @@ def _as_text(findings: dict[str, Any]) -> str:
             f"footplate {findings['footplate']}, Python {findings['python']}, {findings['machine']['system']}",
             *installed,
             *(f"problem: {problem}" for problem in findings["problems"]),
-            "Training can't work here until the problems are solved.",
+            "Training can't work here until these problems are solved.",
         ]
     )

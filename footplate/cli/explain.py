@@ -1,7 +1,8 @@
-"""What jsonargparse, or argparse, says of a mistake, said shortly: the option, what was given, what was expected.
+"""Short error messages for mistakes in the arguments of `fit`: the option, its value, and what was expected.
 
-jsonargparse tries every alternative of a type and lists why each failed. Only one entry of such a list is about what the
-user meant; the kinds of entries are few, and each has a pattern here. A message of another kind is passed on as it is.
+jsonargparse has no structured errors, only text. It tries every alternative of a type and lists why each failed. One entry
+of that list is about what the user meant. There are few kinds of entries, and each has a pattern here. A message of another
+kind is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+from footplate.cli import arguments
 from footplate.core.errors import did_you_mean
 
 _KEY = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<body>.*)', re.S)
@@ -21,124 +23,79 @@ _CLASS = re.compile(
     r"Problem with given class_path '(?P<path>[^']+)':\n(?P<problem>.*?)(?=\n *- |\n *Given value|\Z)", re.S
 )
 _BASES = ("footplate.Callback", "footplate.DataModule", "footplate.Logger", "footplate.Module")
-MANY = 4  # choices, beyond which the nearest is named
 _WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "NoneType": "null", "str": "text"}
 
 
 def explain(message: str, options: Iterable[str], classes: Mapping[str, Sequence[str]]) -> str:
-    """One or two sentences for a message of jsonargparse.
+    """Turn a message of jsonargparse into one or two sentences.
 
     Args:
-        message: what jsonargparse said.
-        options: all option strings, such as "--trainer.max_epochs".
-        classes: for options that take classes, the short names they know.
+        message: the text of jsonargparse's error.
+        options: all option strings, such as "--trainer.max_epochs", for suggestions.
+        classes: for each option that takes a class, the short names that it accepts.
     """
-    names = sorted({option.strip("-+") for option in options if option.startswith("--")})
-    if found := re.match(r"unrecognized arguments: (\S+)", message):
-        return _unknown_option(found[1], names)
-    if found := re.match(r"Group '([^']+)' does not accept option '([^']+)'", message):
-        return _unknown_setting(f"{found[1]}.{found[2]}", names)
-    if found := re.match(r"Option '([^']+)' is not accepted", message):
-        return _unknown_setting(found[1], names)
-    if found := re.match(r"the following arguments are required: (.+)", message):
-        return _missing(found[1].split(", ")[0], names)
-    if found := re.search(r"File does not exist: '?([^'\n]+)'?", message):
-        return f'there is no configuration file "{found[1]}".'
-    if found := re.match(r"Problems parsing config: (.*)", message, re.S):
-        said = _tidy(found[1]).replace('in "<unicode string>", ', "at ")
-        return f"the configuration is no YAML: {said}."
-    if found := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)\Z", message, re.S):
-        return _no_choice(found[1].lstrip("-"), found[2], re.findall("'([^']*)'", found[3]))
-    if found := re.match(r"argument (\S+): invalid int value: '(.*)'\Z", message, re.S):
-        return f'{found[1].lstrip("-")}="{found[2]}": expected an integer.'
-    if found := _KEY.match(message):
-        return _explain_value(found["key"], found["body"], classes) or _tidy(message)
-    return _tidy(message).removeprefix("argument ")
-
-
-def _unknown_option(given: str, names: list[str]) -> str:
-    if not given.startswith("-"):
-        return f'"{given}" follows no option. See --help.'
-    option = given.partition("=")[0].strip("-+")
-    return f"--{option}: there is no such option.{_nearest(option, names, '--')}"
-
-
-def _unknown_setting(key: str, names: list[str]) -> str:
-    return f"{key}: there is no such setting.{_nearest(key, names)}"
-
-
-def _no_choice(name: str, given: str, choices: list[str]) -> str:
-    if len(choices) > MANY:
-        return f'"{given}" is none of the choices of {name}. {did_you_mean(given, choices)}'
-    quoted = [f'"{choice}"' for choice in choices]
-    return f'{name}="{given}": expected {" or ".join(quoted)}.'
-
-
-def _missing(name: str, names: list[str]) -> str:
-    if name in names:
-        return f"{name}: not given. Give it with --{name}, or in a configuration file."
-    return f"{name}: not given. See --help."
-
-
-def _nearest(name: str, names: list[str], dashes: str = "") -> str:
-    """The option nearest to `name` in its group, without the list of all, which is long."""
-    group, dot, own = name.rpartition(".")
-    prefix = group + dot
-    siblings = [one.removeprefix(prefix) for one in names if one.startswith(prefix)]
-    hint = did_you_mean(own, siblings)
-    if not hint.startswith("Did you mean"):
-        return " See --help."
-    nearest = hint.split('"')[1]
-    return f' Did you mean "{dashes}{prefix}{nearest}"?'
+    if match := re.match(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'", message):
+        key = ".".join(filter(None, match.groups()))
+        return f"{key}: there is no such setting.{arguments.nearest_option(key, arguments.option_names(options))}"
+    if match := re.search(r"File does not exist: '?([^'\n]+)'?", message):
+        return f'there is no configuration file "{match[1]}".'
+    if match := re.match(r"Problems parsing config: (.*)", message, re.S):
+        problem = _one_line(match[1]).replace('in "<unicode string>", ', "at ")
+        return f"the configuration is no YAML: {problem}."
+    if match := _KEY.match(message):
+        return _explain_value(match["key"], match["body"], classes) or _one_line(message)
+    return arguments.explain(message, options)
 
 
 def _explain_value(key: str, body: str, classes: Mapping[str, Sequence[str]]) -> str | None:
-    """The message for a value that doesn't fit `key`; None where the pattern is not known."""
-    given = found["value"].strip() if (found := _GIVEN.search(body)) else ""
+    """Explain why a value doesn't fit `key`; None if the message has an unknown form."""
+    value = match["value"].strip() if (match := _GIVEN.search(body)) else ""
     full_key = key
-    if nested := _NESTED.match(given):
-        full_key, given = f"{key}.{nested['key']}", nested["value"].strip("'\"")
-    if found := _CLASS.search(body):
-        return _explain_class(key, found["path"], found["problem"].strip(), given)
-    if found := re.search(r"Expected a dot import path string: (\S+)", body):
-        return f'{key}="{found[1]}": there is no class of that name. {_class_hint(found[1], classes.get(key, ()))}'
+    if nested := _NESTED.match(value):
+        full_key, value = f"{key}.{nested['key']}", nested["value"].strip("'\"")
+
+    if match := _CLASS.search(body):
+        return _explain_class(key, match["path"], match["problem"].strip(), value)
+    if match := re.search(r"Expected a dot import path string: (\S+)", body):
+        return f'{key}="{match[1]}": there is no class of that name. {_class_hint(match[1], classes.get(key, ()))}'
+
     expected = _expected(body)
     if "does not correspond to a subclass" in body and expected is not None:
         expected = expected.removesuffix(" or null")
-    return None if expected is None else f'{full_key}="{given}": expected {expected}.'
+    return None if expected is None else f'{full_key}="{value}": expected {expected}.'
 
 
-def _explain_class(key: str, path: str, problem: str, given: str) -> str:
-    """The message for a class that can't be found, or for its arguments."""
+def _explain_class(key: str, path: str, problem: str, value: str) -> str:
+    """Explain why a class can't be used: it can't be found, or its arguments are wrong."""
     short = path.rpartition(".")[2]
-    if found := re.match(r"Option '([^']+)' is not accepted", problem):
+    if match := re.match(r"Option '([^']+)' is not accepted", problem):
         if path in _BASES:
-            return f"{key}.{found[1]}: of which class? Name it first, with --{key}."
-        return f"{key}.{found[1]}: {short} has no such argument. {did_you_mean(found[1], _arguments(path))}"
-    if found := re.search(r"arguments are required: (.+)", problem):
-        return f"{key}: {short} needs {found[1]}. Give it with --{key}.{found[1].split(', ')[0]}."
-    if found := re.search(r"No module named '([^']+)'", problem):
+            return f"{key}.{match[1]}: of which class? Name it first, with --{key}."
+        return f"{key}.{match[1]}: {short} has no such argument. {did_you_mean(match[1], _arguments(path))}"
+    if match := re.search(r"arguments are required: (.+)", problem):
+        return f"{key}: {short} needs {match[1]}. Give it with --{key}.{match[1].split(', ')[0]}."
+    if match := re.search(r"No module named '([^']+)'", problem):
         return (
-            f'{key}="{path}": there is no module "{found[1]}". Modules are looked for in the current directory and '
+            f'{key}="{path}": there is no module "{match[1]}". Modules are looked for in the current directory and '
             "among the installed packages."
         )
-    if found := re.search(r"module '([^']+)' has no attribute '([^']+)'", problem):
-        hint = did_you_mean(found[2], _classes_of(found[1])).replace("There are:", "It has:")
-        return f'{key}="{path}": {found[1]} has no class "{found[2]}". {hint}'
-    if found := _KEY.match(problem):
-        value = inner["value"].strip() if (inner := _GIVEN.search(found["body"])) else given
-        if (expected := _expected(found["body"])) is not None:
-            return f'{key}.{found["key"]}="{value}": expected {expected}.'
-    return f"{key}: {_tidy(problem)}"
+    if match := re.search(r"module '([^']+)' has no attribute '([^']+)'", problem):
+        hint = did_you_mean(match[2], _classes_of(match[1])).replace("There are:", "It has:")
+        return f'{key}="{path}": {match[1]} has no class "{match[2]}". {hint}'
+    if match := _KEY.match(problem):
+        value = inner["value"].strip() if (inner := _GIVEN.search(match["body"])) else value
+        if (expected := _expected(match["body"])) is not None:
+            return f'{key}.{match["key"]}="{value}": expected {expected}.'
+    return f"{key}: {_one_line(problem)}"
 
 
 def _expected(body: str) -> str | None:
-    """The type that was wanted, in words."""
-    if found := re.search(r"Subtypes: \[(.*?)\]\n", body):
-        kinds = re.findall(r"<class '[^']+'>|typing\.Literal\[[^\]]*\]|[\w.]+\[[^\[\]]*\]|[\w.]+", found[1])
+    """Describe the expected type in words."""
+    if match := re.search(r"Subtypes: \[(.*?)\]\n", body):
+        kinds = re.findall(r"<class '[^']+'>|typing\.Literal\[[^\]]*\]|[\w.]+\[[^\[\]]*\]|[\w.]+", match[1])
         return " or ".join(dict.fromkeys(map(_in_words, kinds)))
-    if found := re.search(r"Expected a (<class '[^']+'>|typing\.Literal\[[^\]]*\]|[\w.]+\[[^\[\]]*\])", body):
-        return _in_words(found[1])
+    if match := re.search(r"Expected a (<class '[^']+'>|typing\.Literal\[[^\]]*\]|[\w.]+\[[^\[\]]*\])", body):
+        return _in_words(match[1])
     return None
 
 
@@ -159,20 +116,20 @@ def _class_hint(name: str, known: Sequence[str]) -> str:
 
 
 def _arguments(path: str) -> list[str]:
-    """The names of the arguments of a class, which can be imported."""
+    """Names of the arguments of an importable class."""
     module, _, name = path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
-    return [one for one in inspect.signature(kind).parameters if one not in ("args", "kwargs")]
+    class_type = getattr(importlib.import_module(module), name)
+    return [argument for argument in inspect.signature(class_type).parameters if argument not in ("args", "kwargs")]
 
 
 def _classes_of(module: str) -> list[str]:
-    """The names of the classes that a module defines, or offers."""
-    found = sys.modules[module]
-    offered = getattr(found, "__all__", None) or [
-        name for name, value in vars(found).items() if getattr(value, "__module__", None) == module
+    """Names of the classes that a module exports or defines."""
+    loaded = sys.modules[module]
+    exported = getattr(loaded, "__all__", None) or [
+        name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == module
     ]
-    return [name for name in offered if name[:1].isupper() and not name.endswith("Error")]
+    return [name for name in exported if name[:1].isupper() and not name.endswith("Error")]
 
 
-def _tidy(message: str) -> str:
+def _one_line(message: str) -> str:
     return " ".join(message.split())

@@ -1,4 +1,4 @@
-"""One result in three forms, for `--format table|json|yaml`: a table for people, the others for programs."""
+"""Printing results: a table for people, or JSON or YAML for programs (`--format table|json|yaml`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "yaml"]
 
 
-def add_format(made: Any, default: Format | None = "table") -> None:
-    """Add `--format` to a parser, whether it is jsonargparse's or a plain one."""
-    made.add_argument("--format", choices=get_args(Format), default=default, help="how to print it")
+def add_format(parser: Any, default: Format | None = "table") -> None:
+    """Add `--format` to a parser."""
+    parser.add_argument("--format", choices=get_args(Format), default=default, help="how to print the result")
+
+
+def show(drawing: RenderableType) -> None:
+    """Print a drawing of rich, as wide as the terminal. A closed pipe raises BrokenPipeError, as for `print`."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(drawing)
+    print(capture.get(), end="")
 
 
 def show_as(form: Format | None, value: Any, table: Callable[[], RenderableType | str]) -> None:
-    """Print plain values as JSON or YAML, or what `table` makes of them: a drawing, or text as it is."""
+    """Print plain values as JSON or YAML, or else the result of `table`: a drawing of rich, or text."""
     if form == "json":
         print(json.dumps(value, indent=2, ensure_ascii=False))
     elif form == "yaml":
@@ -26,17 +36,21 @@ def show_as(form: Format | None, value: Any, table: Callable[[], RenderableType 
 
         print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120), end="")
     else:
-        from footplate.cli.show import show
-
-        made = table()
-        if isinstance(made, str):
-            print(made)
+        drawing = table()
+        if isinstance(drawing, str):
+            print(drawing)
         else:
-            show(made)
+            show(drawing)
 
 
 def grid(rows: Sequence[dict[str, Any]], columns: dict[str, str], wraps: str) -> RenderableType:
-    """Rows as a table; `columns` names the keys that are shown, and their headings; the column `wraps` may be cut up."""
+    """Draw rows as a table.
+
+    Args:
+        rows: the cells, by key.
+        columns: the keys that are shown, and their headings.
+        wraps: the column whose cells may be wrapped.
+    """
     from rich import box
     from rich.table import Column
     from rich.table import Table as Grid
@@ -47,19 +61,19 @@ def grid(rows: Sequence[dict[str, Any]], columns: dict[str, str], wraps: str) ->
         Column(heading, justify="right" if key in right else "left", overflow="fold", no_wrap=key != wraps)
         for key, heading in columns.items()
     ]
-    made = Grid(*heads, box=box.SIMPLE_HEAD)
+    table = Grid(*heads, box=box.SIMPLE_HEAD)
     for row in rows:
-        made.add_row(*(Text(_cell(row[key])) for key in columns))
-    return made
+        table.add_row(*(Text(_cell(row[key])) for key in columns))
+    return table
 
 
 def aligned(rows: Sequence[dict[str, Any]], columns: dict[str, str], width: int | None) -> str:
-    """Rows as lines of text, for what is to be there at once: rich, which draws `grid`, takes its time to be imported.
+    """Align rows as lines of text. It is faster than `grid`, because it doesn't import rich.
 
     Args:
-        rows: the cells by key.
-        columns: which keys are shown, and their headings.
-        width: of a line, which is cut there; None cuts none.
+        rows: the cells, by key.
+        columns: the keys that are shown, and their headings.
+        width: lines are cut at this width; None cuts none.
 
     >>> print(aligned([{"a": "x", "b": 12}, {"a": "long", "b": None}], {"a": "name", "b": "count"}, 80))
     name  count

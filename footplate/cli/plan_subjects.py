@@ -1,4 +1,4 @@
-"""What `footplate plan` plans for when it isn't a library's model: the demo, or a run's configuration file."""
+"""Subjects of `footplate plan` that aren't library models: the demo, and the configuration file of a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from footplate.cli.class_types import SHORT_NAMES
 from footplate.cli.fit import parser
-from footplate.cli.parsing import instantiate, parse
+from footplate.cli.fit_arguments import instantiate, parse
 from footplate.planning.subject import Subject, batch_size_of, example_of, precision_of
 
 
 def demo(batch_size: int | None, rows: int | None, epochs: int | None, precision: str) -> Subject:
-    """The demo's training."""
+    """Describe the training of the demo."""
     from footplate.data.table import Table
     from footplate.demo import TABLES
     from footplate.demo.model import FashionNet
@@ -36,38 +35,42 @@ def demo(batch_size: int | None, rows: int | None, epochs: int | None, precision
 def configured(
     path: Path, batch_size: int | None, rows: int | None, epochs: int | None, precision: str | None
 ) -> Subject:
-    """The training of a `footplate fit` configuration file: its model, the first batch of its data, its trainer's settings.
+    """Describe the training of a configuration file of `footplate fit`.
+
+    The file gives the model, the first batch of its data, and the settings of its trainer. Arguments that aren't None win
+    over the file.
 
     Raises:
         FootplateError: a mistake in the file.
-        Exception: what the model's or data's code raised.
+        Exception: the code of the model or data raised it.
     """
-    made = parser("fit")
-    objects = instantiate(made, parse(made, ["--config", str(path)], SHORT_NAMES))
+    fit_parser = parser("fit")
+    objects = instantiate(fit_parser, parse(fit_parser, ["--config", str(path)]))
     trainer = objects.trainer
     data = objects.data if objects.data is not None else objects.model
     batch = example_of(data)
-    size = batch_size or batch_size_of(batch)
-    assumed = []
+
     if rows is None:
         rows = _rows_of(data, batch_size_of(batch))
+    assumed = []
     if trainer.accumulate_grad_batches not in (None, 1):
-        assumed.append("a step for each batch: accumulate_grad_batches isn't part of the plan.")
+        assumed.append("one batch per step: the plan ignores accumulate_grad_batches.")
     return Subject(
         name=type(objects.model).__name__,
         module=objects.model,
         batch=batch,
-        batch_size=size,
+        batch_size=batch_size or batch_size_of(batch),
         precision=precision_of(precision or str(trainer.precision or "32")),
         rows=rows,
-        epochs=epochs or max(1, trainer.max_epochs or 1),  # -1: without end
+        # max_epochs=-1 is a training without end. The plan is for one epoch then.
+        epochs=epochs or max(1, trainer.max_epochs or 1),
         gradient_clip_val=trainer.gradient_clip_val,
         assumed=tuple(assumed),
     )
 
 
 def _rows_of(data: Any, batch_size: int) -> int | None:
-    """Samples of an epoch, where the loader knows how many batches it has."""
+    """Count the samples of an epoch; None if the loader doesn't know how many batches it has."""
     try:
         return len(data.train_dataloader()) * batch_size
     except TypeError:

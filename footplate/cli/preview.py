@@ -1,4 +1,4 @@
-"""Values that are too long to show: bytes become their kind and size, long text and lists their beginning."""
+"""Short forms of long values: bytes become their format and size, long text and lists are cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ITEMS = 4
 
 
 def short(value: Any) -> str:
-    """A value in at most about sixty characters.
+    """Shorten a value to about sixty characters.
 
     >>> short([1, 2, 3, 4, 5, 6])
     '[1, 2, 3, 4, … 6 items]'
@@ -30,7 +30,7 @@ def short(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: bytes as a description, what JSON doesn't know as text."""
+    """Convert a value for JSON: bytes become a description, and other types that JSON lacks become text."""
     if isinstance(value, bytes):
         return describe_bytes(value)
     if isinstance(value, dict):
@@ -41,24 +41,24 @@ def plain(value: Any) -> Any:
 
 
 def describe_bytes(value: bytes) -> dict[str, Any]:
-    """`{"bytes": length}`, for an image with its `image` format and, where its header says them, `height` and `width`."""
+    """Return `{"bytes": length}`; for an image also its format, and its height and width if the header has them."""
     kind = image_kind(value)
     size = None if kind is None else image_size(value, kind)
-    found: dict[str, Any] = {"bytes": len(value)}
+    description: dict[str, Any] = {"bytes": len(value)}
     if kind is not None:
-        found["image"] = kind
+        description["image"] = kind
     if size is not None:
-        found["height"], found["width"] = size
-    return found
+        description["height"], description["width"] = size
+    return description
 
 
 def image_kind(value: bytes) -> str | None:
-    """The format of an encoded image by its first bytes; None when it is none that Footplate decodes."""
+    """Recognise the format of an encoded image by its first bytes; None if Footplate doesn't decode it."""
     from footplate.data.pipeline.images import looks_like_image
 
     if not looks_like_image(value):
         return None
-    known = {
+    formats = {
         b"\xff\xd8": "JPEG",
         b"\x89P": "PNG",
         b"BM": "BMP",
@@ -67,11 +67,11 @@ def image_kind(value: bytes) -> str | None:
         b"GI": "GIF",
         b"RI": "WebP",
     }
-    return known[value[:2]]
+    return formats[value[:2]]
 
 
 def image_size(value: bytes, kind: str) -> tuple[int, int] | None:
-    """(height, width) in pixels from an image's header; None for formats whose header is not read here."""
+    """Read (height, width) in pixels from an image's header; None for formats other than PNG and JPEG."""
     if kind == "PNG" and len(value) >= 24:
         width, height = struct.unpack(">II", value[16:24])
         return height, width
@@ -85,12 +85,12 @@ def image_size(value: bytes, kind: str) -> tuple[int, int] | None:
 
 
 def _blob(value: bytes) -> str:
-    found = describe_bytes(value)
+    description = describe_bytes(value)
     size = f"{len(value):,} bytes"
-    if "image" not in found:
+    if "image" not in description:
         return f"{size}: {value[:12].hex(' ')}{' …' if len(value) > 12 else ''}" if value else size
-    pixels = f" {found['height']}×{found['width']}" if "height" in found else ""
-    return f"{found['image']}{pixels}, {size}"
+    pixels = f" {description['height']}×{description['width']}" if "height" in description else ""
+    return f"{description['image']}{pixels}, {size}"
 
 
 def _cut(text: str) -> str:

@@ -1,9 +1,9 @@
-"""`footplate run [options] SCRIPT|-m MODULE [-- ARGS]`: a script in several processes, which are restarted when they fail.
+"""`footplate run [options] SCRIPT|-m MODULE [-- ARGS]`: run a script in several processes, with restarts after a failure.
 
-Each process runs the script as its main program and finds its place in the environment, as under torchrun, so scripts
-that were written for that run unchanged: plain DDP, Lightning, Accelerate, Footplate.
+Each process runs the script as its main program, with its rank and the world size in environment variables, as under
+torchrun. Scripts that were written for torchrun work unchanged: plain DDP, Lightning, Accelerate, Footplate.
 
-On several machines without a cluster's engine, the same command is given on each, with a number of its own:
+To use several machines without a cluster engine, give the same command on each machine, with a node rank of its own:
 
     FOOTPLATE_TOKEN=… footplate run --nnodes 2 --node-rank 0 --master-addr ADDRESS --np 8 train.py
 """
@@ -14,69 +14,73 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from footplate.cli.arguments import Parser, add_backend, make_parser
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
+    from argparse import Namespace
 
     from footplate.launch.backends import Backend
     from footplate.launch.policy import Restarts
     from footplate.launch.script import Script
 
 
-def parser(name: str) -> ArgumentParser:
-    """The parser of `run`."""
-    from footplate.cli.parsing import add_backend, make_parser
-
-    made = make_parser(
+def parser(name: str) -> Parser:
+    """Make the parser of `run`."""
+    parser = make_parser(
         name,
-        "Run a script in several processes. What follows the script, or its --, is the script's. "
-        "Exits with the script's exit code.",
+        "Run a script in several processes. The arguments after the script, or after --, are passed to the script. "
+        "The exit code is that of the script.",
     )
-    made.add_argument("script", type=str, nargs="?", help="the script; or -m and the name of a module")
-    made.add_argument("-m", "--module", type=str, default=None, help="run a module as a script")
-    made.add_argument(
-        "--np", type=int, default=1, help="how many processes; 0: one for each device, or slot of the cluster"
-    )
-    add_backend(made)
-    made.add_argument(
-        "--nnodes",
+    parser.add_argument("script", nargs="?", help="the script; or use -m with the name of a module")
+    parser.add_argument("-m", "--module", help="run this module as a script")
+    parser.add_argument(
+        "--np",
         type=int,
         default=1,
-        help="machines that the np processes are on, on each of which this command is given",
+        help="the number of processes; 0 starts one for each device, or for each slot of the cluster",
     )
-    made.add_argument("--node-rank", type=int, default=0, help="which of them this is; 0 looks after all processes")
-    made.add_argument("--master-addr", type=str | None, default=None, help="the address of machine 0, for the others")
-    made.add_argument("--master-port", type=int, default=29500, help="its port where they meet")
-    made.add_argument("--max-restarts", type=int, default=3, help="failures after which all are started again")
-    made.add_argument(
-        "--max-host-restarts", type=int, default=10, help="likewise, losses of a machine, which don't count as those"
+    add_backend(parser)
+    parser.add_argument(
+        "--nnodes", type=int, default=1, help="the number of machines; give this command on each of them"
     )
-    made.add_argument(
+    parser.add_argument(
+        "--node-rank", type=int, default=0, help="the number of this machine; machine 0 supervises all processes"
+    )
+    parser.add_argument("--master-addr", help="the address of machine 0")
+    parser.add_argument("--master-port", type=int, default=29500, help="the port of machine 0 for the rendezvous")
+    parser.add_argument(
+        "--max-restarts", type=int, default=3, help="failures after which all processes are started again"
+    )
+    parser.add_argument(
+        "--max-host-restarts",
+        type=int,
+        default=10,
+        help="lost machines after which all processes are started again; --max-restarts doesn't count these",
+    )
+    parser.add_argument(
         "--log-dir",
-        type=str | None,
-        default=None,
-        help="where the whole output of each process is kept; by default a temporary one, kept if it fails",
+        help="the directory for the output of each process; by default a temporary one, kept if the script fails",
     )
-    made.add_argument(
+    parser.add_argument(
         "--show",
-        type=Literal["all", "rank_0"],
+        choices=("all", "rank_0"),
         default="all",
-        help="whose output is shown: each line with its rank, or rank 0's",
+        help="the output that is shown: every line, with its rank, or only that of rank 0",
     )
-    made.add_argument(
+    parser.add_argument(
         "--heartbeat-timeout",
         type=float,
         default=30.0,
-        help="seconds of silence after which a process counts as frozen",
+        help="seconds without a heartbeat after which a process counts as frozen",
     )
-    return made
+    return parser
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our arguments, up to the script's or the module's name, and the rest, which is the script's.
+    """Split the arguments into those of `footplate run`, up to the name of the script or module, and those of the script.
 
     >>> split(["--np", "2", "train.py", "--", "--lr", "1"])
     (['--np', '2', 'train.py'], ['--lr', '1'])
@@ -98,59 +102,63 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Run a script; returns its exit code: of the rank that failed first, if one did.
+    """Run a script; returns its exit code. If a rank failed, that is the code of the first one that failed.
 
     Raises:
-        FootplateError: a mistake in the arguments, no such script, no such cluster.
+        FootplateError: a mistake in the arguments; the script or the cluster doesn't exist.
         SystemExit: 143, after SIGTERM.
         KeyboardInterrupt: after Ctrl-C.
     """
-    from footplate.cli.parsing import parse
     from footplate.launch.policy import Restarts
     from footplate.launch.runner import check, choose, refuse_inside
     from footplate.launch.script import Script
 
-    ours, args = split(argv)
-    given = parse(parser(name), ours)
-    target = given.module or given.script
+    ours, script_args = split(argv)
+    args = parser(name).parse_args(ours)
+    target = args.module or args.script
     if target is None:
         raise ConfigError("expected a script, or -m and the name of a module: footplate run --np 2 train.py")
-    script = Script(target, tuple(args), module=given.module is not None)
+    script = Script(target, tuple(script_args), module=args.module is not None)
     script.check()
-    restarts = Restarts(given.max_restarts, given.max_host_restarts)
-    check(given.np, given.backend, None, restarts, given.heartbeat_timeout)
+
+    restarts = Restarts(args.max_restarts, args.max_host_restarts)
+    check(args.np, args.backend, None, restarts, args.heartbeat_timeout)
     refuse_inside(f"footplate run {target}")
-    if given.nnodes != 1:
-        return _on_machines(script, given, restarts)
-    return _launch(script, given, restarts, *choose(given.np, given.backend))
+    if args.nnodes != 1:
+        return _on_machines(script, args, restarts)
+    return _launch(script, args, restarts, *choose(args.np, args.backend))
 
 
-def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
-    """Be one of several machines."""
+def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
+    """Take part in a run on several machines. Machine 0 supervises it; the others wait for its commands."""
     from footplate.launch.backends import Cluster
     from footplate.launch.cluster.machines import Lobby
     from footplate.launch.cluster.member import LostError, join
     from footplate.server.auth import take
 
-    _check_machines(given)
+    _check_machines(args)
     _, token = take(None)
-    if given.master_addr is None or token is None:
+    if args.master_addr is None or token is None:
         raise ConfigError(
-            f"--nnodes {given.nnodes} needs --master-addr, an address of machine 0, and FOOTPLATE_TOKEN in the "
-            "environment: the same secret on all machines, since whoever knows it may run code there."
+            f"--nnodes {args.nnodes} needs --master-addr, an address of machine 0, and FOOTPLATE_TOKEN in the "
+            "environment: the same secret on all machines. Keep it secret: it lets its owner run code on these machines."
         )
-    if given.node_rank > 0:
+    if args.node_rank > 0:
         try:
-            return join(given.master_addr, given.master_port, token, given.node_rank)
+            return join(args.master_addr, args.master_port, token, args.node_rank)
         except LostError as error:
             print(f"footplate run: {error}", file=sys.stderr)
             return 1
-    lobby = Lobby(given.nnodes, given.np // given.nnodes, given.master_addr, given.master_port, token)
-    here = threading.Thread(target=join, args=(given.master_addr, lobby.port, token, 0), daemon=True)
-    here.start()
+    lobby = Lobby(args.nnodes, args.np // args.nnodes, args.master_addr, args.master_port, token)
+
+    # Machine 0 runs processes too, so it also joins its own run.
+    member = threading.Thread(target=join, args=(args.master_addr, lobby.port, token, 0), daemon=True)
+    member.start()
+
+    # The other machines exit with this code.
     code = 1
     try:
-        code = _launch(script, given, restarts, Cluster(lobby), given.np)
+        code = _launch(script, args, restarts, Cluster(lobby), args.np)
     except KeyboardInterrupt:
         code = 130
         raise
@@ -159,29 +167,30 @@ def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
         raise
     finally:
         lobby.dismiss(code)
-        here.join()
+        member.join()
     return code
 
 
-def _check_machines(given: Namespace) -> None:
-    nodes = given.nnodes
-    if nodes < 1 or not 0 <= given.node_rank < nodes:
-        raise ConfigError(f"--nnodes {nodes} --node-rank {given.node_rank}: expected ranks from 0 to nnodes - 1.")
-    if given.np < nodes or given.np % nodes:
+def _check_machines(args: Namespace) -> None:
+    nodes = args.nnodes
+    if nodes < 1 or not 0 <= args.node_rank < nodes:
+        raise ConfigError(f"--nnodes {nodes} --node-rank {args.node_rank}: expected ranks from 0 to nnodes - 1.")
+    if args.np < nodes or args.np % nodes:
         raise ConfigError(
-            f"--np {given.np} --nnodes {nodes}: expected as many processes on each machine, such as {nodes * 4}."
+            f"--np {args.np} --nnodes {nodes}: expected the same number of processes on each machine, such as --np "
+            f"{nodes * 4}."
         )
-    if given.backend != "local":
+    if args.backend != "local":
         raise ConfigError(
-            f"--nnodes {nodes} --backend {given.backend}: a cluster's engine chooses the machines. Leave one out."
+            f"--nnodes {nodes} --backend {args.backend}: the cluster engine chooses the machines. Leave one of them out."
         )
 
 
-def _launch(script: Script, given: Namespace, restarts: Restarts, backend: Backend, world_size: int) -> int:
+def _launch(script: Script, args: Namespace, restarts: Restarts, backend: Backend, world_size: int) -> int:
     from footplate.launch.runner import new_log_dir
     from footplate.launch.supervisor import failure_of, launch
 
-    log_dir = new_log_dir(given.log_dir, script.name)
+    log_dir = new_log_dir(args.log_dir, script.name)
     try:
         launch(
             script,
@@ -190,8 +199,8 @@ def _launch(script: Script, given: Namespace, restarts: Restarts, backend: Backe
             restarts=restarts,
             name=script.name,
             log_dir=log_dir,
-            show=given.show,
-            heartbeat_timeout_s=given.heartbeat_timeout,
+            show=args.show,
+            heartbeat_timeout_s=args.heartbeat_timeout,
         )
     except Exception as error:
         failure = failure_of(error)
@@ -200,7 +209,7 @@ def _launch(script: Script, given: Namespace, restarts: Restarts, backend: Backe
         print(_last_words(error), file=sys.stderr)
         print(f"Whole logs of all attempts: {log_dir}", file=sys.stderr)
         return failure.code
-    if given.log_dir is None:
+    if args.log_dir is None:
         shutil.rmtree(log_dir, ignore_errors=True)
     return 0
 

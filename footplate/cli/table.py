@@ -1,4 +1,4 @@
-"""`footplate table PATH`: a table's columns, size and first rows."""
+"""`footplate table PATH`: show the columns, the size and the first rows of a table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from footplate.cli.arguments import Parser, make_parser
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
     from rich.console import RenderableType
 
     from footplate.data.table import TableInfo
@@ -18,46 +18,49 @@ if TYPE_CHECKING:
 FIRST, SEPARATOR = "first rows", " · "
 
 
-def parser(name: str) -> ArgumentParser:
-    """The parser of `table`."""
-    from footplate.cli.parsing import make_parser
-
-    made = make_parser(name, "Show a table: Delta, Parquet, TFRecord or image files, here or in object storage.")
-    made.add_argument("path", type=str, help="a path or URI, such as lake/flowers or s3://lake/flowers")
-    made.add_argument(
-        "--version", type=int | str | None, default=None, help="of a Delta table: a number or an ISO 8601 time"
-    )
-    made.add_argument("--rows", type=int, default=5, help="how many rows to show")
-    made.add_argument("--json", action="store_true", help="print all as JSON")
-    return made
+def parser(name: str) -> Parser:
+    """Make the parser of `table`."""
+    parser = make_parser(name, "Show a table: Delta, Parquet, TFRecord or image files, here or in object storage.")
+    parser.add_argument("path", help="a path or URI, such as lake/flowers or s3://lake/flowers")
+    parser.add_argument("--version", help="the version of a Delta table: a number or an ISO 8601 time")
+    parser.add_argument("--rows", type=int, default=5, help="the number of rows to show")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
+    return parser
 
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Describe a table; returns the exit code.
 
     Raises:
-        FootplateError: a mistake in the arguments; there is no table, or not this version of it.
+        FootplateError: a mistake in the arguments; the table or its version doesn't exist.
     """
-    from footplate.cli.parsing import parse
+    args = parser(name).parse_args(argv)
+    if args.rows < 0:
+        raise ConfigError(f"--rows={args.rows}: expected a number of at least 0.")
+
     from footplate.data.table import Table
 
-    given = parse(parser(name), argv)
-    if given.rows < 0:
-        raise ConfigError(f"--rows={given.rows}: expected a number of at least 0.")
-    info = Table(given.path, version=given.version).describe(given.rows)
-    if given.json:
+    info = Table(args.path, version=_version(args.version)).describe(args.rows)
+    if args.json:
         from footplate.cli.preview import plain
 
         print(json.dumps({**asdict(info), "sample": plain(info.sample)}, indent=2))
     else:
-        from footplate.cli.show import show
+        from footplate.cli.formats import show
 
         show(render(info))
     return 0
 
 
+def _version(text: str | None) -> int | str | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return text
+
+
 def render(info: TableInfo) -> RenderableType:
-    """A table's description for a terminal: a line for each column, with its first values, as far as the line goes."""
+    """Draw the description of a table: facts, then a line for each column with as many first values as fit."""
     from rich import box
     from rich.console import Group
     from rich.table import Column
@@ -83,6 +86,6 @@ def render(info: TableInfo) -> RenderableType:
     columns = Grid(Column("column", no_wrap=True), "type", *([FIRST] if info.sample else []), box=box.SIMPLE_HEAD)
     for name, kind in info.columns.items():
         values = SEPARATOR.join(short(row[name]) for row in info.sample)
-        cut = [Text(values, no_wrap=True, overflow="ellipsis")] if info.sample else []
-        columns.add_row(Text(name), Text(kind), *cut)
+        sample = [Text(values, no_wrap=True, overflow="ellipsis")] if info.sample else []
+        columns.add_row(Text(name), Text(kind), *sample)
     return Group(facts, columns, Text("" if info.num_rows else "no rows"))

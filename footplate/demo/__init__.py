@@ -1,8 +1,8 @@
 """The demo: `footplate demo` trains a small image classifier straight from a Delta table, on any machine.
 
-What a newcomer sees is what a user of Footplate writes, in full: a module (`model.py`), two tables
-(`fashion_mnist/train` and `fashion_mnist/val`) and a trainer (`run.py`). The rest shows the outcome: `report.py` draws
-the curves and the confusion matrix; `make_table.py` is how the tables were made.
+The demo has all parts that a user of Footplate writes: a module (`model.py`), two tables (`fashion_mnist/train` and
+`fashion_mnist/val`) and a trainer (`run.py`). `report.py` draws the curves and the confusion matrix. `make_table.py` has
+made the tables.
 """
 
 from pathlib import Path

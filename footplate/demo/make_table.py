@@ -4,10 +4,10 @@
     python -m footplate.demo.make_table /usr/share/datasets/fashion-mnist
 
 The originals are four gzipped IDX files: a big-endian header (a magic number whose last byte counts the dimensions,
-then one length for each), followed by the values as unsigned bytes. From the 60,000 training images 1,200 of each class
-are drawn, from the 10,000 test images 200 of each; both are shuffled, so that any file or row group holds all classes.
-An image becomes a small greyscale PNG. The draw, the order and the pixels depend on `SEED` alone; the names of the
-Parquet files and the times in the Delta log are Delta's own and differ each time.
+then the length of each dimension), followed by the values as unsigned bytes. The script draws 1,200 images of each class
+from the 60,000 training images, and 200 of each class from the 10,000 test images. It shuffles both, so every file and row
+group has all classes. An image becomes a small greyscale PNG. The draw, the order and the pixels depend only on `SEED`.
+Delta chooses the names of the Parquet files and the times in its log, which differ each time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ROWS_PER_GROUP = 500
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in a gzipped IDX file of unsigned bytes, in its own shape.
+    """Read the array of a gzipped IDX file of unsigned bytes.
 
     Raises:
-        DataError: the file is missing, or is no such file.
+        DataError: the file is missing, or isn't such a file.
     """
     if not path.is_file():
         raise DataError(
@@ -46,7 +46,8 @@ def read_idx(path: Path) -> np.ndarray:
             "the Debian package dataset-fashion-mnist puts them into /usr/share/datasets/fashion-mnist."
         )
     content = gzip.decompress(path.read_bytes())
-    if content[:3] != b"\x00\x00\x08":  # 0x08: unsigned bytes
+    # The third byte is the type: 0x08 is unsigned bytes.
+    if content[:3] != b"\x00\x00\x08":
         raise DataError(f"{path}: not an IDX file of unsigned bytes (it begins with {content[:4].hex()}).")
     dimensions = content[3]
     shape = np.frombuffer(content, ">u4", count=dimensions, offset=4)
@@ -54,21 +55,21 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def draw(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
-    """The positions of `per_class` examples of every class, drawn without repeats and shuffled together."""
+    """Draw the positions of `per_class` examples of every class, without repeats, and shuffle them together."""
     classes = np.unique(labels)
     chosen = [rng.choice(np.flatnonzero(labels == label), per_class, replace=False) for label in classes]
     return rng.permutation(np.concatenate(chosen))
 
 
 def encode_png(image: np.ndarray) -> bytes:
-    """A greyscale image (height, width) of bytes as the smallest PNG that OpenCV makes."""
+    """Encode a greyscale image (height, width) of bytes as the smallest PNG that OpenCV makes."""
     cv2 = require("cv2", "images", "Encoding images")
     flags = [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_STRATEGY, cv2.IMWRITE_PNG_STRATEGY_FILTERED]
     return cv2.imencode(".png", image, flags)[1].tobytes()
 
 
 def to_arrow(images: np.ndarray, labels: np.ndarray) -> pa.Table:
-    """The table's rows: image (PNG bytes), label (int32), label_name (string)."""
+    """Make the rows of the table: image (PNG bytes), label (int32), label_name (string)."""
     import pyarrow as pa
 
     schema = pa.schema([("image", pa.binary()), ("label", pa.int32()), ("label_name", pa.string())])
@@ -84,7 +85,7 @@ def write_table(rows: pa.Table, target: Path, rows_per_file: int) -> None:
     """Write a new Delta table over any older one: a commit and a Parquet file for every `rows_per_file` rows."""
     from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
-    # A PNG is compressed already, and no two are alike: neither compression nor a dictionary would save anything.
+    # PNGs are compressed already, and all of them differ, so neither compression nor a dictionary would save space.
     properties = WriterProperties(
         compression="UNCOMPRESSED",
         max_row_group_size=ROWS_PER_GROUP,
@@ -101,10 +102,10 @@ def make_tables(source: Path, target: Path, per_class: dict[str, int]) -> None:
     Args:
         source: the folder with the four `.gz` files.
         target: the folder for the two tables.
-        per_class: how many images of each class `"train"` and `"val"` get.
+        per_class: the number of images of each class in `"train"` and `"val"`.
 
     Raises:
-        DataError: an original is missing or is no IDX file.
+        DataError: an original is missing or isn't an IDX file.
     """
     rng = np.random.default_rng(SEED)
     for split, prefix in (("train", "train"), ("val", "t10k")):
@@ -118,7 +119,9 @@ def main() -> None:
     """Make the tables that are shipped with the package."""
     parser = argparse.ArgumentParser(description="Make the demo's Delta tables from the original Fashion-MNIST files.")
     parser.add_argument("source", type=Path, help="folder with the four original .gz files")
-    parser.add_argument("--target", type=Path, default=Path(__file__).parent / "fashion_mnist", help="where to write")
+    parser.add_argument(
+        "--target", type=Path, default=Path(__file__).parent / "fashion_mnist", help="folder for the tables"
+    )
     arguments = parser.parse_args()
     make_tables(arguments.source, arguments.target, {"train": 1200, "val": 200})
 

@@ -1,8 +1,7 @@
-"""`FashionNet`: the demo's model, and all that a user of Footplate writes about one.
+"""`FashionNet`: the demo's model, with all code that a user of Footplate writes for one.
 
-A batch is `{"image": uint8 (B, 1, 28, 28), "label": integer (B,)}`, as the table's loader makes it. Scaling and
-augmentation are tensor operations inside the module, so they run on the device, and what a checkpoint holds takes raw
-pixels.
+A batch is `{"image": uint8 (B, 1, 28, 28), "label": integer (B,)}`, from the table's loader. Scaling and augmentation are
+tensor operations inside the module, so they run on the device, and an exported model accepts raw pixels.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 import footplate as fp
 
 PIXEL_MEAN, PIXEL_STD = 0.2860, 0.3530
-"""Of the 60,000 original training images, pixels scaled to 0 … 1."""
+"""Mean and standard deviation of the 60,000 original training images, with pixels scaled to 0 … 1."""
 
-MAX_SHIFT = 1  # pixels
+# In pixels.
+MAX_SHIFT = 1
 
 
 class FashionNet(fp.Module):
@@ -27,9 +27,9 @@ class FashionNet(fp.Module):
 
     Args:
         lr: the peak learning rate, reached after a tenth of the training.
-        weight_decay: of AdamW.
-        width: channels of the first convolution; the next two have twice and four times as many.
-        classes: how many labels there are.
+        weight_decay: the weight decay of AdamW.
+        width: the channels of the first convolution; the next two have twice and four times as many.
+        classes: the number of classes.
     """
 
     def __init__(self, lr: float = 3e-3, weight_decay: float = 0.05, width: int = 24, classes: int = 10):
@@ -48,11 +48,11 @@ class FashionNet(fp.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits (B, classes) of raw images, uint8 (B, 1, 28, 28)."""
+        """Compute logits (B, classes) of raw images, uint8 (B, 1, 28, 28)."""
         return self.net((image.to(self.dtype) / 255 - PIXEL_MEAN) / PIXEL_STD)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss of an augmented batch."""
+        """Compute the loss of an augmented batch."""
         loss = F.cross_entropy(self(augment(batch["image"])), batch["label"].long())
         self.log("train_loss", loss, prog_bar=True)
         return loss
@@ -64,12 +64,12 @@ class FashionNet(fp.Module):
         self.log("val_acc", (logits.argmax(1) == label).float().mean(), prog_bar=True)
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """The most probable class (B,) of every image and its probability (B,)."""
+        """Predict the most probable class (B,) of every image, with its probability (B,)."""
         probability, prediction = self(batch["image"]).softmax(1).max(1)
         return {"label": batch["label"], "prediction": prediction, "probability": probability}
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW whose learning rate warms up and then falls along a cosine, step by step."""
+        """Make AdamW with a learning rate that warms up and then falls along a cosine, step by step."""
         optimizer = torch.optim.AdamW(self.parameters(), self.hparams.lr, weight_decay=self.hparams.weight_decay)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, steps))
@@ -77,7 +77,7 @@ class FashionNet(fp.Module):
 
 
 class Refine(nn.Module):
-    """A residual block: what a convolution adds to its input, (B, channels, H, W) as before."""
+    """A residual block: it adds a convolution of its input to it. The shape (B, channels, H, W) stays."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -85,12 +85,12 @@ class Refine(nn.Module):
         self.norm = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The refined input."""
+        """Add the convolution of the input to it."""
         return x + F.relu(self.norm(self.convolution(x)))
 
 
 def shrink(channels_in: int, channels_out: int) -> nn.Sequential:
-    """Convolution, half the height and width, normalisation, ReLU; pooling first makes the rest four times cheaper."""
+    """Convolution, pooling to half the size, normalisation, ReLU. Pooling first makes the last two four times cheaper."""
     return nn.Sequential(
         nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
         nn.MaxPool2d(2),
@@ -100,9 +100,9 @@ def shrink(channels_in: int, channels_out: int) -> nn.Sequential:
 
 
 def augment(image: Tensor) -> Tensor:
-    """Images (B, C, H, W), each mirrored with probability ½ and shifted by up to `MAX_SHIFT` pixels each way.
+    """Mirror each image of (B, C, H, W) with probability ½, and shift it by up to `MAX_SHIFT` pixels each way.
 
-    What a shift uncovers is background (zeros).
+    A shift fills the uncovered pixels with background (zeros).
     """
     batch, _, height, width = image.shape
     mirror = torch.rand(batch, 1, 1, 1, device=image.device) < 0.5
@@ -118,7 +118,7 @@ def augment(image: Tensor) -> Tensor:
 
 
 def warmup_cosine(step: int, steps: int) -> float:
-    """The learning rate at `step` of `steps`, as a part of its peak: a line up for a tenth, then a cosine down to 0."""
+    """The learning rate at `step` of `steps`, as a part of its peak: linear up for a tenth, then a cosine down to 0."""
     warmup = max(1, steps // 10)
     if step < warmup:
         return (step + 1) / warmup

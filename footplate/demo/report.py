@@ -1,8 +1,8 @@
-"""What the demo shows at its end: one picture of curves and confusions, and a short table for the terminal.
+"""The demo's report: a picture with curves and a confusion matrix, and a short table for the terminal.
 
-`plot_report` draws three panels side by side: the loss of training and validation, the validation accuracy, and which
-class was taken for which. Its numbers come from the CSV logger's file (`step,epoch,<metric>…`, an empty cell where a
-metric was not logged) and from the predictions, so a picture can be drawn again for any finished run.
+`plot_report` draws three panels side by side: the loss of training and validation, the validation accuracy, and the
+confusion matrix. The numbers come from the CSV logger's file (`step,epoch,<metric>…`, with an empty cell if a metric wasn't
+logged) and from the predictions. So you can draw the picture again for any finished run.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ TITLE: dict[str, Any] = {"color": INK, "loc": "left", "fontweight": "bold", "pad
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """The rows of a CSV logger's file, without the cells that are empty."""
+    """Read the rows of a CSV logger's file, without empty cells."""
     with Path(path).open(newline="") as file:
         return [{name: float(cell) for name, cell in row.items() if cell} for row in csv.DictReader(file)]
 
 
 def curve(rows: Sequence[Mapping[str, float]], metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps at which `metric` was logged, and its values; both empty when it never was."""
+    """Select the steps at which `metric` was logged, and its values; both are empty if it was never logged."""
     points = [(row["step"], row[metric]) for row in rows if metric in row]
     steps, values = np.array(points, dtype=float).reshape(-1, 2).T
     return steps, values
 
 
 def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
-    """How often each label (row) was predicted as each class (column): (classes, classes) integers."""
+    """Count how often each label (row) was predicted as each class (column): (classes, classes) integers."""
     pairs = np.asarray(labels) * classes + np.asarray(predictions)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
 def predictions_table(batches: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Table:
-    """What `FashionNet.predict_step` returned for every batch, as a table with one row for each row of the source.
+    """Make a table of the results of `FashionNet.predict_step`, with one row for each row of the source.
 
     Args:
         batches: `label`, `prediction` and `probability` of every batch, tensors (B,), in the order of the source.
@@ -85,7 +85,7 @@ def plot_report(
     """Draw the curves of a run and the confusion matrix of its predictions into one PNG.
 
     Args:
-        metrics: a CSV logger's file, or its rows; drawn are `train_loss`, `val_loss` and `val_acc`.
+        metrics: a CSV logger's file, or its rows. The picture shows `train_loss`, `val_loss` and `val_acc`.
         labels: the true class of every row, integers (rows,).
         predictions: the predicted class of every row, integers (rows,).
         names: the name of every class.
@@ -112,23 +112,23 @@ def plot_report(
 
 
 def draw_loss(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
-    """The loss of training batches and of validation, by step."""
+    """Draw the loss of training batches and of validation, by step."""
     for metric, name, colour, marker in (
         ("train_loss", "training batch", TRAIN, ""),
         ("val_loss", "validation", VAL, "o"),
     ):
         steps, values = curve(rows, metric)
         axes.plot(steps, values, color=colour, marker=marker, markersize=4, label=name)
-    _dress(axes, "Loss")
+    _style(axes, "Loss")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, labelcolor=INK)
 
 
 def draw_accuracy(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
-    """The validation accuracy by step, its best value named."""
+    """Draw the validation accuracy by step, with its best value in the title."""
     steps, values = curve(rows, "val_acc")
     axes.plot(steps, values, color=VAL, marker="o", markersize=4)
-    _dress(axes, "Validation accuracy")
+    _style(axes, "Validation accuracy")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     if len(values):
         axes.axhline(values.max(), color=TRAIN, linewidth=1, linestyle=":")
@@ -136,7 +136,7 @@ def draw_accuracy(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def draw_confusion(axes: Axes, matrix: np.ndarray, names: Sequence[str]) -> None:
-    """The counts of a confusion matrix, shaded by the root of their row's share, so that rare confusions show."""
+    """Draw the counts of a confusion matrix, shaded by the root of their share in the row, so rare confusions show."""
     shade = np.sqrt(matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1))
     axes.imshow(shade, cmap="Blues", vmin=0, vmax=1)
     axes.set_title(f"Confusion matrix of {matrix.sum():,} rows", **TITLE)
@@ -152,7 +152,7 @@ def draw_confusion(axes: Axes, matrix: np.ndarray, names: Sequence[str]) -> None
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """What `summary.json` says, as a table for the terminal."""
+    """Draw the content of `summary.json` as a table for the terminal."""
     from rich.table import Table
 
     lines = {
@@ -173,7 +173,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_title(title, **TITLE)
     axes.set_xlabel("step", color=INK)
     axes.set_xlim(left=0)

@@ -1,10 +1,10 @@
-"""The demo from the first line to the last: tables, model, trainer, and what comes out of a run.
+"""The whole demo: tables, model, trainer, and the files of a run.
 
-runs/demo/summary.json              what the terminal's table says
+runs/demo/summary.json              the numbers of the table in the terminal
 runs/demo/report.png                curves and confusion matrix
-runs/demo/predictions.parquet       the validation rows, predicted with the best checkpoint
-runs/demo/model.pt2                 that model, for inference without Footplate
-runs/demo/metrics.csv, …            what the loggers and the checkpoint callback keep
+runs/demo/predictions.parquet       predictions of the best checkpoint for the validation rows
+runs/demo/model.pt2                 the model of that checkpoint, for inference without Footplate
+runs/demo/metrics.csv, …            the files of the loggers and the checkpoint callback
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def run(
     accelerator: str = "auto",
     devices: Devices = "auto",
 ) -> dict[str, Any]:
-    """Train the demo's classifier and show what came of it.
+    """Train the demo's classifier, and show the result.
 
     Args:
-        output_dir: the run's directory.
-        epochs: how many at most; training ends sooner when the validation loss no longer falls.
+        output_dir: the directory of the run.
+        epochs: the most epochs; training ends earlier if the validation loss stops falling.
         resume: continue the run in `output_dir` from its last checkpoint, if it has one.
-        accelerator: as the `Trainer`'s.
-        devices: as the `Trainer`'s.
+        accelerator: as for the `Trainer`.
+        devices: as for the `Trainer`.
 
     Returns:
-        What `summary.json` holds: `val_acc` and `val_loss` of the best checkpoint, `epochs`, `steps`, `seconds` of
-        training (with its validation, and with what came before a resume), `samples_per_second` (training rows in
+        The content of `summary.json`: `val_acc` and `val_loss` of the best checkpoint, `epochs`, `steps`, `seconds` of
+        training (with validation, and with the time before a resume), `samples_per_second` (training rows in
         that time), the paths `checkpoint` and `model`, and `mlflow_run_id`.
     """
     output_dir = Path(output_dir)
@@ -69,6 +69,7 @@ def run(
     pq.write_table(predictions, output_dir / "predictions.parquet")
     labels, predicted = (np.asarray(predictions[name]) for name in ("label", "prediction"))
     plot_report(output_dir / "metrics.csv", labels, predicted, LABEL_NAMES, output_dir / "report.png")
+
     summary = {
         "val_acc": scores["val_acc"],
         "val_loss": scores["val_loss"],
@@ -86,10 +87,10 @@ def run(
 
 
 def show(summary: dict[str, Any], output_dir: Path) -> None:
-    """Print the summary and what to do next."""
+    """Print the summary and the next commands."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(summary_table(summary))
-    console.print(f"[bold]Look:[/] {output_dir / 'report.png'} (curves), {output_dir / 'predictions.parquet'}")
+    console.print(f"[bold]Files:[/] {output_dir / 'report.png'} (curves), {output_dir / 'predictions.parquet'}")
     console.print(f"[bold]MLflow:[/] mlflow ui --backend-store-uri sqlite:///{output_dir.parent / 'mlflow.db'}")
     console.print(
         f"[bold]Resume:[/] footplate demo --output-dir {output_dir} --epochs {2 * summary['epochs']} --resume"

@@ -1,21 +1,21 @@
-"""`fp.plan` and `footplate plan`: a training on hardware that isn't here, before it is paid for.
+"""`fp.plan` and `footplate plan`: predict memory, step time and price of a training on hardware that isn't here.
 
-    study.py      from a module, a batch and names of hardware to a `Plan`: the order of events
-    choices.py    a `Plan`: what each target would need and give
-    subject.py    what is planned: a module without weights, an example batch, how long it trains
-    known.py      subjects by name: the demo, a library's model, a configuration file
-    targets.py    slices, GPUs and this machine, by name, with what the catalog knows of them
-    plainform.py  a captured step as plain data, and its fingerprint
-    compiled.py   the compiler's process: started, waited for, its answers kept
-    compiler.py   that process: the TPU's own compiler, or XLA for this machine's CPU
-    hlo.py        collectives, read from a compiled program
-    graph.py      arithmetic, traffic and memory of a graph that nobody has compiled: for GPUs
-    rates.py      this machine's own peak rates
-    roofline.py   the least time of a step
-    largest.py    the largest batch that fits
-    measure.py    some steps run here, beside what was predicted
-    report.py     a plan for people and for programs
-    chart.py      a plan as a picture
+    study.py             the order of events: from a module, a batch and names of hardware to a `Plan`
+    subject.py           the training that is planned: a module without weights, an example batch, rows and epochs
+    library_models.py    subjects from library models, such as torchvision's
+    targets.py           the hardware by name (slices, GPUs, this machine), with its rates from the catalog
+    serialized_step.py   a captured step as plain data, with its fingerprint
+    program_client.py    starts the compiler's process, waits for it, and caches its results
+    compiler.py          the compiler's process: the TPU's own compiler, or XLA for this machine's CPU
+    hlo.py               parses a compiled program: its collectives, and the memory that libraries take
+    graph.py             counts arithmetic, traffic and memory of a graph without a compiler: for GPUs
+    cpu_rates.py         measures this machine's peak rates
+    roofline.py          the least time of a step
+    largest_batch.py     searches for the largest batch that fits
+    choices.py           the results: a `Choice` for each target
+    measure.py           runs some steps on this CPU, to compare them with the prediction
+    report.py            a `Plan`: all choices, as text, as JSON values, and as a table
+    chart.py             a plan as a picture
 
-Nothing is trained, and no weights are held. Sizes are in bytes and of one device, unless a name says otherwise.
+A plan trains nothing and holds no weights. Sizes are in bytes and for one device, unless a name says otherwise.
 """

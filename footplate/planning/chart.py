@@ -1,4 +1,4 @@
-"""A plan as a picture: what of a device's memory is needed, the three roofs of a step, and what a million samples cost."""
+"""A plan as a picture: the memory of a device, the three least times of a step, and the price of a million samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.optional import require
-from footplate.planning.choices import Choice, Plan, usd_per_sample
+from footplate.planning.choices import Choice, usd_per_sample
+from footplate.planning.report import Plan
 from footplate.planning.roofline import ROOFS
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ TITLE: dict[str, Any] = {"color": INK, "loc": "left", "fontweight": "bold", "pad
 
 
 def draw(plan: Plan, path: Path) -> Path:
-    """Draw a plan into a PNG or SVG; returns its path.
+    """Draw a plan into a PNG or SVG file; returns its path.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -28,14 +29,15 @@ def draw(plan: Plan, path: Path) -> Path:
     height = 2.2 + 0.55 * len(plan.choices)
     figure = figures.Figure(figsize=(13, height), dpi=110, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.1)
-    about = plan.subject
+    subject = plan.subject
     figure.suptitle(
-        f"{about.name}, {about.precision}, batch of {about.batch_size:,}",
+        f"{subject.name}, {subject.precision}, batch of {subject.batch_size:,}",
         color=INK,
         x=0.01,
         ha="left",
         fontweight="bold",
     )
+
     memory, times, price = figure.subplots(1, 3, sharey=True)
     _draw_memory(memory, plan.choices)
     _draw_times(times, plan.choices)
@@ -51,25 +53,25 @@ def _draw_memory(axes: Axes, choices: Sequence[Choice]) -> None:
         peak, limit = choice.memory.peak, choice.memory.limit
         part = 100.0 if peak is None else 100 * peak / limit
         axes.barh(row, min(part, 150), height=0.55, color=COLOURS["compute"] if choice.fits else OVER)
-        words = "doesn't fit" if not choice.fits else f"{part:.1f} %" if part >= 0.1 else "< 0.1 %"
-        axes.text(min(part, 150) + 2, row, words, va="center", color=INK, fontsize=9)
+        label = "doesn't fit" if not choice.fits else f"{part:.1f} %" if part >= 0.1 else "< 0.1 %"
+        axes.text(min(part, 150) + 2, row, label, va="center", color=INK, fontsize=9)
     axes.axvline(100, color=OVER, linewidth=1)
     axes.set_xlim(0, 180)
-    _dress(axes, "Memory of a device, % of what it has")
+    _style(axes, "Memory of a device, % of its total")
 
 
 def _draw_times(axes: Axes, choices: Sequence[Choice]) -> None:
-    """Three thin bars for each target; the longest is the least time of a step."""
+    """Draw three thin bars for each target. The longest of them is the least time of a step."""
     for offset, roof in zip((-0.2, 0.0, 0.2), ROOFS, strict=True):
-        found = [(row, getattr(choice.roofline, f"{roof}_s")) for row, choice in enumerate(choices)]
-        known = [(row, 1e3 * seconds) for row, seconds in found if seconds]
-        if known:
-            rows, values = zip(*known, strict=True)
+        times = [(row, getattr(choice.roofline, f"{roof}_s")) for row, choice in enumerate(choices)]
+        bars = [(row, 1e3 * seconds) for row, seconds in times if seconds]
+        if bars:
+            rows, values = zip(*bars, strict=True)
             axes.barh([row + offset for row in rows], values, height=0.18, color=COLOURS[roof], label=roof)
     if axes.patches:
         axes.set_xscale("log")
         axes.legend(frameon=False, labelcolor=INK, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, -0.45), ncols=3)
-    _dress(axes, "Least time of a step, ms, by each rate")
+    _style(axes, "Least time of a step, ms, by each rate")
 
 
 def _draw_price(axes: Axes, choices: Sequence[Choice]) -> None:
@@ -84,10 +86,10 @@ def _draw_price(axes: Axes, choices: Sequence[Choice]) -> None:
             axes.barh(row, 1e6 * price, height=0.55, color="#8b5cf6")
             axes.text(1e6 * price + 0.02 * most, row, f"${1e6 * price:,.3g}", va="center", color=INK, fontsize=9)
     axes.set_xlim(0, 1.25 * most)
-    _dress(axes, "Least price of a million samples, $")
+    _style(axes, "Least price of a million samples, $")
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10, **TITLE)
     axes.grid(axis="x", color=FAINT)
     axes.set_axisbelow(True)

@@ -1,30 +1,24 @@
-"""What a plan is: for each target a `Choice`, and of the choices the cheapest and the fastest."""
+"""The results of a plan as data: a `Choice` for each target, and the `Measured` steps of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from footplate.planning.hlo import Collective
 from footplate.planning.roofline import Roofline
-from footplate.planning.subject import Subject
 from footplate.planning.targets import Target
-
-if TYPE_CHECKING:
-    from footplate.planning.measure import Measured
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device, by kind; None where the way of counting doesn't tell kinds apart.
+    """Bytes of one device, by kind; None if this way of counting doesn't separate the kinds.
 
     Attributes:
-        limit: what the device has.
-        peak: the most that is needed at once; None if the compiler found it too large and gave no number.
+        limit: the memory of the device.
+        peak: the most that a step needs at once; None if the compiler only reported that the step is too large.
         arguments: state and batch.
-        temporaries: what lives within a step.
-        outputs: what is new beside the state.
+        temporaries: values that exist only within a step.
+        outputs: results beside the state.
         code: the program.
     """
 
@@ -37,33 +31,34 @@ class Memory:
 
     @property
     def headroom(self) -> int | None:
-        """What is left."""
+        """The memory that is left at the peak; negative if it isn't enough."""
         return None if self.peak is None else self.limit - self.peak
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one target would need and give.
+    """The needs of the training on one target, and its speed and price there.
 
     Attributes:
         target: the hardware.
-        batch_size: the global batch.
-        per_device: the batch of one device.
-        fits: whether memory suffices.
-        memory: of one device.
-        flops: of one device and step.
-        nbytes: that one device must at least move to and from its memory in a step.
-        accessed: that all operations of the compiled program read and write, as its compiler counts; None for GPUs.
-        collectives: what devices exchange in a step.
+        batch_size: the global batch size.
+        per_device: the batch size of one device.
+        fits: True if the memory suffices.
+        memory: the memory of one device.
+        flops: floating-point operations of one device in a step.
+        nbytes: the least that one device must read from and write to its memory in a step.
+        accessed: the bytes that all operations of the compiled program read and write, as the compiler counts them; None
+            for GPUs.
+        collectives: the data that devices exchange in a step.
         roofline: the least time of a step.
-        samples_per_second: of all devices, at most.
-        hours: of the whole training, at least; None if nobody said how long it is.
-        usd: its price, at least; None if hours or price are unknown.
+        samples_per_second: the highest possible rate of all devices together.
+        hours: the least time of the whole training; None if its length wasn't given.
+        usd: the least price of the whole training; None if hours or price are unknown.
         largest_batch: the largest global batch that fits.
-        searched: whether that was tried; if not it is reckoned from this program.
+        searched: True if `largest_batch` was found by compiling; False if it is computed from this program.
         counted_by: "the TPU's compiler", "XLA" or "the graph".
-        compile_s: how long that took, when it was done.
-        problem: why there is no answer, or what to know beside it.
+        compile_s: the duration of the compilation, when the program was compiled.
+        problem: the reason why there is no result, or a remark about it.
     """
 
     target: Target
@@ -86,51 +81,29 @@ class Choice:
     problem: str | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A plan: `print` it, or take `choices`.
-
-    Attributes:
-        subject: what was planned.
-        choices: one for each target, in the order in which they were asked for.
-        measured: some steps run here, beside what was predicted; None unless asked for.
-    """
-
-    subject: Subject
-    choices: tuple[Choice, ...]
-    measured: Measured | None = None
-
-    @property
-    def fastest(self) -> Choice | None:
-        """The choice that fits and whose training is the shortest."""
-        return _least(self.choices, lambda choice: choice.samples_per_second and -choice.samples_per_second)
-
-    @property
-    def cheapest(self) -> Choice | None:
-        """The choice that fits and whose sample costs the least, among those with a known price."""
-        return _least(self.choices, usd_per_sample)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, as `--format json` prints them."""
-        from footplate.planning.report import to_dict
-
-        return to_dict(self)
-
-    def __str__(self) -> str:
-        from footplate.planning.report import to_text
-
-        return to_text(self)
-
-
 def usd_per_sample(choice: Choice) -> float | None:
-    """The least that a sample costs; None where the price isn't known."""
+    """The least price of a sample; None if the price of the target is unknown."""
     if choice.samples_per_second is None or choice.target.usd_per_hour is None:
         return None
     return choice.target.usd_per_hour / 3600 / choice.samples_per_second
 
 
-def _least(choices: Sequence[Choice], of: Callable[[Choice], float | None]) -> Choice | None:
-    known = [
-        (value, index) for index, choice in enumerate(choices) if choice.fits and (value := of(choice)) is not None
-    ]
-    return choices[min(known)[1]] if known else None
+@dataclass(frozen=True)
+class Measured:
+    """The prediction for this machine, beside the measurement.
+
+    Attributes:
+        predicted_peak_bytes: the memory that the plan predicts.
+        peak_bytes: state and batch, and the most by which the process that ran the program grew within a step.
+        least_step_s: the step time of the roofline.
+        xla_step_s: the median of some steps of XLA's program.
+        xla_fastest_step_s: the fastest of these steps.
+        eager_step_s: the median of the same number of steps of eager torch.
+    """
+
+    predicted_peak_bytes: int
+    peak_bytes: int
+    least_step_s: float
+    xla_step_s: float
+    xla_fastest_step_s: float
+    eager_step_s: float

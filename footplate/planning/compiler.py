@@ -1,12 +1,12 @@
-"""The compiler, in a process of its own: `python -m footplate.planning.compiler REQUEST REPLY PARENT`.
+"""The compiler's process: `python -m footplate.planning.compiler REQUEST REPLY PARENT`.
 
-Why a process of its own: the TPU's compiler (libtpu) is one of a machine at a time, writes to standard error as it likes,
-and may end the process when it doesn't like a program. And JAX decides once, when it is first used, for which hardware.
+The compiler needs a process of its own for two reasons. libtpu, the TPU's compiler, serves one process of a machine at a
+time, writes to standard error, and may abort its process. And JAX chooses its hardware once, when it is first used.
 
-REQUEST is a pickled `Request`, REPLY a JSON file, written last. The process plans for `tpu` with
-`jax.experimental.topologies`, which describes a slice that isn't there, and for `cpu` with XLA for the CPU that it runs
-on, where it can also run the program that it has made, and measure. When its parent dies, whose id is PARENT, so does it:
-else it would have libtpu for minutes more, for nobody.
+REQUEST is a pickled `Request`. REPLY is a JSON file, which the process writes last. For `tpu` the process compiles with
+`jax.experimental.topologies`, which describes a slice that isn't attached. For `cpu` it compiles with XLA for this
+machine's CPU, and can also run the program and measure it. The process ends with its parent, whose id is PARENT; otherwise
+it would hold libtpu for minutes after the plan has ended.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from pathlib import Path
 from typing import Any
 
 from footplate.launch.family import die_with
-from footplate.planning.hlo import collectives, set_aside
-from footplate.planning.plainform import PlainStep, restored
+from footplate.planning.hlo import collectives, library_bytes
+from footplate.planning.serialized_step import SerializedStep, deserialize
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be compiled, and for what.
+    """A step, and the hardware to compile it for.
 
     Attributes:
-        step: captured with the batch of one device; with averages where there are several.
+        step: the step, captured with the batch of one device; with averages if there are several devices.
         platform: "tpu" or "cpu".
-        topology: the slice's, such as `v5e:2x4`; None for a CPU.
-        options: what `get_topology_desc` is given beside it.
-        steps: how many steps are run and timed after compiling; 0 for none, and on a TPU none can be.
+        topology: the topology of the slice, such as `v5e:2x4`; None for a CPU.
+        options: further arguments of `get_topology_desc`.
+        steps: the number of steps to run and time after compiling; always 0 for a TPU.
     """
 
-    step: PlainStep
+    step: SerializedStep
     platform: str
     topology: str | None
     options: dict[str, Any]
@@ -46,12 +46,13 @@ class Request:
 
 
 def compile_step(request: Request) -> dict[str, Any]:
-    """Compile, and say what one device needs: see `compiled.Program`."""
+    """Compile a step; returns the facts of one device: see `program_client.Program`."""
     import jax
 
-    captured = restored(request.step)
+    captured = deserialize(request.step)
     devices = _devices(request)
     arguments = _arguments(captured, len(devices))
+
     begun = time.perf_counter()
     step = _jitted(captured, devices)
     try:
@@ -60,11 +61,12 @@ def compile_step(request: Request) -> dict[str, Any]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return {"too_large": str(error), "compile_s": time.perf_counter() - begun}
-    found = _described(compiled, request.platform)
-    found |= {"devices": len(devices), "device_kind": devices[0].device_kind, "compile_s": time.perf_counter() - begun}
+
+    facts = _facts(compiled, request.platform)
+    facts |= {"devices": len(devices), "device_kind": devices[0].device_kind, "compile_s": time.perf_counter() - begun}
     if request.steps:
-        found["measured"] = _measured(compiled, arguments, request.steps)
-    return found
+        facts["measured"] = _measure(compiled, arguments, request.steps)
+    return facts
 
 
 def _devices(request: Request) -> list[Any]:
@@ -78,14 +80,14 @@ def _devices(request: Request) -> list[Any]:
 
 
 def _jitted(captured: Any, devices: list[Any]) -> Any:
-    """The step for these devices, spread over them by `data_parallel`, also where there is one alone."""
+    """Make the step a function over all devices with `data_parallel`, also if there is only one device."""
     from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
 
     return data_parallel(captured, mesh_of(devices))
 
 
 def _arguments(captured: Any, devices: int) -> tuple[Any, ...]:
-    """Shapes and types of state, rates, key and the whole batch."""
+    """Describe the arguments of the step: shapes and types of state, rates, key and the whole batch."""
     import jax
     import jax.numpy as jnp
     import torch
@@ -105,39 +107,42 @@ def _arguments(captured: Any, devices: int) -> tuple[Any, ...]:
     return state, [rate] * captured.rates, jax.eval_shape(lambda: jax.random.key(0)), batch
 
 
-def _described(compiled: Any, platform: str) -> dict[str, Any]:
+def _facts(compiled: Any, platform: str) -> dict[str, Any]:
     memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
     cost = cost[0] if isinstance(cost, list) else cost
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporaries = memory.temp_size_in_bytes
     if platform == "cpu":
-        temporaries += set_aside(text)
-    whole = memory.argument_size_in_bytes + new + temporaries
+        temporaries += library_bytes(text)
+
+    # The CPU's compiler doesn't report what is alive at once. The sum of all kinds is a bound.
+    total = memory.argument_size_in_bytes + new + temporaries
     return {
         "arguments_bytes": memory.argument_size_in_bytes,
         "outputs_bytes": new,
         "temporaries_bytes": temporaries,
         "code_bytes": memory.generated_code_size_in_bytes,
-        # The CPU's compiler doesn't say what is alive at once: there it is all kinds together.
-        "peak_bytes": getattr(memory, "peak_memory_in_bytes", whole) if platform == "tpu" else whole,
+        "peak_bytes": getattr(memory, "peak_memory_in_bytes", total) if platform == "tpu" else total,
         "flops": max(0.0, cost.get("flops", 0.0)),
         "accessed_bytes": max(0.0, cost.get("bytes accessed", 0.0)),
-        "collectives": [asdict(one) for one in collectives(text)],
+        "collectives": [asdict(collective) for collective in collectives(text)],
     }
 
 
-def _measured(compiled: Any, arguments: tuple[Any, ...], steps: int) -> dict[str, Any]:
-    """Run the program on made-up numbers: seconds of a step, and how much the process's memory grows for it.
+def _measure(compiled: Any, arguments: tuple[Any, ...], steps: int) -> dict[str, Any]:
+    """Run the program on random numbers, and measure the time of a step and the memory.
 
-    That is the bytes of state and batch, and what the process grows by at most within a step: a step that didn't write the
-    new state over the old would grow by it, too. After one that isn't counted all is there that is there once, however many
-    steps follow: threads, code, what libraries keep. Some steps are timed, one after the other. Before each of the rest the
-    process is left to settle, since XLA's threads let go of temporaries a moment after a step's end; their median counts.
+    The memory is the bytes of state and batch, plus the most by which the process grows within a step. A step that doesn't
+    overwrite the old state with the new one grows by the size of the state too.
+
+    The first step isn't counted. It allocates what later steps reuse: threads, code, buffers of libraries. The next steps
+    are timed, one after the other. Before each of the last steps the process waits, because XLA's threads free temporaries
+    a moment after a step's end; the median growth of these steps counts.
     """
     import jax
 
-    state, rates, key, batch = _made_up(arguments, compiled.input_shardings[0])
-    held = sum(one.nbytes for one in jax.tree.leaves((state, batch)))
+    state, rates, key, batch = _random_arguments(arguments, compiled.input_shardings[0])
+    held = sum(array.nbytes for array in jax.tree.leaves((state, batch)))
     seconds, grown = [], []
     for number in range(1 + 2 * steps):
         resting = _settled_bytes() if number > steps else 0
@@ -156,25 +161,25 @@ def _measured(compiled: Any, arguments: tuple[Any, ...], steps: int) -> dict[str
 
 
 def _settled_bytes() -> int:
-    """The process's memory once what was let go is given back, its peak forgotten."""
+    """Wait until freed memory is returned to the system, and reset the peak; returns the memory of the process."""
     for _ in range(10):
         time.sleep(0.05)
-        _forget_peak()
+        _reset_peak()
     return _status("VmRSS")
 
 
-def _made_up(arguments: tuple[Any, ...], shardings: Any) -> Any:
-    """Small random numbers for floats, zeros for integers (a class, a token), one array at a time."""
+def _random_arguments(arguments: tuple[Any, ...], shardings: Any) -> Any:
+    """Make small random numbers for floats, and zeros for integers, which are classes or tokens."""
     import jax
     import numpy as np
 
-    numbers = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
 
     def make(spec: Any, sharding: Any) -> Any:
         if jax.numpy.issubdtype(spec.dtype, jax.dtypes.prng_key):
             return jax.device_put(jax.random.key(0), sharding)
         if jax.numpy.issubdtype(spec.dtype, jax.numpy.floating):
-            values = (np.abs(numbers.standard_normal(spec.shape, dtype=np.float32)) * 0.02).astype(spec.dtype)
+            values = (np.abs(generator.standard_normal(spec.shape, dtype=np.float32)) * 0.02).astype(spec.dtype)
         else:
             values = np.zeros(spec.shape, spec.dtype)
         return jax.device_put(values, sharding, may_alias=False)
@@ -182,14 +187,14 @@ def _made_up(arguments: tuple[Any, ...], shardings: Any) -> Any:
     return jax.tree.map(make, arguments, shardings)
 
 
-def _forget_peak() -> None:
-    """Give unused memory back to the system, and let its record of the most that was used begin anew."""
+def _reset_peak() -> None:
+    """Return unused memory to the system, and reset its record of the peak (`VmHWM`)."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(name: str) -> int:
-    """A figure of `/proc/self/status`, in bytes."""
+    """Read a size from `/proc/self/status`, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

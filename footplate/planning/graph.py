@@ -1,16 +1,16 @@
-"""What a captured graph says by itself, without a compiler: its arithmetic, its traffic, its memory.
+"""Arithmetic, memory traffic and peak memory of a captured graph, counted without a compiler.
 
-Three numbers, for hardware whose compiler isn't at hand (GPUs, and eager training on CPUs):
+These are for hardware without a compiler on this machine: GPUs, and eager training on CPUs.
 
-    flops     of matrix products, convolutions and attention; everything else is counted as free, as are products with a
-              convolution's padding and with what causal attention hides
-    traffic   the bytes that must at least be moved, if every chain of elementwise operations were free: each product,
-              reduction and gather reads its operands and writes its results, and the step reads and writes its state
-    memory    the most bytes that are alive at once, when operations run in the graph's order, which is the order of eager
-              torch, and each tensor is let go after its last use
+    flops     of matrix products, convolutions and attention. All other operations count as free, as do products with the
+              padding of a convolution and with the part that causal attention masks.
+    traffic   the bytes that a step must move at least, if each chain of elementwise operations were free. Each product,
+              reduction and gather reads its operands and writes its results. The step reads and writes its state.
+    memory    the most bytes that are alive at once, if operations run in the graph's order, as in eager torch, and each
+              tensor is freed after its last use.
 
-Views share their tensor's memory. An elementwise operation may write over an operand that nobody needs any more, as
-in-place operations and fused optimizers do; with that, the new state takes the place of the old.
+Views share the memory of their tensor. An elementwise operation may overwrite an operand that isn't used again, as in-place
+operations and fused optimizers do. So the new state overwrites the old one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _aten = torch.ops.aten
 _CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
 _ATTENTION = {torch.ops.footplate.attention.default, torch.ops.footplate.attention_backward.default}
 _VIEWS = {_aten._unsafe_view.default, _aten.reshape.default, torch.ops.prims.copy_strided.default}
-_MADE_WITH_OTHERS = {  # conversions, copies and constants, which no kernel is spent on alone
+# Conversions, copies and constants: compilers fuse them with other operations.
+_FUSED = {
     _aten._to_copy, _aten.clone, _aten.copy, _aten.full, _aten.full_like, _aten.zeros, _aten.zeros_like, _aten.ones,
     _aten.ones_like, _aten.empty, _aten.empty_like, _aten.new_zeros, _aten.new_ones, _aten.new_empty,
     _aten.new_empty_strided, _aten.scalar_tensor, _aten.arange,
@@ -46,16 +47,16 @@ _MADE_WITH_OTHERS = {  # conversions, copies and constants, which no kernel is s
 
 @dataclass(frozen=True)
 class Needs:
-    """What one step needs on one device.
+    """The needs of one step on one device.
 
     Attributes:
-        flops: floating-point operations; a multiplication with an addition is two.
-        convolution_flops: those of convolutions among them.
-        traffic_bytes: see the module's docstring.
-        state_bytes: parameters, buffers and the optimizer's memory.
+        flops: floating-point operations; a multiplication with an addition counts as two.
+        convolution_flops: the part of convolutions in `flops`.
+        traffic_bytes: see the docstring of this file.
+        state_bytes: parameters, buffers and the optimizer's state.
         batch_bytes: the batch.
         peak_bytes: the most that is alive at once, with state and batch.
-        averaged_bytes: what devices exchange, on each of them: gradients, floating-point buffers, logs.
+        averaged_bytes: the data that each device exchanges: gradients, floating-point buffers, logs.
     """
 
     flops: float
@@ -68,7 +69,7 @@ class Needs:
 
 
 def needs(captured: Captured) -> Needs:
-    """What a captured step needs."""
+    """Count the needs of a captured step."""
     nodes, state = list(captured.graph.graph.nodes), len(captured.paths)
     inputs = [_nbytes(node.meta["val"]) for node in nodes if node.op == "placeholder"]
     averages = [node for node in nodes if node.target is AVERAGE]
@@ -95,7 +96,10 @@ def _flops(node: Node) -> float:
 
 
 def _convolution_flops(node: Node) -> float:
-    """Of a convolution or its backward pass; torch's own formula counts padding, and backwards each group as all."""
+    """Count a convolution or its backward pass.
+
+    torch's own formula counts products with padding too, and in the backward pass all channels for each group.
+    """
     if node.target not in _CONVOLUTIONS:
         return 0.0
     args: list[Any] = list(map_arg(node.args, lambda used: used.meta["val"]))
@@ -105,18 +109,19 @@ def _convolution_flops(node: Node) -> float:
         answer, times = args.pop(0), sum(args[-1][:2])
     values, weights, _, strides, paddings, dilations, transposed = args[:7]
     fine, coarse = (answer, values) if transposed else (values, answer)
+
     flops = 2.0 * times * values.shape[0] * weights.shape[0] * weights.shape[1]
     for at, taps in enumerate(weights.shape[2:]):
-        stride, padding, dilation = (given[at % len(given)] for given in (strides, paddings, dilations))
+        stride, padding, dilation = (setting[at % len(setting)] for setting in (strides, paddings, dilations))
         starts = [tap * dilation - padding for tap in range(taps)]
         flops *= sum(_inside(start, stride, fine.shape[2 + at], coarse.shape[2 + at]) for start in starts)
     return flops
 
 
 def _inside(start: int, stride: int, size: int, steps: int) -> int:
-    """How many of so many steps from `start` are at least 0 and less than `size`."""
-    first, behind = max(0, -(start // stride)), -((start - size) // stride)
-    return max(0, min(steps, behind) - first)
+    """Count the positions `start + n * stride`, for n below `steps`, that are within 0 and `size`."""
+    first, end = max(0, -(start // stride)), -((start - size) // stride)
+    return max(0, min(steps, end) - first)
 
 
 def _traffic(nodes: list[Node]) -> int:
@@ -133,7 +138,7 @@ def _traffic(nodes: list[Node]) -> int:
 
 @dataclass(eq=False)
 class _Storage:
-    """Memory of one tensor and of all views of it."""
+    """The memory that one tensor and all its views share."""
 
     nbytes: int
     users: set[Node] = field(default_factory=set)
@@ -141,53 +146,58 @@ class _Storage:
 
 def _peak(nodes: list[Node]) -> int:
     storages = _storages(nodes)
-    place = {node: index for index, node in enumerate(nodes)}
+    position = {node: index for index, node in enumerate(nodes)}
     for node in nodes:
         for used in node.all_input_nodes:
             for storage in storages[used]:
                 storage.users.add(node)
-    ends: dict[int, list[_Storage]] = {}
-    for storage in dict.fromkeys(one for found in storages.values() for one in found):
+
+    # The storages that are freed after each position.
+    last_uses: dict[int, list[_Storage]] = {}
+    for storage in dict.fromkeys(storage for of_node in storages.values() for storage in of_node):
         if storage.users:
-            ends.setdefault(max(place[user] for user in storage.users), []).append(storage)
-    # Nothing is let go before the first operation: state and batch are there when it begins.
-    begun: set[_Storage] = set()
+            last_uses.setdefault(max(position[user] for user in storage.users), []).append(storage)
+
+    # State and batch exist before the first operation, so nothing is freed before it.
+    allocated: set[_Storage] = set()
     live = peak = 0
     for index, node in enumerate(nodes):
-        new = [one for one in storages[node] if one not in begun]
-        begun.update(new)
-        freed = sum(one.nbytes for one in ends.get(index, ()))
-        needed = sum(one.nbytes for one in new)
-        over = _is_elementwise(node) or node.op == "output"
-        peak = max(peak, live - freed + needed if over else live + needed, live)
+        new = [storage for storage in storages[node] if storage not in allocated]
+        allocated.update(new)
+        freed = sum(storage.nbytes for storage in last_uses.get(index, ()))
+        needed = sum(storage.nbytes for storage in new)
+        overwrites = _is_elementwise(node) or node.op == "output"
+        peak = max(peak, live - freed + needed if overwrites else live + needed, live)
         live += needed - freed
-        live -= sum(one.nbytes for one in new if not one.users)
+        live -= sum(storage.nbytes for storage in new if not storage.users)
     return peak
 
 
 def _storages(nodes: list[Node]) -> dict[Node, tuple[_Storage, ...]]:
-    """The memory that each node's value lies in: one storage, or one for each of several results."""
-    found: dict[Node, tuple[_Storage, ...]] = {}
+    """Assign storages to the value of each node: one storage, or one for each of several results."""
+    storages: dict[Node, tuple[_Storage, ...]] = {}
     for node in nodes:
         if node.op == "output":
-            found[node] = ()
+            storages[node] = ()
         elif node.target is operator.getitem:
+            # With one storage, the parts are views of it.
             whole, index = node.args
-            several = found[whole]  # type: ignore[index]
-            found[node] = (several[index],) if len(several) > 1 else several  # type: ignore[index]  # parts that are views
+            parts = storages[whole]  # type: ignore[index]
+            storages[node] = (parts[index],) if len(parts) > 1 else parts  # type: ignore[index]
         elif _is_view(node):
-            found[node] = found[node.all_input_nodes[0]]
+            storages[node] = storages[node.all_input_nodes[0]]
         else:
+            # A value that isn't a tensor has 0 bytes.
             value = node.meta.get("val")
             values = value if isinstance(value, (list, tuple)) else (value,)
-            found[node] = tuple(_Storage(_nbytes(one)) for one in values)  # of what isn't a tensor, 0 bytes
-    return found
+            storages[node] = tuple(_Storage(_nbytes(result)) for result in values)
+    return storages
 
 
 def _is_elementwise(node: Node) -> bool:
     if node.op != "call_function":
         return False
-    if getattr(node.target, "overloadpacket", None) in _MADE_WITH_OTHERS:
+    if getattr(node.target, "overloadpacket", None) in _FUSED:
         return True
     return str(node.target).startswith("aten._foreach_") or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
@@ -199,12 +209,12 @@ def _is_view(node: Node) -> bool:
 
 
 def _nbytes(value: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in _tensors(value))
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)

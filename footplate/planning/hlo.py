@@ -1,11 +1,11 @@
-"""What is read from a compiled program's text: its collectives, and what libraries will set aside while they work.
+"""Parses the text of a compiled program: its collectives, and the memory that libraries allocate while they work.
 
-XLA writes an operation as `%name = TYPE operation(operands), …`, where TYPE is `f32[64,3]{1,0}` or a tuple of such. One
-that runs beside others is in two halves, `all-reduce-start` and `all-reduce-done`; the first half counts. Operations that
-belong together are in a computation, from `%name (…) -> TYPE {` to `}`; a fusion names the one that it runs.
+XLA writes an operation as `%name = TYPE operation(operands), …`, where TYPE is `f32[64,3]{1,0}` or a tuple of such types.
+An asynchronous operation has two halves, `all-reduce-start` and `all-reduce-done`; only the first half counts. Operations
+are grouped in computations, from `%name (…) -> TYPE {` to `}`; a fusion names the computation that it runs.
 
-On a CPU, products of matrices are left to the library YNNPACK, often in a fusion with what comes before and after them.
-What lies in memory within such a fusion is not in XLA's account.
+On a CPU, the library YNNPACK computes matrix products, often in a fusion with the operations before and after them. XLA's
+memory analysis doesn't include the intermediate values of such a fusion.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Collective:
 
     Attributes:
         kind: one of `KINDS`.
-        count: how many there are.
-        nbytes: of their results on one device, together.
+        count: the number of them.
+        nbytes: the bytes of all their results on one device.
     """
 
     kind: str
@@ -38,45 +38,45 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of a program, by kind.
+    """Find the collectives of a program, by kind.
 
     Args:
-        text: the compiled program's, as `compiled.as_text()` gives it.
+        text: the text of the compiled program, from `compiled.as_text()`.
     """
-    found: dict[str, list[int]] = {}
+    sizes: dict[str, list[int]] = {}
     for line in text.splitlines():
         call = _CALL.search(line)
         if call is not None:
             result, kind, start = call.groups()
-            found.setdefault(kind, []).append(_exchanged(result, kind, bool(start)))
-    return [Collective(kind, len(found[kind]), sum(found[kind])) for kind in KINDS if kind in found]
+            sizes.setdefault(kind, []).append(_exchanged(result, kind, bool(start)))
+    return [Collective(kind, len(sizes[kind]), sum(sizes[kind])) for kind in KINDS if kind in sizes]
 
 
-def set_aside(text: str) -> int:
-    """The most bytes that a CPU's libraries take for themselves at once, beside what XLA's account has.
+def library_bytes(text: str) -> int:
+    """Estimate the most bytes that a CPU's libraries allocate at once, beside those of XLA's memory analysis.
 
-    Rules by measurement (`benchmarks/plan_accuracy.py`), of jaxlib 0.10.2. A convolution takes as much as its result. In a
-    fusion, products lie in memory as a whole, and so does what is reduced and then needed again, as in a softmax; one of
-    them lies where the fusion's result will.
+    The rules come from measurements of jaxlib 0.10.2 (`benchmarks/plan_accuracy.py`). A convolution takes as many bytes as
+    its result. In a fusion, products are whole in memory, and so are values that are reduced and then used again, as in a
+    softmax; one of them shares the memory of the fusion's result.
 
     Args:
-        text: the compiled program's.
+        text: the text of the compiled program.
     """
     fusions = set(_LIBRARY.findall(text))
     most = 0
     for name, operations in _computations(text):
-        convolutions = [_nbytes(one.result) for one in operations if one.kind == "convolution"]
+        convolutions = [_nbytes(operation.result) for operation in operations if operation.kind == "convolution"]
         most = max(most, *convolutions, _held_inside(operations) if name in fusions else 0, 0)
     return most
 
 
-def wire_bytes(found: Iterable[Collective], devices: int) -> float:
-    """What each device must at least send: for an all-reduce of S bytes over n devices 2 (n-1)/n S, a ring's share."""
+def wire_bytes(exchanged: Iterable[Collective], devices: int) -> float:
+    """The least that each device must send. For an all-reduce of S bytes over n devices this is a ring's 2 (n-1)/n S."""
     if devices < 2:
         return 0.0
     part = (devices - 1) / devices
     shares = {"all-reduce": 2 * part, "all-gather": part, "reduce-scatter": devices - 1, "all-to-all": part}
-    return sum(shares.get(one.kind, 1.0) * one.nbytes for one in found)
+    return sum(shares.get(collective.kind, 1.0) * collective.nbytes for collective in exchanged)
 
 
 @dataclass(frozen=True)
@@ -98,27 +98,28 @@ def _computations(text: str) -> Iterator[tuple[str, list[_Operation]]]:
             name, operations = begins[1], []
         elif line.startswith("}"):
             yield name, operations
-        elif found := _OPERATION.match(line):
-            root, own, result, kind, operands = found.groups()
+        elif match := _OPERATION.match(line):
+            root, own, result, kind, operands = match.groups()
             operations.append(_Operation(bool(root), own, result, kind, tuple(re.findall(r"%([\w.-]+)", operands))))
 
 
 def _held_inside(operations: list[_Operation]) -> int:
-    """The bytes of what lies in memory as a whole within a fusion, but for what lies where the result will."""
+    """The bytes of values that are whole in memory within a fusion, except the one that shares the result's memory."""
     held, result = [], 0
-    for one in operations:
-        users = [other.kind for other in operations if one.name in other.operands]
-        if one.root:
-            result = _nbytes(one.result)
-        elif one.kind == "dot" or (one.kind != "parameter" and "reduce" in users and len(users) > 1):
-            held.append(_nbytes(one.result))
-    return sum(held) - max((one for one in held if one <= result), default=0)
+    for operation in operations:
+        users = [other.kind for other in operations if operation.name in other.operands]
+        if operation.root:
+            result = _nbytes(operation.result)
+        elif operation.kind == "dot" or (operation.kind != "parameter" and "reduce" in users and len(users) > 1):
+            held.append(_nbytes(operation.result))
+    return sum(held) - max((nbytes for nbytes in held if nbytes <= result), default=0)
 
 
 def _exchanged(result: str, kind: str, start: bool) -> int:
-    """The bytes of a collective's result; the first half of those in halves names what went in, too.
+    """The bytes of a collective's result.
 
-    The one of a permutation names two numbers without dimensions besides: `(f32[64], f32[64], u32[], u32[])`.
+    The type of a start operation also has the operands, before the results. That of a permutation has two scalars besides:
+    `(f32[64], f32[64], u32[], u32[])`.
     """
     sizes = _sizes(result.replace("u32[]", "") if start and kind == "collective-permute" else result)
     if start and kind in ("all-gather", "collective-permute", "reduce-scatter"):

@@ -1,14 +1,13 @@
-"""`footplate plan --measure`: a few steps on this machine's CPU, beside what the plan says of it.
+"""`footplate plan --measure`: run a few steps on this machine's CPU, and compare them with the plan.
 
-The program that was planned for `cpu` is compiled again in the compiler's process and run there on made-up numbers, so that
-its memory can be told from everything else's; eager torch runs in this process. Both begin with a step that isn't counted.
+The program for `cpu` is compiled again in the compiler's process and runs there on random numbers. That separates its
+memory from that of the plan. Eager torch runs in this process. Both begin with a step that isn't counted.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from footplate.core.hooks import step_arguments
 from footplate.hardware.transfer import map_tensors
-from footplate.planning import subject
-from footplate.planning.choices import Choice
-from footplate.planning.compiled import PlanError, program
-from footplate.planning.plainform import plain
-from footplate.planning.subject import Subject
+from footplate.planning.choices import Choice, Measured
+from footplate.planning.program_client import PlanError, compiled_program
+from footplate.planning.serialized_step import serialize
+from footplate.planning.subject import Subject, captured, empty_copy, prepared, resized_leaf
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
 from footplate.step.xla.capture.functional import pytree
@@ -28,63 +26,44 @@ from footplate.step.xla.capture.functional import pytree
 STEPS = 5
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What was predicted for this machine, and what was found.
-
-    Attributes:
-        predicted_peak_bytes: memory, as the plan has it.
-        peak_bytes: state and batch, and how much the process that ran the program grew at most within a step.
-        least_step_s: the roofline.
-        xla_step_s: the median of some steps of XLA's program.
-        xla_fastest_step_s: the fastest of them.
-        eager_step_s: the median of as many with eager torch.
-    """
-
-    predicted_peak_bytes: int
-    peak_bytes: int
-    least_step_s: float
-    xla_step_s: float
-    xla_fastest_step_s: float
-    eager_step_s: float
-
-
-def measure(about: Subject, choice: Choice) -> Measured:
-    """Run steps of the training that `choice` is a plan of.
+def measure(subject: Subject, choice: Choice) -> Measured:
+    """Run some steps of a planned training.
 
     Args:
-        about: what was planned.
+        subject: the training.
         choice: the plan for `cpu`.
 
     Raises:
-        PlanError: it doesn't fit here.
+        PlanError: a step doesn't fit into this machine's memory.
     """
     if not choice.fits or choice.memory.peak is None or choice.roofline.step_s is None:
-        raise PlanError("--measure: this machine hasn't enough memory for a step.")
-    made = program(plain(subject.captured(about, about.batch_size, averages=False)), choice.target, STEPS)
-    assert made.measured is not None
+        raise PlanError("--measure: this machine doesn't have enough memory for a step.")
+    step = serialize(captured(subject, subject.batch_size, averages=False))
+    program = compiled_program(step, choice.target, STEPS)
+    assert program.measured is not None
     return Measured(
         predicted_peak_bytes=choice.memory.peak,
-        peak_bytes=made.measured["peak_bytes"],
+        peak_bytes=program.measured["peak_bytes"],
         least_step_s=choice.roofline.step_s,
-        xla_step_s=made.measured["step_s"],
-        xla_fastest_step_s=made.measured["fastest_s"],
-        eager_step_s=_eager(about),
+        xla_step_s=program.measured["step_s"],
+        xla_fastest_step_s=program.measured["fastest_s"],
+        eager_step_s=_eager_step_s(subject),
     )
 
 
-def _eager(about: Subject) -> float:
-    """Seconds of a step: forward, backward, the optimizer; without a trainer around it."""
-    module = subject.empty_copy(subject.prepared(about), "cpu")
+def _eager_step_s(subject: Subject) -> float:
+    """Time a step of eager torch: forward, backward and the optimizer, without a trainer."""
+    module = empty_copy(prepared(subject), "cpu")
     for tensor in (*module.parameters(), *module.buffers()):
         _fill(tensor.data)
     (optimizer,), _ = configure(module)
     batch = map_tensors(
-        pytree.tree_map(lambda leaf: subject.resized_leaf(leaf, about.batch_size, about.precision), about.batch),
+        pytree.tree_map(lambda leaf: resized_leaf(leaf, subject.batch_size, subject.precision), subject.batch),
         lambda tensor: _fill(torch.empty_like(tensor, device="cpu")),
     )
     module.log = module.log_dict = lambda *_, **__: None
-    precision, seconds = Precision.parse(about.precision), []
+
+    precision, seconds = Precision.parse(subject.precision), []
     for number in range(STEPS + 1):
         begun = time.perf_counter()
         arguments = (batch, number, 0)[: step_arguments(module.training_step, "training_step")]
@@ -94,9 +73,11 @@ def _eager(about: Subject) -> float:
         (output["loss"] if isinstance(output, dict) else output).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begun)
+
+    # The first step also allocates memory and starts threads.
     return statistics.median(seconds[1:])
 
 
 def _fill(tensor: Tensor) -> Tensor:
-    """Small positive numbers, zeros for integers: a class, a token."""
+    """Fill a tensor with small positive numbers; integers, which are classes or tokens, with zeros."""
     return tensor.uniform_(0.0, 0.02) if tensor.is_floating_point() else tensor.zero_()

@@ -1,12 +1,14 @@
-"""A plan for people and for programs."""
+"""A `Plan`: the choices, the cheapest and the fastest of them, and their form as text, as plain values and as a table."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from footplate.jobs.catalog.rows import catalog
-from footplate.planning.choices import Choice, Plan, usd_per_sample
+from footplate.planning.choices import Choice, Measured, usd_per_sample
+from footplate.planning.subject import Subject
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,16 +19,58 @@ COLUMNS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A plan. Print it, or read `choices`.
+
+    Attributes:
+        subject: the training that was planned.
+        choices: one for each target, in the order of `on`.
+        measured: some steps on this machine, beside the prediction; None unless you asked for it.
+    """
+
+    subject: Subject
+    choices: tuple[Choice, ...]
+    measured: Measured | None = None
+
+    @property
+    def fastest(self) -> Choice | None:
+        """The choice with the shortest training, among those that fit."""
+        return _least(self.choices, lambda choice: choice.samples_per_second and -choice.samples_per_second)
+
+    @property
+    def cheapest(self) -> Choice | None:
+        """The choice with the lowest price of a sample, among those that fit and have a known price."""
+        return _least(self.choices, usd_per_sample)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the plan to plain values, as `--format json` prints them."""
+        return to_dict(self)
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+def _least(choices: Sequence[Choice], value_of: Callable[[Choice], float | None]) -> Choice | None:
+    """The choice with the smallest value, among those that fit and have a value. Of equal ones, the first."""
+    ranked = [
+        (value, index)
+        for index, choice in enumerate(choices)
+        if choice.fits and (value := value_of(choice)) is not None
+    ]
+    return choices[min(ranked)[1]] if ranked else None
+
+
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values; sizes in bytes, times in seconds, for one device unless the name says otherwise."""
-    about = plan.subject
+    """Convert a plan to plain values: bytes and seconds, for one device unless the name says otherwise."""
+    subject = plan.subject
     return {
-        "model": about.name,
-        "precision": about.precision,
-        "batch_size": about.batch_size,
-        "dataset_rows": about.rows,
-        "epochs": about.epochs,
-        "assumed": list(about.assumed),
+        "model": subject.name,
+        "precision": subject.precision,
+        "batch_size": subject.batch_size,
+        "dataset_rows": subject.rows,
+        "epochs": subject.epochs,
+        "assumed": list(subject.assumed),
         "choices": [_choice(choice) for choice in plan.choices],
         "measured": asdict(plan.measured) if plan.measured else None,
         "cheapest": plan.cheapest.target.name if plan.cheapest else None,
@@ -46,7 +90,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "flops": choice.flops,
         "bytes_moved": choice.nbytes,
         "bytes_accessed": choice.accessed,
-        "collectives": [asdict(one) for one in choice.collectives],
+        "collectives": [asdict(collective) for collective in choice.collectives],
         "compute_s": times.compute_s,
         "memory_s": times.memory_s,
         "interconnect_s": times.interconnect_s,
@@ -69,39 +113,39 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def to_table(plan: Plan) -> RenderableType:
-    """A plan as a drawing for the terminal: the table, and below it what to know."""
+    """Draw a plan for the terminal: a table, and notes below it."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(*COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in made.columns[1:]:
+    table = Table(*COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in table.columns[1:]:
         column.justify = "right"
     for choice in plan.choices:
-        made.add_row(*_cells(choice))
-    return Group(Text(_title(plan)), made, *(Text(line) for line in _notes(plan)))
+        table.add_row(*_cells(choice))
+    return Group(Text(_title(plan)), table, *(Text(line) for line in _notes(plan)))
 
 
 def to_text(plan: Plan) -> str:
-    """`to_table` as text."""
+    """Render the table and the notes as text."""
     from rich.console import Console
 
     console = Console(width=150, highlight=False, color_system=None)
-    with console.capture() as caught:
+    with console.capture() as capture:
         console.print(to_table(plan))
-    return caught.get()
+    return capture.get()
 
 
 def _title(plan: Plan) -> str:
-    about = plan.subject
-    length = f", {about.rows:,} rows × {about.epochs} epochs" if about.rows else ""
-    return f"{about.name}, {about.precision}, batch of {about.batch_size:,} on all devices together{length}"
+    subject = plan.subject
+    length = f", {subject.rows:,} rows × {subject.epochs} epochs" if subject.rows else ""
+    return f"{subject.name}, {subject.precision}, batch of {subject.batch_size:,} on all devices together{length}"
 
 
 def _cells(choice: Choice) -> list[str]:
     memory, times, target = choice.memory, choice.roofline, choice.target
-    sent = sum(one.nbytes for one in choice.collectives)
+    sent = sum(collective.nbytes for collective in choice.collectives)
     return [
         target.name,
         f"{choice.per_device} × {target.devices}",
@@ -114,22 +158,25 @@ def _cells(choice: Choice) -> list[str]:
         _seconds(times.step_s),
         times.roof or "?",
         "?" if choice.samples_per_second is None else f"{choice.samples_per_second:,.0f}",
-        "" if choice.hours is None else _long(choice.hours),
+        "" if choice.hours is None else _duration(choice.hours),
         "unknown" if target.usd_per_hour is None else "" if choice.usd is None else _usd(choice.usd),
         "none" if choice.largest_batch is None else f"{'' if choice.searched else '≈ '}{choice.largest_batch:,}",
     ]
 
 
 def _notes(plan: Plan) -> list[str]:
-    lines = [f"Assumed: {one}" for one in plan.subject.assumed]
+    lines = [f"Assumed: {assumption}" for assumption in plan.subject.assumed]
     lines += [f"{choice.target.name}: {choice.problem}" for choice in plan.choices if choice.problem]
     unknown = [
-        one.target.name for one in plan.choices if one.fits and one.roofline.interconnect_s is None and one.nbytes
+        choice.target.name
+        for choice in plan.choices
+        if choice.fits and choice.roofline.interconnect_s is None and choice.nbytes
     ]
     if unknown:
         lines.append(
-            f"The catalog has no interconnect rate of {', '.join(unknown)}: their steps are reckoned without it."
+            f"The catalog has no interconnect rate of {', '.join(unknown)}: their step times don't include sending."
         )
+
     if plan.fastest:
         lines.append(f"Fastest: {plan.fastest.target.name}.")
     if plan.cheapest:
@@ -137,18 +184,20 @@ def _notes(plan: Plan) -> list[str]:
         lines.append(
             f"Cheapest with a known price: {plan.cheapest.target.name}, ${least * 1e6:,.3g} a million samples."
         )
+
     for choice in plan.choices:
         row, target = choice.target.accelerator, choice.target
         price = "no price known" if target.usd_per_hour is None else f"${target.usd_per_hour:,.2f}/h"
         dated = f" (catalog of {row.as_of}: {row.source})" if row else " (rates measured here)"
         lines.append(f"{target.name}: {target.machine}, {price}{dated}")
-    lines.append("Memory, TFLOP and GB: of one device and step. Times: the least that peak rates allow, no forecasts.")
+    lines.append("Memory, TFLOP and GB are for one device and step. Times are the least at peak rates, not forecasts.")
+
     if plan.measured:
-        found = plan.measured
+        measured = plan.measured
         lines.append(
-            f"Measured on this CPU: {_seconds(found.xla_step_s)} a step by XLA, {_seconds(found.eager_step_s)} by eager "
-            f"torch, where {_seconds(found.least_step_s)} was the least; {_gib(found.peak_bytes)} of memory, where "
-            f"{_gib(found.predicted_peak_bytes)} was predicted."
+            f"Measured on this CPU: {_seconds(measured.xla_step_s)} a step by XLA, {_seconds(measured.eager_step_s)} by "
+            f"eager torch (the least: {_seconds(measured.least_step_s)}); {_gib(measured.peak_bytes)} of memory "
+            f"(predicted: {_gib(measured.predicted_peak_bytes)})."
         )
     return lines
 
@@ -170,8 +219,8 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _long(hours: float) -> str:
-    """Hours for people."""
+def _duration(hours: float) -> str:
+    """Format hours as seconds, minutes or hours."""
     if hours < 1 / 60:
         return f"{hours * 3600:.2g} s"
     return f"{hours * 60:.2g} min" if hours < 1 else f"{hours:,.3g} h"

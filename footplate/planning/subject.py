@@ -1,8 +1,8 @@
-"""The training that is planned for: a module, an example of its batches, and how long it is to train.
+"""The subject of a plan: a module, an example of its batches, and the length of its training.
 
-Nothing of the user's is changed or filled with numbers: what is captured is a copy of the module whose tensors lie on
-torch's meta device, where they have a shape and no memory. A trainer that trains nothing stands in for the real one, for
-those modules that ask it in `configure_optimizers` how many steps there will be.
+The plan doesn't change the user's module. It captures a copy whose tensors are on torch's meta device, where they have a
+shape but no memory. Some modules ask their trainer in `configure_optimizers` for the number of steps; a stand-in for the
+trainer answers that.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ NAMES = ("32-true", "bf16-mixed", "bf16-true")
 
 @dataclass(frozen=True)
 class Subject:
-    """What is planned.
+    """A training to plan.
 
     Attributes:
-        name: for people.
+        name: the name in tables.
         module: a `footplate.Module` or a `LightningModule`; its weights aren't used.
-        batch: an example: a tree of tensors, the first dimension of each being the batch's.
-        batch_size: of the global batch: of all devices together.
+        batch: an example batch: a tree of tensors whose first dimension is the batch.
+        batch_size: the global batch size, of all devices together.
         precision: one of `NAMES`.
-        rows: of the data set; None if nobody said.
-        epochs: how often it is gone through.
-        gradient_clip_val: as the `Trainer`'s.
-        assumed: sentences about what was not said and is assumed.
+        rows: the number of rows of the data set; None if unknown.
+        epochs: the number of epochs.
+        gradient_clip_val: as for the `Trainer`.
+        assumed: sentences that state the assumptions.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Subject:
 
     @property
     def steps(self) -> int:
-        """Of the whole training, as far as it is known."""
+        """The number of steps of the whole training; with unknown rows, of one step per epoch."""
         return max(1, -(-(self.rows or self.batch_size) // self.batch_size)) * self.epochs
 
 
 def require_sizes(batch_size: int | None, rows: int | None, epochs: int | None) -> None:
-    """See that numbers that somebody gave can be numbers of samples and epochs.
+    """Check the range of the numbers of samples and epochs.
 
     Raises:
-        ConfigError: one of them can't.
+        ConfigError: a number is out of range.
     """
     limits = ("batch_size", batch_size, 2**31), ("dataset_rows", rows, 10**15), ("epochs", epochs, 10**9)
     for name, value, most in limits:
@@ -72,40 +72,40 @@ def require_sizes(batch_size: int | None, rows: int | None, epochs: int | None) 
 
 
 def precision_of(name: str) -> str:
-    """A precision by any of its names.
+    """Translate a precision to its full name, one of `NAMES`.
 
     Raises:
-        ConfigError: one that can't be planned.
+        ConfigError: a plan doesn't know this precision.
     """
-    found = PRECISIONS.get(name, name)
-    if found not in NAMES:
-        raise ConfigError(f'precision="{name}": a plan knows {", ".join((*PRECISIONS, *NAMES))}.')
-    return found
+    full_name = PRECISIONS.get(name, name)
+    if full_name not in NAMES:
+        raise ConfigError(f'precision="{name}": expected one of {", ".join((*PRECISIONS, *NAMES))}.')
+    return full_name
 
 
 def per_device(subject: Subject, devices: int) -> int:
-    """The part of the batch that one device has.
+    """Compute the batch size of one device.
 
     Raises:
-        ConfigError: the batch can't be shared out evenly.
+        ConfigError: the batch can't be divided evenly.
     """
     size, rest = divmod(subject.batch_size, devices)
     if rest:
         near = sorted({max(1, size) * devices, (size + 1) * devices})
         raise ConfigError(
-            f"batch_size={subject.batch_size} can't be shared by {devices} devices evenly. It is the global batch, of all "
-            f"devices together; take {' or '.join(map(str, near))}."
+            f"batch_size={subject.batch_size} can't be divided evenly by {devices} devices. It is the global batch size, "
+            f"of all devices together; take {' or '.join(map(str, near))}."
         )
     return size
 
 
 def captured(subject: Subject, size: int, averages: bool) -> Captured:
-    """The training step of one device.
+    """Capture the training step of one device.
 
     Args:
-        subject: what is planned.
-        size: of the batch of one device.
-        averages: whether there are other devices, to average gradients with.
+        subject: the training.
+        size: the batch size of one device.
+        averages: True if the step averages gradients with other devices.
 
     Raises:
         CaptureError: the step can't be captured.
@@ -125,7 +125,7 @@ def captured(subject: Subject, size: int, averages: bool) -> Captured:
 
 
 def prepared(subject: Subject) -> Any:
-    """The module as a trainer would begin with it, without weights: its hooks called, its precision set."""
+    """Copy the module without weights, and prepare it like a trainer: call its hooks, and set its precision."""
     module = empty_copy(subject.module, "meta")
     object.__setattr__(module, "_trainer", _Trainer(subject))
     if overrides(module, "setup"):
@@ -137,44 +137,47 @@ def prepared(subject: Subject) -> Any:
 
 
 def empty_copy(module: Any, device: str) -> Any:
-    """A copy of a module whose parameters and buffers are new and unfilled; those that are shared in it stay shared.
+    """Copy a module with new, uninitialised parameters and buffers. Shared tensors stay shared.
 
     Args:
-        module: what is copied.
-        device: where they lie; on "meta" they have shapes and no memory.
+        module: the module to copy.
+        device: the device of the new tensors; on "meta" they have no memory.
     """
-    kept: dict[int, Any] = {}
+    # deepcopy takes the copies of tensors from this dictionary, and doesn't copy their values.
+    copies: dict[int, Any] = {}
     for parameter in module.parameters():
-        kept[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+        copies[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
     for buffer in module.buffers():
-        kept[id(buffer)] = torch.empty_like(buffer, device=device)
-    return copy.deepcopy(module, kept)
+        copies[id(buffer)] = torch.empty_like(buffer, device=device)
+    return copy.deepcopy(module, copies)
 
 
 def batch_size_of(batch: Any) -> int:
-    """How many samples an example batch has.
+    """Count the samples of an example batch.
 
     Raises:
-        ConfigError: its tensors don't agree.
+        ConfigError: the first dimensions of its tensors differ.
     """
     sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
     if len(sizes) != 1:
-        raise ConfigError(f"batch: its tensors' first dimensions are {sorted(sizes)}; expected one number of samples.")
+        raise ConfigError(f"batch: the first dimensions of its tensors are {sorted(sizes)}; expected them to be equal.")
     return sizes.pop()
 
 
 def example_of(data: Any) -> Any:
-    """An example batch: a batch itself, or the first one of a loader, a list of batches, or a data module.
+    """Take an example batch: `data` itself, or the first batch of a loader, a list of batches, or a data module.
 
     Raises:
-        ConfigError: there is no batch in it.
+        ConfigError: `data` has no batch.
     """
     if hasattr(data, "train_dataloader"):
         data.prepare_data()
         data.setup(stage=TrainerFn.FITTING)
         data = data.train_dataloader()
+
+    # A list of dicts, tuples or lists is a list of batches, as for `fit`.
     if isinstance(data, list) and data and all(isinstance(item, (dict, tuple, list)) for item in data):
-        return data[0]  # batches, one after the other, as `fit` takes them
+        return data[0]
     if isinstance(data, (Tensor, dict, tuple, list)):
         return data
     if not isinstance(data, Iterable):
@@ -185,7 +188,7 @@ def example_of(data: Any) -> Any:
 
 
 def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
-    """A leaf of a batch for so many samples, without memory."""
+    """Resize a leaf of a batch to `size` samples, on the meta device."""
     if not isinstance(leaf, Tensor):
         return leaf
     dtype = torch.bfloat16 if precision == "bf16-true" and leaf.is_floating_point() else leaf.dtype
@@ -193,7 +196,7 @@ def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
 
 
 class _Trainer:
-    """What a plan knows of the trainer there will be."""
+    """Stands in for the trainer, with the attributes that a plan knows."""
 
     def __init__(self, subject: Subject) -> None:
         self.estimated_stepping_batches = subject.steps
@@ -208,4 +211,4 @@ class _Trainer:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise CaptureError(f"the module asks its trainer for {name}, which isn't known before there is one.")
+        raise CaptureError(f"the module asks its trainer for {name}, which a plan doesn't know.")

@@ -1,13 +1,13 @@
-"""What can be planned for, by name, and what the catalog knows of it.
+"""The hardware that a plan knows, by name, with its facts from the catalog.
 
-    v5e-8, v6e-8        eight chips: these generations are named by their chips
-    v4-8, v5p-8         eight cores, which are four chips: two cores of a chip work as one device
-    v2-8, v3-8          eight cores of four chips, each a device of its own
-    H100, A100x8        GPUs of one machine, by the catalog's names
-    cpu                 this machine, with the rates that it shows when it is asked (`rates.py`)
+    v5e-8, v6e-8        eight chips: the names of these generations count chips
+    v4-8, v5p-8         eight cores of four chips: the two cores of a chip work as one device
+    v2-8, v3-8          eight cores of four chips: each core is a device
+    H100, A100x8        GPUs of one machine, by the names of the catalog
+    cpu                 this machine, with measured rates (`cpu_rates.py`)
 
-A device is what holds a copy of the model and computes a part of the batch; what JAX calls a device of a slice.
-Rates are peaks; nothing reaches them. What the catalog doesn't know is None, and nothing is put in its place.
+A device holds a copy of the model and computes a part of the batch. For slices these are JAX's devices. Rates are peak
+rates. A value that the catalog doesn't have is None; it isn't estimated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.tpu.names import Slice, generation_of, generations, sizes, slice_of
 from footplate.jobs.catalog.rows import Accelerator, catalog
 
-MOST_CHIPS = {2: 256, 3: 512}  # of a slice that is planned for, by the number of its dimensions
+# The most chips of a planned slice, by the number of its dimensions.
+MOST_CHIPS = {2: 256, 3: 512}
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,17 @@ class Target:
     """A slice, some GPUs of one machine, or this machine's processor.
 
     Attributes:
-        name: as it was asked for.
+        name: the name that the user gave.
         kind: "tpu", "gpu" or "cpu".
-        accelerator: the catalog's row; None for a CPU.
-        devices: how many share the batch.
-        chips: how many accelerators the price is for.
-        topology: of a slice: `v5e:2x4`.
-        memory_bytes: of one device.
-        bytes_per_s: to and from that memory.
-        wire_bytes_per_s: what a device can send to the others of its slice or machine, in one direction.
-        usd_per_hour: for all of it.
-        machine: what the price is of, or why there is none.
+        accelerator: the row of the catalog; None for a CPU.
+        devices: the number of devices that share the batch.
+        chips: the number of accelerators that the price includes.
+        topology: the topology of a slice, such as `v5e:2x4`; None for other hardware.
+        memory_bytes: the memory of one device.
+        bytes_per_s: the rate of that memory.
+        wire_bytes_per_s: the rate at which a device sends to other devices of its slice or machine, in one direction.
+        usd_per_hour: the price of all of it together.
+        machine: the machine or chips that the price is for.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Target:
 
     @property
     def options(self) -> dict[str, object]:
-        """What JAX must be told of a slice beside its topology."""
+        """Further arguments of JAX's `get_topology_desc` for this slice."""
         if self.topology is None:
             return {}
         generation = self.topology.partition(":")[0]
@@ -63,15 +64,14 @@ class Target:
         return {"chips_per_host_bounds": (1, 1, 1)} if self.chips == 1 else {}
 
     def flops_per_s(self, precision: str, convolutions: float = 0.0) -> float | None:
-        """The peak rate of one device for products; None where the catalog has none, and for a CPU.
+        """The peak rate of one device for products; None for a CPU, and if the catalog has no rate.
 
-        A TPU multiplies bfloat16. Products in full single precision, which is what Footplate asks of it unless told
-        otherwise, are made of six of those (XLA's HIGHEST). On a GPU torch takes TF32 for convolutions and single precision
-        for products of matrices, unless told otherwise.
+        A TPU multiplies bfloat16. A product in single precision, Footplate's default, takes six of those (XLA's HIGHEST).
+        On a GPU, torch by default uses TF32 for convolutions and single precision for matrix products.
 
         Args:
-            precision: the training's.
-            convolutions: which part of the arithmetic is that of convolutions.
+            precision: the precision of the training.
+            convolutions: the part of convolutions in the arithmetic, from 0 to 1.
         """
         row = self.accelerator
         if row is None:
@@ -89,10 +89,10 @@ class Target:
 
 
 def target_of(name: str) -> Target:
-    """The target of a name.
+    """Look up a target by its name.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: the name is unknown; the text suggests the nearest one.
     """
     text = name.strip()
     if text.lower() == "cpu":
@@ -105,17 +105,17 @@ def target_of(name: str) -> Target:
     several = re.fullmatch(r"(.+)x([1-9][0-9]{0,5})", text.lower())
     if several and several[1] in gpus:
         return _gpus(text, gpus[several[1]], int(several[2]))
-    options = ["cpu", *(f"{one}-8" for one in generations()), *(row.short for row in gpus.values())]
-    raise ConfigError(f'"{name[:60]}" is nothing to plan for. {did_you_mean(text, options)} Several GPUs: H100x8.')
+    options = ["cpu", *(f"{generation}-8" for generation in generations()), *(row.short for row in gpus.values())]
+    raise ConfigError(
+        f'"{name[:60]}" is no hardware that a plan knows. {did_you_mean(text, options)} For several GPUs: H100x8.'
+    )
 
 
-def _slice(name: str, found: Slice) -> Target:
-    generation, chips, devices = found.generation, found.chips, found.devices
-    most = MOST_CHIPS[found.topology.count("x") + 1]
+def _slice(name: str, tpu_slice: Slice) -> Target:
+    generation, chips, devices = tpu_slice.generation, tpu_slice.chips, tpu_slice.devices
+    most = MOST_CHIPS[tpu_slice.topology.count("x") + 1]
     if chips > most:
-        raise ConfigError(
-            f'"{name}": {chips} chips are more than can be planned for; there are {sizes(generation, most)}.'
-        )
+        raise ConfigError(f'"{name}": a plan for {chips} chips is too large. Choose {sizes(generation, most)}.')
     row = catalog().accelerators[generation.catalog]
     wire = row.interconnect_gb_per_s
     return Target(
@@ -124,7 +124,7 @@ def _slice(name: str, found: Slice) -> Target:
         accelerator=row,
         devices=devices,
         chips=chips,
-        topology=f"{generation.name}:{found.topology}",
+        topology=f"{generation.name}:{tpu_slice.topology}",
         memory_bytes=int(row.memory_gb * 2**30) // generation.devices_per_chip,
         bytes_per_s=row.memory_gb_per_s * 1e9 / generation.devices_per_chip,
         wire_bytes_per_s=wire * 1e9 / 2 / generation.devices_per_chip if wire else None,
@@ -152,26 +152,30 @@ def _gpus(name: str, row: Accelerator, count: int) -> Target:
 
 
 def _machine_of(row: Accelerator, count: int) -> tuple[str, float | None]:
-    """The smallest machine with so many of a GPU, and its price with them; the price is None where a part is unknown.
+    """Find the smallest machine with this number of a GPU, and its price; the price is None if a part of it is unknown.
 
     Raises:
-        ConfigError: no machine takes so many.
+        ConfigError: no machine has this number.
     """
-    known = catalog()
-    built_in = [one for one in known.machines.values() if (one.accelerator, one.accelerator_count) == (row.name, count)]
+    data = catalog()
+    machines = data.machines.values()
+    built_in = [each for each in machines if (each.accelerator, each.accelerator_count) == (row.name, count)]
     attached = [
-        known.machines[machine]
-        for (machine, accelerator), counts in known.counts.items()
-        if accelerator == row.name and count in counts and not known.machines[machine].legacy
+        data.machines[name]
+        for (name, accelerator), counts in data.counts.items()
+        if accelerator == row.name and count in counts and not data.machines[name].legacy
     ]
-    found = sorted([*built_in, *attached], key=lambda one: (one.vcpus or 0, one.memory_gb or 0))
-    if not found:
-        counts = {one.accelerator_count for one in known.machines.values() if one.accelerator == row.name}
-        counts |= {each for (_, accelerator), some in known.counts.items() if accelerator == row.name for each in some}
+    candidates = sorted([*built_in, *attached], key=lambda each: (each.vcpus or 0, each.memory_gb or 0))
+    if not candidates:
+        valid = {each.accelerator_count for each in machines if each.accelerator == row.name}
+        for (_, accelerator), counts in data.counts.items():
+            if accelerator == row.name:
+                valid.update(counts)
         raise ConfigError(
-            f"no machine of the catalog has {count} {row.short}; there are with {', '.join(map(str, sorted(counts)))}."
+            f"no machine of the catalog has {count} {row.short}. Choose {', '.join(map(str, sorted(valid)))} of them."
         )
-    machine = found[0]
+
+    machine = candidates[0]
     if machine.accelerator:
         return machine.name, machine.usd_per_hour
     if machine.usd_per_hour is None or row.usd_per_hour is None:
@@ -182,6 +186,6 @@ def _machine_of(row: Accelerator, count: int) -> tuple[str, float | None]:
 def _cpu() -> Target:
     from footplate.hardware.machine import examine_machine
 
-    here = examine_machine()
-    memory = here.memory_limit_bytes or here.memory_bytes
-    return Target("cpu", "cpu", None, 1, 0, None, memory, None, None, None, f"this machine: {here.cpu}")
+    machine = examine_machine()
+    memory = machine.memory_limit_bytes or machine.memory_bytes
+    return Target("cpu", "cpu", None, 1, 0, None, memory, None, None, None, f"this machine: {machine.cpu}")

@@ -1,14 +1,14 @@
-"""The scaling study: the same training at several sizes, and what adding devices brings.
+"""The scaling study: run the same training at several sizes, and compare time, throughput, efficiency and loss.
 
-    figures.py    what was measured, and what follows from it: pure functions over frozen data
-    rates.py      the learning rate at each size
-    probe.py      in a worker: the callbacks that set the rate and take the time, in trainers that know nothing of it
-    measured.py   in a worker: one training, and what of it goes home
-    study.py      `scale`: training after training, repeats interleaved
-    reading.py    what the figures say, in sentences
-    report.py     the table and the JSON;  chart.py: the picture;  record.py: MLflow
+    results.py          the measurements and the summary of each size: frozen data, and pure functions over it
+    learning_rates.py   the learning rate at each size
+    study_callbacks.py  in a worker: callbacks that set the learning rate and measure time, in an unchanged trainer
+    training_task.py    in a worker: one training, and its results
+    study.py            `scale`: run all trainings, with interleaved repeats
+    findings.py         the findings, as sentences
+    report.py           the table and the JSON;  chart.py: the chart;  record.py: MLflow
 
-Importing this package imports none of them; a name is loaded when it is first used.
+Importing this package imports none of these files. A name is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
-    from footplate.scaling.rates import learning_rate as learning_rate
+    from footplate.scaling.learning_rates import learning_rate as learning_rate
     from footplate.scaling.study import scale as scale
 
 _HOMES = {
-    "learning_rate": "footplate.scaling.rates",
+    "learning_rate": "footplate.scaling.learning_rates",
     "scale": "footplate.scaling.study",
 }
 

@@ -1,6 +1,7 @@
-"""The chart of a study: running time by what it went into, throughput, efficiency and final loss, by number of processes.
+"""The chart of a study: running time by phase, throughput, efficiency and final loss, by number of processes.
 
-Bars and points are medians, whiskers quartiles; what would be ideal is dotted. A size that failed keeps its place.
+Bars and points are medians, whiskers are quartiles, and the ideal is dotted. A size that failed keeps its place on the
+axis.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.optional import require
-from footplate.scaling.figures import PAYS, PHASES, Size, Spread, base_of
+from footplate.scaling.results import PAYS, PHASES, Size, Spread, Study, base_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from footplate.scaling.study import Study
 
 INK, FAINT, MAIN, IDEAL = "#1f2937", "#e5e7eb", "#2563eb", "#94a3b8"
 COLOURS = {"step": "#2563eb", "data": "#f59e0b", "validation": "#10b981", "other": "#8b5cf6"}
@@ -25,7 +24,7 @@ TITLE: dict[str, Any] = {"color": INK, "loc": "left", "fontweight": "bold", "pad
 
 
 def draw(study: Study, path: Path) -> Path:
-    """Draw a study's chart into a PNG; returns its path.
+    """Draw the chart of a study into a PNG file; returns its path.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -34,12 +33,14 @@ def draw(study: Study, path: Path) -> Path:
     figure = figures.Figure(figsize=(11, 8), dpi=110, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     figure.suptitle(f"Scaling of {study.setup.name}", color=INK, x=0.01, ha="left", fontweight="bold", fontsize=14)
+
     time, throughput, efficiency, loss = figure.subplots(2, 2).flat
     sizes, base = study.sizes, base_of(study.sizes)
     _draw_time(time, sizes, base)
     _draw_points(throughput, sizes, lambda size: size.samples_per_second, "Throughput, samples/s")
     _draw_points(efficiency, sizes, _efficiency, "Efficiency")
     _draw_points(loss, sizes, lambda size: size.loss, f"Final {study.setup.monitor}")
+
     if base is not None and base.samples_per_second is not None:
         rate = base.samples_per_second.median / base.np
         throughput.plot(
@@ -55,7 +56,7 @@ def draw(study: Study, path: Path) -> Path:
 
 
 def _draw_time(axes: Axes, sizes: Sequence[Size], base: Size | None) -> None:
-    """Stacked bars: start-up, then the phases, or all of the time where these are not known."""
+    """Draw stacked bars: start-up, then the phases, or the whole time if the phases are unknown."""
     bottoms = [0.0] * len(sizes)
     for name, colour, seconds in _layers(sizes):
         if any(seconds):
@@ -65,13 +66,14 @@ def _draw_time(axes: Axes, sizes: Sequence[Size], base: Size | None) -> None:
         start = [_start_up(size) for size in sizes]
         ideal = [begin + base.seconds.median * base.np / size.np for begin, size in zip(start, sizes, strict=True)]
         axes.plot(range(len(sizes)), ideal, color=INK, linestyle=":", marker="_", markersize=24, label="ideal")
-        axes.set_ylim(top=1.35 * max(axes.get_ylim()[1], *ideal))  # room for the legend above the bars
+        # The legend needs space above the bars.
+        axes.set_ylim(top=1.35 * max(axes.get_ylim()[1], *ideal))
         axes.legend(loc="upper center", ncols=3, frameon=False, labelcolor=INK, fontsize=9)
-    _dress(axes, sizes, "Running time, s")
+    _style(axes, sizes, "Running time, s")
 
 
 def _layers(sizes: Sequence[Size]) -> list[tuple[str, str, list[float]]]:
-    """Name, colour and seconds by size of each layer; those of a size add up to its median time."""
+    """Name, colour and seconds for each size of each layer. The seconds of a size add up to its median time."""
     layers = [("start-up", START, [_start_up(size) for size in sizes])]
     for name in PHASES:
         layers.append((NAMES[name], COLOURS[name], [_seconds(size) * size.shares.get(name, 0.0) for size in sizes]))
@@ -79,22 +81,22 @@ def _layers(sizes: Sequence[Size]) -> list[tuple[str, str, list[float]]]:
     return layers
 
 
-def _draw_points(axes: Axes, sizes: Sequence[Size], of: Callable[[Size], Spread | None], title: str) -> None:
-    found = [(index, value) for index, value in enumerate(map(of, sizes)) if value is not None]
-    if found:
-        at, values = zip(*found, strict=True)
+def _draw_points(axes: Axes, sizes: Sequence[Size], value_of: Callable[[Size], Spread | None], title: str) -> None:
+    points = [(index, value) for index, value in enumerate(map(value_of, sizes)) if value is not None]
+    if points:
+        positions, values = zip(*points, strict=True)
         medians = [value.median for value in values]
-        reach = [
+        whiskers = [
             [value.median - value.low for value in values],
             [value.high - value.median for value in values],
         ]
-        axes.errorbar(at, medians, yerr=reach, color=MAIN, marker="o", markersize=5, capsize=4)
+        axes.errorbar(positions, medians, yerr=whiskers, color=MAIN, marker="o", markersize=5, capsize=4)
     else:
         axes.text(0.5, 0.5, "not reported", transform=axes.transAxes, ha="center", color=IDEAL)
-    _dress(axes, sizes, title)
+    _style(axes, sizes, title)
 
 
-def _dress(axes: Axes, sizes: Sequence[Size], title: str) -> None:
+def _style(axes: Axes, sizes: Sequence[Size], title: str) -> None:
     axes.set_title(title, **TITLE)
     axes.set_xlabel("processes", color=INK)
     axes.set_xticks(range(len(sizes)), [str(size.np) if size.done else f"{size.np}\nfailed" for size in sizes])

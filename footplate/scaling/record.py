@@ -1,6 +1,6 @@
-"""A study in MLflow: one run with the table, the chart and a point for each size; beneath it, a run for each training.
+"""Logs a study to MLflow: one run with the table, the chart and a point for each size, and a child run for each training.
 
-The steps of the parent's metrics are numbers of processes, so MLflow draws them against the size.
+The steps of the parent's metrics are the numbers of processes, so MLflow draws the metrics by size.
 """
 
 from __future__ import annotations
@@ -8,22 +8,18 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from footplate.scaling.figures import Size, Training
 from footplate.scaling.report import NAME
+from footplate.scaling.results import Size, Study, Training
 from footplate.tracking.finished import Finished, log_finished
 from footplate.tracking.mlflow import MLflow
-
-if TYPE_CHECKING:
-    from footplate.scaling.study import Study
 
 
 class Record:
     """Logs a study.
 
     Args:
-        experiment: of MLflow.
+        experiment: the name of the experiment in MLflow.
 
     Raises:
         MissingExtra: MLflow is not installed.
@@ -31,16 +27,17 @@ class Record:
     """
 
     def __init__(self, experiment: str) -> None:
-        MLflow(experiment)  # which sees whether it can
+        # The logger checks the name, and that MLflow is installed.
+        MLflow(experiment)
         self._experiment = experiment
 
     def __call__(self, study: Study) -> None:
-        """Log a study that is written."""
+        """Log a study whose files are written."""
         now = time.time()
         setup = {name: value for name, value in asdict(study.setup).items() if value is not None}
         parent = Finished(
             f"scaling-{study.setup.name}",
-            min([one.began_s for one in study.trainings], default=now),
+            min([training.began_s for training in study.trainings], default=now),
             now,
             setup,
             [(size.np, of_size(size)) for size in study.sizes if size.done],
@@ -50,38 +47,35 @@ class Record:
         )
         children = [
             Finished(
-                f"np-{one.np}-{one.repeat + 1}",
-                one.began_s,
-                one.began_s + one.wall_s,
-                {"np": one.np, "repeat": one.repeat, "lr_factor": study.setup.rate(one.np).factor},
-                [(one.np, of_training(one))],
-                tags={"failure": one.failure} if one.failure else {},
-                status="failed" if one.failure else "success",
+                f"np-{training.np}-{training.repeat + 1}",
+                training.began_s,
+                training.began_s + training.wall_s,
+                {"np": training.np, "repeat": training.repeat, "lr_factor": study.setup.rate(training.np).factor},
+                [(training.np, of_training(training))],
+                tags={"failure": training.failure} if training.failure else {},
+                status="failed" if training.failure else "success",
             )
-            for one in study.trainings
+            for training in study.trainings
         ]
         log_finished(study.directory, self._experiment, parent, children)
 
 
 def of_size(size: Size) -> dict[str, float]:
-    """The medians of a size that are known, by the name of the metric."""
+    """Collect the known medians of a size, by the name of the metric."""
     medians = {
         "seconds": size.seconds,
         "seconds_with_start_up": size.wall_s,
         "samples_per_second": size.samples_per_second,
         "val_loss": size.loss,
     }
-    found = {name: value.median for name, value in medians.items() if value is not None}
-    found |= {f"share_{name}": share for name, share in size.shares.items()}
-    return found | {
-        name: value
-        for name, value in {"speedup": size.speedup, "efficiency": size.efficiency}.items()
-        if value is not None
-    }
+    metrics = {name: value.median for name, value in medians.items() if value is not None}
+    metrics |= {f"share_{name}": share for name, share in size.shares.items()}
+    ratios = {"speedup": size.speedup, "efficiency": size.efficiency}
+    return metrics | {name: value for name, value in ratios.items() if value is not None}
 
 
 def of_training(training: Training) -> dict[str, float]:
-    """The figures of a training that are known, by the name of the metric."""
+    """Collect the known figures of a training, by the name of the metric."""
     if training.failure:
         return {"seconds_with_start_up": training.wall_s}
     figures = {
@@ -98,5 +92,5 @@ def of_training(training: Training) -> dict[str, float]:
 
 
 def files(directory: Path) -> list[Path]:
-    """What a study has written."""
+    """List the files of a study."""
     return [directory / f"{NAME}.{kind}" for kind in ("json", "md", "png")]

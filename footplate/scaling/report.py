@@ -1,4 +1,4 @@
-"""What a study leaves in its directory: `scaling.json` (all of it), `scaling.md` (to be read), `scaling.png` (a chart)."""
+"""The files of a study: `scaling.json` with all results, `scaling.md` to read, and `scaling.png`, a chart."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.core.version import __version__
 from footplate.scaling.chart import draw
-from footplate.scaling.figures import Size, Spread
-from footplate.scaling.reading import duration
+from footplate.scaling.findings import duration
+from footplate.scaling.results import Size, Spread, Study
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from footplate.scaling.study import Study
 
 NAME = "scaling"
 HEADINGS = (
@@ -27,14 +26,14 @@ NOTHING = "–"
 
 def write(study: Study) -> None:
     """Write the three files."""
-    place = study.directory
-    (place / f"{NAME}.json").write_text(json.dumps(to_dict(study), indent=2) + "\n", encoding="utf-8")
-    (place / f"{NAME}.md").write_text(to_markdown(study), encoding="utf-8")
-    draw(study, place / f"{NAME}.png")
+    directory = study.directory
+    (directory / f"{NAME}.json").write_text(json.dumps(to_dict(study), indent=2) + "\n", encoding="utf-8")
+    (directory / f"{NAME}.md").write_text(to_markdown(study), encoding="utf-8")
+    draw(study, directory / f"{NAME}.png")
 
 
 def to_dict(study: Study) -> dict[str, Any]:
-    """All of a study as plain values."""
+    """Convert a study to plain values."""
     import torch
 
     from footplate.hardware.machine import cpu_model
@@ -51,7 +50,7 @@ def to_dict(study: Study) -> dict[str, Any]:
 
 
 def to_markdown(study: Study) -> str:
-    """The table, what it says, and the chart, as a page."""
+    """Write the table, the findings and the chart as a page."""
     setup = study.setup
     rows = [HEADINGS, tuple("---" for _ in HEADINGS), *map(row, study.sizes)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
@@ -67,7 +66,7 @@ def to_markdown(study: Study) -> str:
 
 
 def to_table(study: Study) -> RenderableType:
-    """The medians and what they say, for a terminal."""
+    """Draw the medians and the findings for a terminal."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -76,20 +75,20 @@ def to_table(study: Study) -> RenderableType:
     table = Table(*HEADINGS, box=box.SIMPLE, title=f"Scaling of {study.setup.name}", title_justify="left")
     for size in study.sizes:
         table.add_row(*row(size, quartiles=False))
-    said = [study.reading, *study.notes]
-    look = f"Look: {study.directory / NAME}.png (the chart), .md, .json"
-    return Group(table, *(Text(line) for line in said), Text(look))
+    lines = [study.reading, *study.notes, f"Files: {study.directory / NAME}.png (the chart), .md, .json"]
+    return Group(table, *map(Text, lines))
 
 
 def row(size: Size, quartiles: bool = True) -> tuple[str, ...]:
-    """A size in the table: medians, and quartiles where there are several trainings."""
+    """Format a size as a row of the table: medians, with quartiles if there are several trainings."""
 
-    def shown(found: Spread | None, text: Callable[[float], str]) -> str:
-        if found is None:
+    def shown(spread: Spread | None, text: Callable[[float], str]) -> str:
+        if spread is None:
             return NOTHING
-        if not quartiles or found.low == found.high:
-            return text(found.median)
-        return f"{text(found.median)} ({text(found.low).removesuffix(' s')} to {text(found.high).removesuffix(' s')})"
+        if not quartiles or spread.low == spread.high:
+            return text(spread.median)
+        low, high = (text(value).removesuffix(" s") for value in (spread.low, spread.high))
+        return f"{text(spread.median)} ({low} to {high})"
 
     return (
         str(size.np),
@@ -99,20 +98,20 @@ def row(size: Size, quartiles: bool = True) -> tuple[str, ...]:
         NOTHING if size.speedup is None else f"{size.speedup:.2f}",
         shown(size.samples_per_second, lambda value: f"{value:,.0f}"),
         NOTHING if size.efficiency is None else f"{size.efficiency:.2f}",
-        "no number" if size.diverged == size.done > 0 else shown(size.loss, lambda value: f"{value:.4g}"),
+        "not finite" if size.diverged == size.done > 0 else shown(size.loss, lambda value: f"{value:.4g}"),
         NOTHING if size.epochs is None else f"{size.epochs:g}",
-        "failed" if not size.done else f"{size.done}{', others failed' if size.failures else ''}",
+        "failed" if not size.done else f"{size.done}{', some failed' if size.failures else ''}",
     )
 
 
 def describe(study: Study) -> str:
-    """The set-up in a sentence."""
+    """Describe the settings."""
     setup = study.setup
     own = "the training's own" if setup.lr is None else f"{setup.lr:g}"
-    warm = f", after a warm-up of {setup.warmup:g} epoch(s)" if setup.warmup else ""
-    rule = {"linear": f"n times {own}{warm}", "sqrt": f"√n times {own}{warm}", "none": own}[setup.lr_rule]
+    warm_up = f", after a warm-up of {setup.warmup:g} epoch(s)" if setup.warmup else ""
+    rule = {"linear": f"n times {own}{warm_up}", "sqrt": f"√n times {own}{warm_up}", "none": own}[setup.lr_rule]
     return (
-        f"Each size was trained {setup.repeat} time(s) in turn, on {setup.backend} processes, to the same stopping "
-        f"criterion. Learning rate with n processes: {rule}. Medians, with quartiles in brackets; the loss is "
-        f"`{setup.monitor}`."
+        f"Each size was trained {setup.repeat} time(s) in turn, in {setup.backend} processes, to the same stopping "
+        f"criterion. Learning rate with n processes: {rule}. The table has medians, with quartiles in brackets. The loss "
+        f"is `{setup.monitor}`."
     )

@@ -1,9 +1,9 @@
-"""`scale`: the same training at several sizes, one after the other, and what comes of it.
+"""`scale`: run the same training at several sizes, one after the other, and summarise the results.
 
-    for each repeat:  for each size:  launch the function in so many processes, note what rank 0 brings home
+    for each repeat:  for each size:  launch the function in that number of processes, take the results of rank 0
 
-Repeats are interleaved, so that what changes on a machine in the course of a study meets all sizes alike. Every training
-begins from a nursery that is warm, and is not started again when it fails: one that fails is in the table as failed.
+Repeats are interleaved, so that changes on the machine during a study affect all sizes. Every training starts from a warm
+fork server. A training that fails isn't started again; the table shows it as failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
@@ -27,75 +27,18 @@ from footplate.launch.policy import Restarts
 from footplate.launch.runner import new_log_dir, refuse_inside
 from footplate.launch.supervisor import launch
 from footplate.scaling import report
-from footplate.scaling.figures import Size, Training, summarise
-from footplate.scaling.measured import Measured, Outcome, arrive
-from footplate.scaling.rates import Rate, Rule, check_rule, factor
-from footplate.scaling.reading import core_notes, read
+from footplate.scaling.findings import core_notes, read
+from footplate.scaling.learning_rates import Rate, Rule, check_rule
+from footplate.scaling.results import Setup, Study, Training, summarise
+from footplate.scaling.training_task import Outcome, TrainingTask, check_unpickles
 
 log = logging.getLogger(__name__)
 
 ONCE = Restarts(max_restarts=0, max_host_restarts=0)
 PRELOAD = ("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo")
-UNPACED = "The learning rate was the training's own at each size: nothing asked for footplate.scaling.learning_rate."
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What was asked for.
-
-    Attributes:
-        name: of the function or script.
-        np: the sizes, the smallest first.
-        backend: its name.
-        repeat: trainings of each size.
-        lr_rule: how the learning rate grows with the size.
-        lr: of one process; None for the training's own.
-        warmup: of the learning rate, in epochs.
-        monitor: the metric that is the validation loss.
-        cores: of this machine, where the processes were on it; None elsewhere.
-        date: when it began, in ISO 8601.
-    """
-
-    name: str
-    np: tuple[int, ...]
-    backend: str
-    repeat: int
-    lr_rule: Rule
-    lr: float | None
-    warmup: float
-    monitor: str
-    cores: int | None
-    date: str
-
-    def rate(self, np: int) -> Rate:
-        """What the learning rate becomes with so many processes."""
-        return Rate(factor(self.lr_rule, np), self.warmup, self.lr)
-
-
-@dataclass(frozen=True)
-class Study:
-    """What a study found.
-
-    Attributes:
-        setup: what was asked for.
-        trainings: in the order in which they were run.
-        sizes: the smallest first.
-        notes: what must be known to read the figures, in sentences.
-        reading: what the figures say, in sentences.
-        directory: where `scaling.json`, `scaling.md`, `scaling.png` and the logs are.
-    """
-
-    setup: Setup
-    trainings: tuple[Training, ...]
-    sizes: tuple[Size, ...]
-    notes: tuple[str, ...]
-    reading: str
-    directory: Path
-
-    @property
-    def failed(self) -> bool:
-        """Whether no training succeeded."""
-        return not any(size.done for size in self.sizes)
+UNPACED = (
+    "Each size had the training's own learning rate, because the code didn't call footplate.scaling.learning_rate."
+)
 
 
 def scale(
@@ -112,45 +55,47 @@ def scale(
     output: str | Path | None = None,
     experiment: str | None = "scaling",
 ) -> Study:
-    """Run the same training at several sizes, and write down what adding devices brings.
+    """Run the same training at several sizes, and compare time, throughput, efficiency and loss.
 
-    A `Trainer` inside the function needs no change: the study sets its learning rate and takes its time. Code without one
-    asks for its rate (`footplate.scaling.learning_rate`) and returns `{"val_loss": …, "samples": …}`.
+    A `Trainer` inside the function needs no change: the study sets its learning rate and measures its time. Code without a
+    trainer calls `footplate.scaling.learning_rate` for its rate, and returns `{"val_loss": …, "samples": …}`.
 
     Args:
-        fn: the training, from its beginning to its own stopping criterion; called without arguments in each process.
+        fn: the training, from its beginning to its own stopping criterion. Each process calls it without arguments.
         np: the sizes: numbers of processes.
-        backend: where they are: "local", "ray", "spark", or an object of your own. On this machine they may be more than
-            the cores; the result then says so.
-        resources: what each worker needs, in the words of the backend.
-        repeat: how often each size is trained.
-        lr_rule: how the learning rate grows with n processes: "linear" (n times), "sqrt" (√n times), "none".
-        lr: the rate of one process; None for the training's own.
+        backend: the backend that runs the processes: "local", "ray", "spark", or an object of your own. A size may have
+            more processes than this machine has cores; the result then says so.
+        resources: the resources of each worker, in the terms of the backend.
+        repeat: the number of trainings of each size.
+        lr_rule: the growth of the learning rate with n processes: "linear" (n times), "sqrt" (√n times), "none".
+        lr: the rate of one process; None for the training's own rate.
         warmup: epochs in which the rate grows from that of one process; by default 1 for "linear", else 0.
         monitor: the metric that is the validation loss.
         output: a directory for table, JSON, chart and logs; by default a new one in `runs/`.
-        experiment: of MLflow, where the study becomes a run, with one for each training beneath it; None not to log it.
+        experiment: the experiment in MLflow, where the study becomes a run with a child run for each training; None doesn't
+            log it.
 
     Raises:
-        ConfigError: a size, a rule or another argument that can't be.
-        MissingExtra: matplotlib, MLflow or the engine of the backend is not installed.
-        LaunchError: the function can't be sent to workers, or this process is itself one of several.
+        ConfigError: an argument is invalid.
+        MissingExtra: matplotlib, MLflow or the engine of the backend isn't installed.
+        LaunchError: the function can't be sent to workers, or this process is itself a worker.
     """
     sizes = check_sizes(np)
     check_repeat(repeat)
     rule, lr, warmup = check_rule(lr_rule, lr, warmup)
     refuse_inside("A scaling study")
     require("matplotlib.figure", "plot", "The chart of a scaling study")
-    made = backends.named(backend, resources) if isinstance(backend, str) else backend
+    chosen = backends.named(backend, resources) if isinstance(backend, str) else backend
     logger = _logger(experiment)
     began = datetime.now()
     setup = Setup(
-        getattr(fn, "name", None) or name_of(fn), sizes, made.name, repeat, rule, lr, warmup, monitor,
-        _cores() if made.name == "local" else None, began.isoformat(timespec="seconds"),
+        getattr(fn, "name", None) or name_of(fn), sizes, chosen.name, repeat, rule, lr, warmup, monitor,
+        _cores() if chosen.name == "local" else None, began.isoformat(timespec="seconds"),
     )  # fmt: skip
     directory = _directory(output, began)
-    trainings, notes = _train_all(fn, setup, made, directory)
-    summary = summarise(trainings, {one: setup.rate(one).factor for one in sizes})
+
+    trainings, notes = _train_all(fn, setup, chosen, directory)
+    summary = summarise(trainings, {size: setup.rate(size).factor for size in sizes})
     notes = (*core_notes(summary, setup.cores), *notes)
     study = Study(setup, trainings, summary, notes, read(summary, setup.monitor, setup.lr_rule), directory)
     report.write(study)
@@ -160,10 +105,10 @@ def scale(
 
 
 def check_sizes(np: Any) -> tuple[int, ...]:
-    """The sizes of a study, each once, the smallest first.
+    """Check the sizes of a study; returns each of them once, the smallest first.
 
     Raises:
-        ConfigError: none, or one that is no number of processes.
+        ConfigError: there are none, or one isn't a number of processes.
     """
     sizes = list(np) if isinstance(np, (list, tuple)) else [np]
     if not sizes:
@@ -175,10 +120,10 @@ def check_sizes(np: Any) -> tuple[int, ...]:
 
 
 def check_repeat(repeat: Any) -> None:
-    """See that this is a number of repeats.
+    """Check the number of repeats.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: it isn't a whole number of at least 1.
     """
     if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
         raise ConfigError(f"repeat={repeat!r}: expected a whole number, 1 or more.")
@@ -187,38 +132,43 @@ def check_repeat(repeat: Any) -> None:
 def _train_all(
     fn: Callable[[], Any], setup: Setup, backend: Backend, directory: Path
 ) -> tuple[tuple[Training, ...], tuple[str, ...]]:
-    """All trainings, and notes on what they didn't tell.
+    """Run all trainings; returns them with notes on missing figures.
 
-    A size whose first training fails is not trained again.
+    A size whose trainings have all failed isn't trained again.
     """
-    _launch(functools.partial(arrive, Measured(fn, 1, 0, Rate(), setup.monitor)), 1, backend, "study", None)
+    # A function that can't be unpickled in a worker is an error of the study, not a failed training.
+    task = TrainingTask(fn, 1, 0, Rate(), setup.monitor)
+    _launch(functools.partial(check_unpickles, task), 1, backend, "study", None)
+
     trainings: list[Training] = []
     notes: dict[str, None] = {}
     for repeat, np in product(range(setup.repeat), setup.np):
-        if repeat and all(one.failure for one in trainings if one.np == np):
+        if repeat and all(training.failure for training in trainings if training.np == np):
             continue
         log.info("%s: training with np=%d, %d of %d …", setup.name, np, repeat + 1, setup.repeat)
-        training, note = _train(Measured(fn, np, repeat, setup.rate(np), setup.monitor), setup, backend, directory)
+        task = TrainingTask(fn, np, repeat, setup.rate(np), setup.monitor)
+        training, note = _train(task, setup, backend, directory)
         trainings.append(training)
         notes.update(dict.fromkeys(filter(None, [note])))
         log.info("%s: np=%d %s", setup.name, np, training.failure or f"took {training.seconds:.1f} s")
     return tuple(trainings), tuple(notes)
 
 
-def _train(measured: Measured, setup: Setup, backend: Backend, directory: Path) -> tuple[Training, str]:
-    logs = new_log_dir(directory / "logs", f"np-{measured.np}")
-    blank = Training(measured.np, measured.repeat, began_s=time.time())
+def _train(task: TrainingTask, setup: Setup, backend: Backend, directory: Path) -> tuple[Training, str]:
+    """Run one training; returns it with a note on missing figures."""
+    logs = new_log_dir(directory / "logs", f"np-{task.np}")
+    blank = Training(task.np, task.repeat, began_s=time.time())
     clock = time.monotonic()
     try:
-        outcome = _launch(measured, measured.np, backend, f"np={measured.np}", logs)
+        outcome = _launch(task, task.np, backend, f"np={task.np}", logs)
     except Exception as error:
-        failed = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'without a word'}"
-        )
-        return replace(blank, failure=failed, wall_s=time.monotonic() - clock), ""
+        message = str(error).strip().splitlines()
+        failure = f"{type(error).__name__}: {message[0] if message else 'without a message'}"
+        return replace(blank, failure=failure, wall_s=time.monotonic() - clock), ""
+
     wall_s = time.monotonic() - clock
     if not isinstance(outcome, Outcome):
-        return replace(blank, failure="rank 0 ended before its function had returned", wall_s=wall_s), ""
+        return replace(blank, failure="rank 0 exited before its function returned", wall_s=wall_s), ""
     return replace(outcome.training, began_s=blank.began_s, wall_s=wall_s), _missing(outcome, setup.monitor)
 
 
@@ -236,12 +186,12 @@ def _launch(fn: Callable[[], Any], np: int, backend: Backend, name: str, logs: P
 
 
 def _missing(outcome: Outcome, monitor: str) -> str:
-    """What is to be said of a training that didn't tell all; empty when it did."""
+    """Write a note on the figures that a training didn't report; empty if it reported all."""
     training = outcome.training
     own = "" if outcome.paced else f"{UNPACED} "
     if not outcome.trained and not outcome.returned:
         return (
-            f"{own}Only the running time is known: no Trainer was run, and no figures were returned. Let the function "
+            f"{own}Only the running time is known, because the function ran no Trainer and returned no figures. Let it "
             'return {"val_loss": …, "samples": …}.'
         )
     if training.loss is None and not training.diverged:
@@ -251,10 +201,10 @@ def _missing(outcome: Outcome, monitor: str) -> str:
 
 
 def _logger(experiment: str | None) -> Callable[[Study], None] | None:
-    """What logs the study to MLflow, found before the first training; None when it is not to be logged.
+    """Make the logger to MLflow; None if the study isn't logged. This checks MLflow before the first training.
 
     Raises:
-        MissingExtra: MLflow is not installed.
+        MissingExtra: MLflow isn't installed.
     """
     if experiment is None:
         return None
@@ -270,14 +220,14 @@ def _cores() -> int:
 
 
 def _directory(output: str | Path | None, began: datetime) -> Path:
-    """The study's directory, made.
+    """Create the directory of the study.
 
     Raises:
-        ConfigError: it can't be made.
+        ConfigError: it can't be created.
     """
-    place = Path(output) if output is not None else Path("runs") / began.strftime("scaling-%Y%m%d-%H%M%S")
+    directory = Path(output) if output is not None else Path("runs") / began.strftime("scaling-%Y%m%d-%H%M%S")
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"output={str(place)!r}: no directory can be made there: {error}.") from error
-    return place
+        raise ConfigError(f"output={str(directory)!r}: this directory can't be created: {error}.") from error
+    return directory

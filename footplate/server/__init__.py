@@ -1,17 +1,18 @@
-"""`footplate server`: the verbs of `footplate jobs` over HTTP, and a page for people.
+"""`footplate server`: the actions of `footplate jobs` over HTTP, and a web page of jobs.
 
-    browser, curl ──► guard.py      is it for us, may they, can it be another site's page that asks?
-                      app.py        the application: routes, errors, the page's files
-                      routes/       a file for each kind of thing: jobs, logs, packages, catalog
-                      models.py     what goes over the wire; views.py makes it of what is known of a job
-                      submission.py a spec over HTTP → a job
-                      figures.py    what a run has recorded → curves
-    desk.py ────────► footplate.jobs.verbs.Jobs, opened anew for each request
+    browser, curl ──► guard.py         checks the host, the token, and that no page of another site sends the request
+                      app.py           the application: routes, errors, the files of the page
+                      routes/          a file for each kind of resource: jobs, logs, packages, catalog
+                      models.py        the data of requests and answers; views.py makes answers from jobs
+                      submission.py    a request's spec → a job
+                      figures.py       recorded metrics → curves
+    dependencies.py ► footplate.jobs.verbs.Jobs, opened for each request
 
-The server holds nothing: jobs are in the store, their output is in files, and what makes them go on is a sweep, as with
-the command line. Killing it loses nothing, and several may run at once. A job's supervisor that it has started outlives
-it.
+The server has no state of its own: jobs are in the store, and their output is in files. It advances jobs by reconciling
+them with the store, as the command line does. If you kill the server, nothing is lost, and several servers may run at once.
+A supervisor of a job that the server has started outlives the server.
 
-**Who may ask.** It listens on this machine alone unless told otherwise, and on any other address only with a token
-(`auth.py`). Whoever may ask may run programs as the user who started it: that is what submitting a job is.
+**Access.** By default the server listens on this machine alone. On any other address it needs a token (`auth.py`).
+Everybody who may send requests can run programs as the user who started the server, because that is what submitting a job
+does.
 """

@@ -2,9 +2,8 @@
 
     {"error": {"code": "conflict", "message": "flowers_1 is RUNNING. Cancel it first: …", "problems": []}}
 
-A `FootplateError` is written for whoever can mend it, so its text is the message. `problems` names each thing that is
-wrong with a spec, with its key. Anything else that escapes is a defect of ours: it is logged, and answered without
-details.
+The text of a `FootplateError` tells the user what to do, so it is the message. `problems` lists all problems of a spec,
+with their keys. Any other exception is a defect of Footplate: the server logs it, and its answer has no details.
 """
 
 from __future__ import annotations
@@ -27,73 +26,79 @@ from footplate.jobs.spec.problems import Problem, SpecError, dotted
 from footplate.jobs.store.jobs import UnknownJob, WrongState
 from footplate.server import views
 from footplate.server.auth import Token
-from footplate.server.desk import Desk
+from footplate.server.dependencies import ServerContext
 from footplate.server.guard import API, Guard, Refusal
 from footplate.server.routes import catalog, jobs, logs, packages
 
 log = logging.getLogger(__name__)
-ABOUT = """The verbs of `footplate jobs`: submit, check, list, describe, wait, logs, cancel, resubmit, delete.
+ABOUT = """The actions of `footplate jobs`: submit, check, list, describe, wait, logs, cancel, resubmit, delete.
 
-Where the server has a token, each request brings it: `Authorization: Bearer TOKEN`. Where it has none, a request that is
-no GET brings the header `X-Footplate: 1`.
+If the server has a token, each request must carry it: `Authorization: Bearer TOKEN`. If it has none, each request other
+than GET must carry the header `X-Footplate: 1`.
 """
 STATIC = Path(__file__).parent / "static"
 _ROUTERS = (jobs.router, logs.router, packages.router, catalog.router)
 _CODES = {404: "not_found", 405: "bad_request", 400: "bad_request", 413: "too_large", 422: "invalid"}
 
 
-def make_app(desk: Desk, token: Token | None = None) -> Guard:
-    """The application, within its guard.
+def make_app(context: ServerContext, token: Token | None = None) -> Guard:
+    """Make the application, within its guard.
 
     Args:
-        desk: whose jobs it is about.
-        token: what requests must bring; None if everybody on this machine may ask.
+        context: the jobs and settings of the server.
+        token: the token that requests must carry; None if everybody on this machine may send requests.
     """
     app = FastAPI(
         title="Footplate jobs",
         version=__version__,
         description=ABOUT,
-        dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],  # for the description: the guard looks
+        # Only for the description of the API: the guard checks the token.
+        dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],
         openapi_url=f"{API}/openapi.json",
-        docs_url=None,  # these two pages load their scripts from elsewhere
+        # These two pages would load scripts from other sites.
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.desk = desk
+    app.state.context = context
     for router in _ROUTERS:
         app.include_router(router)
 
     @app.exception_handler(FootplateError)
-    def mendable(request: Request, error: Exception) -> Response:
+    def footplate_error(request: Request, error: Exception) -> Response:
         status, code = _status(error)
-        return _answer(desk, status, code, str(error), error.problems if isinstance(error, SpecError) else None)
+        return _answer(context, status, code, str(error), error.problems if isinstance(error, SpecError) else None)
 
     @app.exception_handler(Refusal)
     def refused(request: Request, error: Refusal) -> Response:
-        return _answer(desk, error.status, error.code, str(error))
+        return _answer(context, error.status, error.code, str(error))
 
     @app.exception_handler(RequestValidationError)
-    def not_as_described(request: Request, error: RequestValidationError) -> Response:
-        found = [Problem(tuple(one["loc"][1:]), one["msg"], str(one["loc"][0])) for one in error.errors()]
-        said = "; ".join(f"{dotted(one.path) or one.place}: {one.text}" for one in found)
-        return _answer(desk, 422, "invalid", f"{said}. See {API}/openapi.json", found)
+    def invalid_request(request: Request, error: RequestValidationError) -> Response:
+        problems = [Problem(tuple(entry["loc"][1:]), entry["msg"], str(entry["loc"][0])) for entry in error.errors()]
+        text = "; ".join(f"{dotted(problem.path) or problem.place}: {problem.text}" for problem in problems)
+        return _answer(context, 422, "invalid", f"{text}. See {API}/openapi.json", problems)
 
     @app.exception_handler(HTTPException)
-    def not_there(request: Request, error: HTTPException) -> Response:
+    def http_error(request: Request, error: HTTPException) -> Response:
         status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
+
+        # The mount of the page's files answers 404 for paths of the API that have other methods.
         if status in (404, 405) and request.method not in (allowed := _methods(app, request)):
             status, detail, headers = 405, "Method Not Allowed", {"Allow": ", ".join(sorted(allowed))}
-        said = f"{request.method} {request.url.path}: {detail}. See {API}/openapi.json"
-        return _answer(desk, status, _CODES.get(status, "bad_request"), said, headers=headers)
+        text = f"{request.method} {request.url.path}: {detail}. See {API}/openapi.json"
+        return _answer(context, status, _CODES.get(status, "bad_request"), text, headers=headers)
 
     @app.exception_handler(ClientDisconnect)
-    def hung_up(request: Request, error: Exception) -> Response:
-        return Response(status_code=400)  # which nobody hears
+    def disconnected(request: Request, error: Exception) -> Response:
+        # The client has closed the connection, so it never reads this answer.
+        return Response(status_code=400)
 
     @app.exception_handler(Exception)
     def defect(request: Request, error: Exception) -> Response:
-        log.error("%s %s has failed:", request.method, request.url.path)  # uvicorn shows the traceback
-        return _answer(desk, 500, "unavailable", "a defect of the server: its log says more.")
+        # uvicorn logs the traceback after this line.
+        log.error("%s %s failed:", request.method, request.url.path)
+        return _answer(context, 500, "unavailable", "a defect of the server: see its log.")
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
@@ -104,7 +109,7 @@ def make_app(desk: Desk, token: Token | None = None) -> Guard:
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
-    """The methods of all routes with this path. Starlette names those of one route, and none where the mount answers."""
+    """Collect the methods of all routes with this path. Starlette knows only those of one route, and none of the mount."""
     routes = [*app.routes, *(route for router in _ROUTERS for route in router.routes)]
     matching = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE]
     return {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
@@ -121,12 +126,12 @@ def _status(error: Exception) -> tuple[int, str]:
 
 
 def _answer(
-    desk: Desk,
+    context: ServerContext,
     status: int,
     code: str,
     message: str,
     problems: list[Problem] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = desk.mask.all(views.error(code, message, problems).model_dump(mode="json", by_alias=True))
+    body = context.mask.all(views.error(code, message, problems).model_dump(mode="json", by_alias=True))
     return JSONResponse(body, status, headers)

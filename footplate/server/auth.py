@@ -1,8 +1,7 @@
-"""The token: where it comes from, and whether a request has it.
+"""The token: reading it, and checking requests for it.
 
-From `--token-file`, or from `FOOTPLATE_TOKEN`. It is taken out of this process's environment when it is read, so that
-neither a supervisor nor a job is started with it, and it is never logged. What is kept is its digest, which comparing
-in constant time needs.
+It comes from `--token-file` or from `FOOTPLATE_TOKEN`. Reading removes it from this process's environment, so supervisors
+and jobs don't inherit it. It is never logged. The server keeps only its digest, and compares digests in constant time.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ _TOKEN = re.compile(rf"[\x21-\x7e]{{{SHORTEST},4096}}")
 
 @dataclass(frozen=True, repr=False)
 class Token:
-    """What a request must bring."""
+    """The token that a request must carry."""
 
     digest: bytes
 
     @classmethod
     def of(cls, text: str) -> Token:
-        """The token that this text is."""
+        """Make a token from its text."""
         return cls(hashlib.sha256(text.encode()).digest())
 
     def allows(self, authorization: bytes) -> bool:
-        """Whether a request with this `Authorization` header may pass; takes as long whatever it says."""
-        scheme, _, given = authorization.partition(b" ")
-        same = hmac.compare_digest(hashlib.sha256(given.strip()).digest(), self.digest)
+        """Return True if the `Authorization` header has this token. The time doesn't depend on the header's content."""
+        scheme, _, text = authorization.partition(b" ")
+        same = hmac.compare_digest(hashlib.sha256(text.strip()).digest(), self.digest)
         return same and scheme.lower() == b"bearer"
 
 
 def take(file: Path | None, environ: MutableMapping[str, str] = os.environ) -> tuple[Token, str] | tuple[None, None]:
-    """The token and its text, from a file or else from the environment, from which it is removed; None if there is none.
+    """Read the token from a file, or else take it out of the environment; returns it with its text, or None twice.
 
     Raises:
-        ConfigError: the file can't be read, or others can read it too; it holds no token.
+        ConfigError: the file can't be read, other users can read it, or it has no token.
     """
     text, origin = environ.pop(VARIABLE, None), VARIABLE
     if file is not None:
@@ -68,5 +67,5 @@ def _read(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file {file} can't be read: {error}. Make one: {_MAKE} > {file}") from None
     if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(f"--token-file {file} can be read by others than you: chmod 600 {file}")
+        raise ConfigError(f"--token-file {file} can be read by other users. Restrict it: chmod 600 {file}")
     return text

@@ -1,7 +1,7 @@
-"""How long a client may take to send the head of a request: `HEAD_S` from the connection, or from the last answer.
+"""The time limit for the head of a request: `HEAD_S` from the connection, or from the last answer.
 
-A connection that stays silent, or sends a byte now and then, would hold a file descriptor for ever. `guard.py` limits how
-long a body may take. Nothing limits how long an answer may take: `/wait` and `/events` are meant to be long.
+Without it, a connection that sends nothing, or a byte now and then, would hold a file descriptor for ever. `guard.py`
+limits the time of a body. There is no limit for an answer, because answers of `/wait` and `/events` take long.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ HEAD_S = 20.0
 
 
 class HeadDeadline(H11Protocol):
-    """HTTP/1.1 that closes a connection whose next request is late."""
+    """HTTP/1.1 that closes a connection if the head of its next request is late."""
 
     head_s = HEAD_S
-    _late: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -27,7 +27,7 @@ class HeadDeadline(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
+            self._cancel_timer()
         else:
             self._await_head()
 
@@ -36,15 +36,16 @@ class HeadDeadline(H11Protocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._cancel_timer()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
-        answering = self.cycle is not None and not self.cycle.response_complete  # a request that came with the last one
-        if self._late is None and not answering and not self.transport.is_closing():
-            self._late = self.loop.call_later(self.head_s, self.transport.close)
+        # The client may have sent the next request together with the last one.
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._timer is None and not answering and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.head_s, self.transport.close)
 
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,13 +1,13 @@
-"""What runs have recorded, as curves: the metrics of a `CSV` logger, and how busy the job kept its machine.
+"""Recorded figures as curves: the metrics of a `CSV` logger, and the job's use of its machine.
 
-A trainer leaves `metrics.csv` in its run's directory, which is the job's unless the program says otherwise; Lightning's
-CSV logger one of the same form a few directories below. They are looked for below the job's directory, `DEPTH` levels
-deep; files that are older than the job are another's. Nothing that isn't a number is read of them.
+A trainer writes `metrics.csv` into its run's directory, which by default is the job directory. Lightning's CSV logger
+writes a file of the same form some directories below. This file searches the job directory, `DEPTH` levels deep. Files
+older than the job belong to another job. Only numbers are read from these files.
 
-`usage.csv` is the supervisor's (`jobs/backends/local/usage.py`).
+The supervisor writes `usage.csv` (`jobs/backends/local/usage.py`).
 
-A curve of more than `POINTS` points is thinned: of each stretch the least and the greatest value stay, so a spike does
-too.
+A curve of more than `POINTS` points is thinned: the least and the greatest value of each section stay, so spikes stay
+visible.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.backends.local.usage import NAME as USAGE
@@ -31,21 +32,23 @@ from footplate.server.models import Figure, Figures, Series
 
 POINTS = 600
 DEPTH = 4
-LARGEST = 32 * 2**20  # bytes of a file; of a larger one, the end
+
+# Of a file with more bytes, only the header and the end are read.
+LARGEST = 32 * 2**20
 _FILES = 8
 _DIRECTORIES = 2_000
 _STAGES = ("train_", "val_", "validation_", "test_", "train/", "val/", "test/")
 _X = ("step", "epoch", "time")
-_UNMEASURED = "Nothing has been measured of the devices yet: that begins a second after the processes do."
-_ELSEWHERE = "Devices are measured on this machine alone, and the job's processes are elsewhere."
+_UNMEASURED = "There are no measurements of the devices yet. They begin a second after the processes."
+_ELSEWHERE = "Only devices of this machine are measured, and the job's processes run elsewhere."
 
 Points = list[tuple[float, float | None]]
 
 
 def figures(job: Job, home: Home, mask: Mask) -> Figures:
-    """All that has been recorded of a job."""
+    """Collect all recorded figures of a job."""
     if job.host != machine.host():
-        note = f"The job runs on {job.host}: what it has recorded is there."
+        note = f"The job runs on {job.host}, and its figures are recorded there."
         return Figures(training=[], training_note=note, devices=[], devices_note=note)
     training, note = _training(job, mask)
     devices = _devices(job, home)
@@ -58,45 +61,48 @@ def figures(job: Job, home: Home, mask: Mask) -> Figures:
 
 
 def _training(job: Job, mask: Mask) -> tuple[list[Figure], str]:
-    where = job.plan.get("job_dir")
-    if not where:
-        return [], "The job has no job directory, in which metrics would be looked for."
-    if where.startswith(BUCKETS):
-        return [], f"The job's directory is {where}: metrics are looked for on this machine alone."
-    drawn: list[Figure] = []
-    for path in islice(sorted(_metrics_files(Path(where), job.created)), _FILES):
-        below = path.parent.relative_to(where).as_posix()
-        drawn += of_metrics(mask.text(_text(path)), "" if below == "." else mask.text(below))
-    if not drawn:
-        return [], f"No metrics.csv of this job in {where} yet. A Trainer writes one as soon as it logs something."
-    return drawn, ""
+    job_dir = job.plan.get("job_dir")
+    if not job_dir:
+        return [], "The job has no job directory, so there are no metrics to find."
+    if job_dir.startswith(BUCKETS):
+        return [], f"The job directory is {job_dir}. Metrics are read only from directories of this machine."
+    found: list[Figure] = []
+    for path in islice(sorted(_metrics_files(Path(job_dir), job.created)), _FILES):
+        run = path.parent.relative_to(job_dir).as_posix()
+        found += of_metrics(mask.text(_text(path)), "" if run == "." else mask.text(run))
+    if not found:
+        return (
+            [],
+            f"There is no metrics.csv of this job in {job_dir} yet. A Trainer writes it when it first logs a metric.",
+        )
+    return found, ""
 
 
 def of_metrics(text: str, run: str = "") -> list[Figure]:
-    """The curves of a metrics.csv; metrics that differ in their stage alone, as train_loss and val_loss, share a figure."""
+    """Make figures of a metrics.csv. Metrics that differ only in their stage (train_loss, val_loss) share a figure."""
     header, rows = _table(text)
     if "step" not in header:
         return []
-    at = header.index("step")
-    together: dict[str, list[Series]] = {}
+    step = header.index("step")
+    groups: dict[str, list[Series]] = {}
     for column, name in enumerate(header):
         if name in _X or not name:
             continue
-        points = [(x, _number(row[column])) for row in rows if row[column] and (x := _number(row[at])) is not None]
+        points = [(x, _number(row[column])) for row in rows if row[column] and (x := _number(row[step])) is not None]
         if points:
-            together.setdefault(_subject(name), []).append(_series(name, points))
-    order = sorted(together, key=lambda name: ("loss" not in name.lower(), len(together[name]) == 1, name))
-    return [
-        Figure(title=f"{name} · {run}" if run else name, unit="", x="step", series=together[name]) for name in order
-    ]
+            groups.setdefault(_without_stage(name), []).append(_series(name, points))
+
+    # Losses come first, then figures with several curves.
+    order = sorted(groups, key=lambda name: ("loss" not in name.lower(), len(groups[name]) == 1, name))
+    return [Figure(title=f"{name} · {run}" if run else name, unit="", x="step", series=groups[name]) for name in order]
 
 
 def of_usage(text: str, began: float) -> dict[tuple[str, str], tuple[str, Points]]:
-    """The curves of a usage.csv, by figure and name: the unit, and the points, in seconds since `began`."""
+    """Make curves of a usage.csv, by figure and name: the unit, and the points, in seconds since `began`."""
     header, rows = _table(text)
     if header[:1] != ["time"]:
         return {}
-    found: dict[tuple[str, str], tuple[str, Points]] = {}
+    curves: dict[tuple[str, str], tuple[str, Points]] = {}
     for column, name in enumerate(header[1:], start=1):
         device, _, what = name.partition("_")
         key, unit = {
@@ -104,12 +110,12 @@ def of_usage(text: str, began: float) -> dict[tuple[str, str], tuple[str, Points
             "memory_bytes": (("Memory", "memory"), "bytes"),
         }.get(name, (("GPU use" if what == "busy" else "GPU memory", device), "share" if what == "busy" else "bytes"))
         points = [(x - began, _number(row[column])) for row in rows if (x := _number(row[0])) is not None]
-        found[key] = (unit, points)
-    return found
+        curves[key] = (unit, points)
+    return curves
 
 
 def _devices(job: Job, home: Home) -> list[Figure]:
-    """Figures of all attempts, one after the other along the same time."""
+    """Make figures of all attempts, one after the other on the same time axis."""
     curves: dict[tuple[str, str], tuple[str, Points]] = {}
     began: float | None = None
     for attempt in range(1, job.attempt + 1):
@@ -120,24 +126,23 @@ def _devices(job: Job, home: Home) -> list[Figure]:
         rows = _table(text)[1]
         began = began if began is not None else (_number(rows[0][0]) if rows else None)
         for key, (unit, points) in of_usage(text, began or 0.0).items():
-            before = curves.setdefault(key, (unit, []))[1]
-            if before and points:
-                before.append((points[0][0], None))  # between two attempts nothing ran: the curve is cut there
-            before.extend(points)
-    titles = list(dict.fromkeys(title for title, _ in curves))
-    return [
-        Figure(
-            title=title,
-            unit=next(unit for (one, _), (unit, _) in curves.items() if one == title),  # pyright: ignore[reportArgumentType]
-            x="seconds",
-            series=[_series(name, points) for (one, name), (_, points) in curves.items() if one == title],
-        )
-        for title in titles
-    ]
+            curve = curves.setdefault(key, (unit, []))[1]
+
+            # No process ran between two attempts, so the curve has a gap there.
+            if curve and points:
+                curve.append((points[0][0], None))
+            curve.extend(points)
+
+    drawn: dict[str, list[Series]] = {}
+    units: dict[str, Any] = {}
+    for (title, name), (unit, points) in curves.items():
+        drawn.setdefault(title, []).append(_series(name, points))
+        units.setdefault(title, unit)
+    return [Figure(title=title, unit=units[title], x="seconds", series=series) for title, series in drawn.items()]
 
 
 def thin(points: Points, most: int = POINTS) -> Points:
-    """At most about `most` points, with the least and the greatest of each stretch of them.
+    """Thin a curve to about `most` points: the least and the greatest value of each section.
 
     >>> thin([(0, 1.0), (1, 9.0), (2, 2.0), (3, 0.0)], most=2)
     [(1, 9.0), (3, 0.0)]
@@ -147,13 +152,18 @@ def thin(points: Points, most: int = POINTS) -> Points:
     length = math.ceil(len(points) / max(1, most // 2))
     kept: Points = []
     for start in range(0, len(points), length):
-        stretch = points[start : start + length]
-        chosen = set([point for point in stretch if point[1] is None][:1])
-        numbers = [point for point in stretch if point[1] is not None]
+        section = points[start : start + length]
+        chosen = set([point for point in section if point[1] is None][:1])
+        numbers = [point for point in section if point[1] is not None]
         if numbers:
-            chosen |= {min(numbers, key=lambda one: one[1]), max(numbers, key=lambda one: one[1])}  # pyright: ignore
-        kept += sorted(chosen, key=stretch.index)
+            # No value is None here, which pyright can't see.
+            chosen |= {min(numbers, key=_value), max(numbers, key=_value)}
+        kept += sorted(chosen, key=section.index)
     return kept
+
+
+def _value(point: tuple[float, float | None]) -> Any:
+    return point[1]
 
 
 def _series(name: str, points: Points) -> Series:
@@ -161,46 +171,47 @@ def _series(name: str, points: Points) -> Series:
     return Series(name=name, x=[x for x, _ in kept], y=[y for _, y in kept])
 
 
-def _subject(name: str) -> str:
-    """What a metric is about, whatever stage it is of."""
+def _without_stage(name: str) -> str:
+    """Remove the stage from a metric's name."""
     lower = name.lower()
-    stage = next((one for one in _STAGES if lower.startswith(one)), "")
+    stage = next((prefix for prefix in _STAGES if lower.startswith(prefix)), "")
     return name[len(stage) :].removesuffix("_step").removesuffix("_epoch") or name
 
 
 def _metrics_files(root: Path, since: float) -> Iterator[Path]:
-    """Every metrics.csv at most so deep below a directory that is of a later time, without following links."""
-    looked = 0
+    """Find each metrics.csv below a directory that is newer than `since`, without following links."""
+    visited = 0
     level = [root]
     for _ in range(DEPTH):
         below: list[Path] = []
         for directory in level:
-            looked += 1
-            if looked > _DIRECTORIES:
+            visited += 1
+            if visited > _DIRECTORIES:
                 return
             try:
-                entries = sorted(os.scandir(directory), key=lambda one: one.name)
+                entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
             except OSError:
                 continue
             for entry in entries:
-                if entry.name == "metrics.csv" and _is_of(entry, since):
+                if entry.name == "metrics.csv" and _is_newer(entry, since):
                     yield directory / entry.name
                 elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                     below.append(directory / entry.name)
         level = below
 
 
-def _is_of(entry: os.DirEntry[str], since: float) -> bool:
+def _is_newer(entry: os.DirEntry[str], since: float) -> bool:
     with suppress(FileNotFoundError):
         return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime >= since
     return False
 
 
 def _text(path: Path) -> str:
-    """A file of numbers; of one that is too large its head and its end; nothing of one that can't be read."""
+    """Read a file of numbers: the header and the end if it is too large, and nothing if it can't be read."""
+    # The job may have deleted the file, or another user may own it.
     try:
         file = path.open("rb")
-    except OSError:  # deleted meanwhile, or somebody else's
+    except OSError:
         return ""
     with file:
         size = file.seek(0, os.SEEK_END)
@@ -214,7 +225,7 @@ def _text(path: Path) -> str:
 
 
 def _table(text: str) -> tuple[list[str], list[Sequence[str]]]:
-    """Header and rows, without a last line that has no end, or rows that are not like the header."""
+    """Parse header and rows, without an incomplete last line, and without rows of another length than the header."""
     try:
         header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [[]]
     except csv.Error:

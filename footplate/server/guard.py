@@ -1,17 +1,17 @@
-"""Which requests come through, and what every answer says: the outermost layer, before any route.
+"""The outermost layer of the server: it checks every request before any route, and adds headers to every answer.
 
-A web page that the user has open elsewhere can send requests here, too. It is kept out by these:
+A page of another site in the user's browser can send requests here too. These rules reject them:
 
     rule                                                       against
-    `Host` is an address, localhost or this machine's name     a foreign name that was made to lead here (DNS rebinding)
-    the API's `Sec-Fetch-Site`, `Origin` are of this site      another site's page, as browsers say themselves
-    what changes something has `Authorization`                 another site's form: it can't set a header, and there are
-      or `X-Footplate`                                         neither cookies nor CORS here
-    with a token, the API wants it                             everybody else
+    `Host` is an address, localhost or this machine's name     a foreign name that points to this server (DNS rebinding)
+    `Sec-Fetch-Site` and `Origin` are of this site             a page of another site, as the browser reports it
+    a request that changes something has `Authorization`       a form of another site: it can't set a header, and the
+      or `X-Footplate`                                         server uses neither cookies nor CORS
+    if there is a token, the API requires it                   everybody else
 
-A body is read whole before the application sees it, up to `BODY` bytes; only packages are passed on as they come, and
-their route counts them. A body, or the next piece of a package, must come within `BODY_S`. Each answer says that nothing
-but what comes from here may be loaded into the page.
+The guard reads a whole body, of up to `BODY` bytes, before the application gets it. Packages are an exception: the
+application gets them piece by piece, and their route counts the bytes. A body, or the next piece of a package, must arrive
+within `BODY_S`. The headers of every answer forbid the page to load anything from other sites.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 API = "/api"
 HEADER = b"x-footplate"
-BODY = 3 * 2**20  # bytes: a spec, and as many arguments of its program as a process can be given
-BODY_S = 60.0  # for a body; of a package, from one piece to the next
+
+# The most bytes of a body: a spec with as many arguments as a process can have.
+BODY = 3 * 2**20
+
+# The time limit for a body; for a package, from one piece to the next.
+BODY_S = 60.0
 STREAMED = f"{API}/packages"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (
@@ -55,7 +59,7 @@ _HEADERS = [
 
 
 class Refusal(Exception):
-    """A request that doesn't come through."""
+    """A request was refused."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -64,18 +68,24 @@ class Refusal(Exception):
 
 
 class Guard:
-    """Around an application. Args: `app`; `token`, if there is one."""
+    """Wraps an application, and refuses requests that break the rules.
+
+    Args:
+        app: the application.
+        token: the token that requests must carry; None if there is none.
+    """
 
     def __init__(self, app: App, token: Token | None = None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # a start, an end; nothing here speaks websocket
+        # The other type is "lifespan", for the start and the end of the server. There are no websockets.
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def signed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
             await send(message)
@@ -84,41 +94,44 @@ class Guard:
             check(scope["method"], scope["path"], dict(scope["headers"]), self._token)
             if scope["method"] not in _SAFE:
                 receive = _piecewise(receive) if scope["path"] == STREAMED else await _in_time(_whole(receive))
-            await self._app(scope, receive, signed)
-        except Refusal as refusal:  # at the latest while the application reads the body, so before any answer
-            await _refuse(refusal, signed)
+            await self._app(scope, receive, send_with_headers)
+        except Refusal as refusal:
+            # The last refusals occur while the application reads the body, so it hasn't answered yet.
+            await _refuse(refusal, send_with_headers)
 
 
 def check(method: str, path: str, headers: dict[bytes, bytes], token: Token | None) -> None:
-    """Let a request pass.
+    """Check the rules for a request.
 
     Raises:
-        Refusal: it must not.
+        Refusal: the request breaks a rule.
     """
     host = headers.get(b"host", b"").decode("latin-1").lower()
     if not is_ours(host):
         raise Refusal(
-            403, "forbidden", f'Host "{host[:80]}": this server goes by its address, localhost, or the machine\'s name.'
+            403,
+            "forbidden",
+            f'Host "{host[:80]}": expected the address of this server, localhost, or its machine\'s name.',
         )
     if not (path == API or path.startswith(f"{API}/")):
         return
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-        raise Refusal(403, "forbidden", "a page of another site has asked: open this server's own page.")
+        raise Refusal(403, "forbidden", "a page of another site sent this request. Open this server's own page.")
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
     if origin and origin.partition("://")[2] != host:
-        raise Refusal(403, "forbidden", f'Origin "{origin[:80]}": a page of another site has asked.')
+        raise Refusal(403, "forbidden", f'Origin "{origin[:80]}": a page of another site sent this request.')
     if token is not None and not token.allows(headers.get(b"authorization", b"")):
         raise Refusal(401, "unauthorized", "expected the header Authorization: Bearer TOKEN, with this server's token.")
     if method not in _SAFE and not (token or HEADER in headers):
         raise Refusal(
             403,
             "forbidden",
-            f"{method} changes something: expected the header X-Footplate: 1, which no other site can send.",
+            f"{method} changes something, so it needs the header X-Footplate: 1, which pages of other sites can't send.",
         )
 
 
 def is_ours(host: str) -> bool:
-    """Whether a `Host` is an address, which nobody can make lead elsewhere, or one of this machine's own names.
+    """Return True if a `Host` is an address, which can't be redirected, or one of this machine's own names.
 
     >>> is_ours("127.0.0.1:8650"), is_ours("[::1]:8650"), is_ours("localhost"), is_ours("evil.example")
     (True, True, True, False)
@@ -140,11 +153,11 @@ async def _in_time(awaited: Awaitable[_T]) -> _T:
     try:
         return await asyncio.wait_for(awaited, BODY_S)
     except TimeoutError:
-        raise Refusal(408, "too_slow", f"the request's body has not come within {BODY_S:g} s.") from None
+        raise Refusal(408, "too_slow", f"the body of the request didn't arrive within {BODY_S:g} s.") from None
 
 
 def _piecewise(receive: Receive) -> Receive:
-    """What gives the pieces of a body as they come, each in time. Afterwards it waits for the client to go."""
+    """Make a receiver of the pieces of a body, each with a time limit. After the last one it waits for the disconnect."""
     more = True
 
     async def piece() -> Message:
@@ -157,7 +170,7 @@ def _piecewise(receive: Receive) -> Receive:
 
 
 async def _whole(receive: Receive) -> Receive:
-    """Read a body, and return what gives it again."""
+    """Read a whole body; returns a receiver that gives it to the application."""
     pieces, size, more = [], 0, True
     while more:
         message = await receive()
@@ -168,16 +181,16 @@ async def _whole(receive: Receive) -> Receive:
         more = message.get("more_body", False)
         if size > BODY:
             raise Refusal(413, "too_large", f"the request has more than {BODY:,} bytes.")
-    given = False
+    delivered = False
 
-    async def again() -> Message:
-        nonlocal given
-        if given:
+    async def replay() -> Message:
+        nonlocal delivered
+        if delivered:
             return await receive()
-        given = True
+        delivered = True
         return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
 
-    return again
+    return replay
 
 
 async def _refuse(refusal: Refusal, send: Send) -> None:

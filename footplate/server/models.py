@@ -1,4 +1,4 @@
-"""What goes over the wire. Names are in camelCase there, times in UTC; `/api/openapi.json` is made of these."""
+"""The data of requests and answers, as `/api/openapi.json` describes it. JSON names are in camelCase, times in UTC."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Code = Literal[
 
 
 class Wire(BaseModel):
-    """Base of all."""
+    """The base of all requests and answers."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid")
 
 
 class ProblemView(Wire):
-    """One thing that is wrong: the key, where it was written, and what is wrong with it."""
+    """A problem of a spec: its key, the place where it was written, and a description."""
 
     key: str
     place: str
@@ -42,7 +42,7 @@ class ProblemView(Wire):
 
 
 class Error(Wire):
-    """What went wrong: `message` says what was given, what was expected and what to do."""
+    """An error. `message` says what was given, what was expected and what to do."""
 
     code: Code
     message: str
@@ -50,7 +50,7 @@ class Error(Wire):
 
 
 class ErrorView(Wire):
-    """Every answer that isn't a success."""
+    """The answer of a request that failed."""
 
     error: Error
 
@@ -72,14 +72,14 @@ class JobRow(Wire):
 
 
 class JobList(Wire):
-    """Jobs, the newest first; `more` says whether there are others that were not asked for."""
+    """Jobs, the newest first. `more` is true if the limit has cut the list."""
 
     jobs: list[JobRow]
     more: bool
 
 
 class Holds(Wire):
-    """What a job holds of the machine while it runs."""
+    """The resources of the machine that a job holds while it runs."""
 
     cpus: float
     gpus: int
@@ -87,7 +87,7 @@ class Holds(Wire):
 
 
 class TransitionView(Wire):
-    """One step in a job's life; `source` is null for the first."""
+    """A change of a job's state. `source` is null for the first one."""
 
     time: datetime
     source: State | None
@@ -97,7 +97,7 @@ class TransitionView(Wire):
 
 
 class ProcessView(Wire):
-    """One process of an attempt; `outcome` is empty while it runs."""
+    """A process of an attempt. `outcome` is empty while it runs."""
 
     attempt: int
     role: str
@@ -109,7 +109,7 @@ class ProcessView(Wire):
 
 
 class JobView(JobRow):
-    """All that is known of a job: `submitted` as it was written, `resolved` as it was understood."""
+    """A job with all details. `submitted` is its spec as written, `resolved` is the spec with all values filled in."""
 
     queue_time: datetime
     failures: int
@@ -124,39 +124,39 @@ class JobView(JobRow):
 
 
 class Submission(Wire):
-    """A job: `config`, with the rest laid over it as on the command line.
+    """A job to submit: `config`, and further settings that win over it, as on the command line.
 
-    Its program is an uploaded package, or a directory of the server's machine, or `packageUris`.
+    The program is an uploaded package, a directory of the server's machine, or `packageUris`.
     """
 
     job_id: str | None = Field(None, max_length=200, examples=["flowers_1"])
     config: dict[str, Any] | str = Field(
         {},
-        description="config.yaml: its text, or the same as JSON: {trainingInput: …}",
+        description="the text of config.yaml, or its content as JSON: {trainingInput: …}",
         examples=[{"trainingInput": {}}],
     )
-    args: list[str] = Field([], description="the program's arguments; they replace those of the config")
-    modernize: bool = Field(False, description="take today's machines for those that are gone")
+    args: list[str] = Field([], description="the arguments of the program; they replace those of the config")
+    modernize: bool = Field(False, description="replace withdrawn machines by current ones")
 
-    package: str | None = Field(None, description="the digest that POST /api/packages gave", pattern="^[0-9a-f]{64}$")
+    package: str | None = Field(None, description="the digest from POST /api/packages", pattern="^[0-9a-f]{64}$")
     package_path: str | None = Field(
-        None, description="the directory of a package; only where the server listens on its own machine alone"
+        None, description="the directory of a package; only if the server listens on a loopback address"
     )
-    backend: str = Field("local", max_length=40, description="where it runs")
-    place: dict[str, str] = Field({}, description="where exactly: the backend's own options, as on the command line")
+    backend: str = Field("local", max_length=40, description="the backend that runs the job")
+    place: dict[str, str] = Field({}, description="the options of the backend, as on the command line")
 
 
 class Submitted(Wire):
-    """A job that is in the queue, what was taken of its package, and what its owner may not have expected."""
+    """A job in the queue, with notices about its package and about surprising settings."""
 
     job: JobView
     notices: list[str]
 
 
 class Checked(Wire):
-    """What is wrong with a job, and what it comes to: null if something is wrong.
+    """The problems of a job, and its resolved spec, which is null if there are problems.
 
-    `request` is what would be asked of the backend's service; null where there is none, or no program was given.
+    `request` is the request to the service of the backend; null if the backend has no service, or without a program.
     """
 
     valid: bool
@@ -174,7 +174,7 @@ class FileView(Wire):
 
 
 class PackageView(Wire):
-    """A package that was taken."""
+    """A package that the server has stored."""
 
     digest: str
     files: list[FileView]
@@ -182,7 +182,7 @@ class PackageView(Wire):
 
 
 class Series(Wire):
-    """A curve: null where a value is no number."""
+    """A curve. A value that isn't a finite number is null."""
 
     name: str
     x: list[float]
@@ -190,7 +190,7 @@ class Series(Wire):
 
 
 class Figure(Wire):
-    """Curves that belong together; `x` says what is counted along: steps, or seconds since the job began to run."""
+    """Curves in one chart. `x` is their axis: steps, or seconds since the job began to run."""
 
     title: str
     unit: Literal["", "cores", "bytes", "share"]
@@ -199,7 +199,7 @@ class Figure(Wire):
 
 
 class Figures(Wire):
-    """What a job's runs have recorded, and what its supervisor has measured; a note says why there is nothing."""
+    """The metrics of a job's runs, and the measurements of its supervisor. A note explains an empty list."""
 
     training: list[Figure]
     training_note: str
@@ -208,5 +208,25 @@ class Figures(Wire):
 
 
 def moment(seconds: float | None) -> Any:
-    """Seconds since the epoch as a moment; None stays None."""
+    """Convert seconds since 1970 to a time in UTC; None stays None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+_DESCRIPTIONS = {
+    400: "the request has another form than the API expects",
+    401: "the token is missing or wrong",
+    403: "the request comes from a page of another site, or lacks the header X-Footplate",
+    404: "it doesn't exist",
+    409: "its state doesn't allow this",
+    413: "the request is too large",
+    422: "a value is invalid",
+    503: "the store can't be used now",
+}
+
+
+def error_responses(*more: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the errors of a route for the API's description: those of every route, and `more`."""
+    return {
+        status: {"model": ErrorView, "description": _DESCRIPTIONS[status]}
+        for status in sorted({401, 403, 422, 503, *more})
+    }

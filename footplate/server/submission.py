@@ -17,7 +17,7 @@ from footplate.jobs.spec.migration import apply
 from footplate.jobs.spec.problems import Problem, SpecError
 from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
 from footplate.jobs.spec.yamlfile import parse
-from footplate.server.desk import Desk
+from footplate.server.dependencies import ServerContext
 from footplate.server.models import Submission
 
 CONFIG = "config"  # what messages call the text that was sent
@@ -68,7 +68,7 @@ class Rehearsal:
     notices: tuple[str, ...] = ()
 
 
-def read(given: Submission, desk: Desk) -> Asked:
+def read(given: Submission, context: ServerContext) -> Asked:
     """The job that was asked for.
 
     Raises:
@@ -77,8 +77,8 @@ def read(given: Submission, desk: Desk) -> Asked:
         ConfigError: the config is no YAML; there is no such backend, or it can't be reached so.
     """
     named(given.backend)
-    asked, package = _drafted(given), _package(given, desk)
-    found = [*problems(asked), *_of_the_program(given, asked, package, desk)]
+    asked, package = _drafted(given), _package(given, context)
+    found = [*problems(asked), *_of_the_program(given, asked, package, context)]
     if not _has_program(given, asked):
         text = "no program: upload its package (POST /api/packages) and give the digest, or packageUris, or an image."
         found.append(Problem(("package",), text))
@@ -88,7 +88,7 @@ def read(given: Submission, desk: Desk) -> Asked:
     return Asked(job, package, located(given.backend, given.place, job.job_dir))
 
 
-def rehearse(given: Submission, desk: Desk) -> Rehearsal:
+def rehearse(given: Submission, context: ServerContext) -> Rehearsal:
     """What would happen to a job. Its program may be left out, which leaves open what would be asked of a service.
 
     Raises:
@@ -96,8 +96,8 @@ def rehearse(given: Submission, desk: Desk) -> Rehearsal:
         ConfigError: the config is no YAML; there is no such backend.
     """
     named(given.backend)
-    asked, package = _drafted(given), _package(given, desk)
-    found = [*problems(asked), *_of_the_program(given, asked, package, desk)]
+    asked, package = _drafted(given), _package(given, context)
+    found = [*problems(asked), *_of_the_program(given, asked, package, context)]
     if found:
         return Rehearsal(found)
     job = resolve(apply(asked) if given.modernize else asked)
@@ -114,10 +114,10 @@ def rehearse(given: Submission, desk: Desk) -> Rehearsal:
     return Rehearsal([], job, request, (*job.notices, *notices))
 
 
-def _package(given: Submission, desk: Desk) -> Path | Snapshot | None:
+def _package(given: Submission, context: ServerContext) -> Path | Snapshot | None:
     if given.package_path is not None:
         return Path(given.package_path)
-    return stored(given.package, desk.home.root) if given.package else None
+    return stored(given.package, context.home.root) if given.package else None
 
 
 def _spec(asked: Draft) -> dict[str, Any]:
@@ -132,14 +132,16 @@ def _has_program(given: Submission, asked: Draft) -> bool:
     return bool(given.package or given.package_path or spec.get("packageUris") or image)
 
 
-def _of_the_program(given: Submission, asked: Draft, package: Path | Snapshot | None, desk: Desk) -> list[Problem]:
+def _of_the_program(
+    given: Submission, asked: Draft, package: Path | Snapshot | None, context: ServerContext
+) -> list[Problem]:
     """What is wrong with the program that was given, if one was."""
     spec = _spec(asked)
     brought = [name for name, there in (("package", given.package), ("packagePath", given.package_path)) if there]
     if len(brought) > 1 or (given.package and spec.get("packageUris")):
         return [Problem((brought[-1],), "what was uploaded is all of the program: leave out the others.")]
     if given.package_path is not None:
-        if not desk.local:
+        if not context.local:
             text = "only a server that listens on its own machine alone takes a directory of it: upload the package."
             return [Problem(("packagePath",), text)]
         if not Path(given.package_path).is_absolute():

@@ -1,4 +1,4 @@
-"""What is known of jobs, as it goes over the wire: without what the supervisor alone needs, and without secrets."""
+"""Makes answers from jobs. Answers have no secrets, and leave out the data that only the supervisor needs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from footplate.server.submission import Rehearsal
 RESOLVED = ("jobId", "scaleTier", "region", "jobDir", "replicas", "command", "maxRunningTime", "labels")
 
 
-def row(one: Summary, mask: Mask) -> JobRow:
-    """A job in a list."""
-    return JobRow(**_common(one, mask), labels=mask.all(json.loads(one.labels)))
+def row(summary: Summary, mask: Mask) -> JobRow:
+    """Describe a job in a list."""
+    return JobRow(**_common(summary, mask), labels=mask.all(json.loads(summary.labels)))
 
 
 def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
-    """A job with its history."""
+    """Describe a job with its history."""
     return JobView(
         **_common(job, mask),
         labels=mask.all(job.labels),
@@ -45,25 +45,25 @@ def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
         job_dir=mask.all(job.plan.get("job_dir")),
         transitions=[
             TransitionView(
-                time=moment(one.at),
-                source=one.source,
-                target=one.target,
-                attempt=one.attempt,
-                cause=mask.text(one.cause),
+                time=moment(transition.at),
+                source=transition.source,
+                target=transition.target,
+                attempt=transition.attempt,
+                cause=mask.text(transition.cause),
             )
-            for one in jobs.store.transitions(job.name)
+            for transition in jobs.store.transitions(job.name)
         ],
         processes=[
             ProcessView(
-                attempt=one.attempt,
-                role=one.role,
-                index=one.index,
-                pid=one.pid,
-                began=moment(one.began),
-                ended=moment(one.ended),
-                outcome=mask.text(one.outcome),
+                attempt=process.attempt,
+                role=process.role,
+                index=process.index,
+                pid=process.pid,
+                began=moment(process.began),
+                ended=moment(process.ended),
+                outcome=mask.text(process.outcome),
             )
-            for one in jobs.store.processes(job.name)
+            for process in jobs.store.processes(job.name)
         ],
         submitted=mask.all(submitted(job)),
         resolved=mask.all({key: job.spec[key] for key in RESOLVED if key in job.spec}),
@@ -71,42 +71,42 @@ def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
 
 
 def submitted(job: Job) -> dict[str, Any]:
-    """A job's spec as it was written: config.yaml and flags together."""
+    """Return the spec of a job as the user wrote it: config.yaml and flags together."""
     labels = {"labels": job.labels} if job.labels else {}
     return {"jobId": job.name, **labels, "trainingInput": job.spec.get("trainingInput", {})}
 
 
 def error(code: Any, message: str, problems: list[Problem] | None = None) -> ErrorView:
-    """An answer that isn't a success."""
-    return ErrorView(error=Error(code=code, message=message, problems=[problem(one) for one in problems or ()]))
+    """Make the answer of a request that failed."""
+    return ErrorView(error=Error(code=code, message=message, problems=[problem_view(each) for each in problems or ()]))
 
 
-def problem(one: Problem) -> ProblemView:
-    """One thing that is wrong with a spec."""
-    return ProblemView(key=dotted(one.path), place=one.place, problem=one.text)
+def problem_view(problem: Problem) -> ProblemView:
+    """Describe a problem of a spec."""
+    return ProblemView(key=dotted(problem.path), place=problem.place, problem=problem.text)
 
 
 def checked(found: Rehearsal, mask: Mask) -> Checked:
-    """What would happen to a job."""
+    """Describe the result of a check."""
     return Checked(
         valid=not found.problems,
-        problems=[ProblemView(**mask.all(problem(one).model_dump())) for one in found.problems],
+        problems=[ProblemView(**mask.all(problem_view(problem).model_dump())) for problem in found.problems],
         notices=mask.all(found.notices),
         resolved=mask.all(found.job.to_dict()) if found.job else None,
         request=mask.all(found.request),
     )
 
 
-def _common(one: Job | Summary, mask: Mask) -> dict[str, Any]:
+def _common(job: Job | Summary, mask: Mask) -> dict[str, Any]:
     return {
-        "job_id": one.name,
-        "state": one.state,
-        "cause": mask.text(one.cause),
-        "create_time": moment(one.created),
-        "start_time": moment(one.started),
-        "end_time": moment(one.ended),
-        "attempt": one.attempt,
-        "host": one.host,
-        "backend": one.backend,
-        "priority": one.priority,
+        "job_id": job.name,
+        "state": job.state,
+        "cause": mask.text(job.cause),
+        "create_time": moment(job.created),
+        "start_time": moment(job.started),
+        "end_time": moment(job.ended),
+        "attempt": job.attempt,
+        "host": job.host,
+        "backend": job.backend,
+        "priority": job.priority,
     }

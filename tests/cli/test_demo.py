@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from footplate.cli.demo import parser
-from footplate.cli.parsing import parse
 
 
 def test_defaults():
-    given = parse(parser("demo"), [])
+    given = parser("demo").parse_args([])
     assert (given.output_dir, given.epochs, given.resume) == ("runs/demo", 10, False)
     assert (given.accelerator, given.devices) == ("auto", "auto")
 
 
 def test_arguments():
-    given = parse(
-        parser("demo"), ["--output-dir=here", "--epochs", "3", "--resume", "--accelerator=xla", "--devices=8"]
+    given = parser("demo").parse_args(
+        ["--output-dir=here", "--epochs", "3", "--resume", "--accelerator=xla", "--devices=8"]
     )
     assert (given.output_dir, given.epochs, given.resume) == ("here", 3, True)
     assert (given.accelerator, given.devices) == ("xla", "8")

@@ -331,10 +331,10 @@ time.sleep(60)
         (["--max-restart", "2", "flowers.py"], "--max-restart"),
         (["--np", "-2", "--backend", "ray", "flowers.py"], "negative means processes of this machine"),
         (["--max-restarts", "-1", "flowers.py"], "max_restarts=-1"),
-        (["--nnodes", "2", "--np", "3", "flowers.py"], "expected as many processes on each machine"),
+        (["--nnodes", "2", "--np", "3", "flowers.py"], "expected the same number of processes on each machine"),
         (["--nnodes", "2", "--np", "4", "--node-rank", "2", "flowers.py"], "expected ranks from 0 to nnodes - 1"),
         (["--nnodes", "2", "--np", "4", "flowers.py"], "needs --master-addr"),
-        (["--nnodes", "2", "--np", "4", "--backend", "ray", "flowers.py"], "Leave one out"),
+        (["--nnodes", "2", "--np", "4", "--backend", "ray", "flowers.py"], "Leave one of them out."),
     ],
 )
 def test_a_mistake_is_one_message(footplate, argv, message):

@@ -54,7 +54,7 @@ def scale(footplate, project, tmp_path):
 def test_a_function_is_studied(scale, tmp_path):
     done = scale("studied:fit", "--np", "1,2")
     assert done.code == 0, done.err
-    assert "2 processes took 1 s where 1 took 2 s: efficiency 1.00." in " ".join(done.out.split())
+    assert "2 processes took 1 s, and 1 took 2 s: efficiency 1.00." in " ".join(done.out.split())
     assert (tmp_path / "out/scaling.png").exists()
 
 

@@ -17,7 +17,7 @@ def home(tmp_path, monkeypatch):
 def test_others_may_not_ask_without_a_token(footplate, host):
     found = footplate("server", "--host", host)
     assert found.code == 2
-    assert "others could submit programs that run as you. Give a token" in found.err
+    assert "other users could submit programs that run as you. Give a token" in found.err
 
 
 def test_a_token_that_others_can_read_is_none(footplate, tmp_path):

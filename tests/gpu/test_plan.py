@@ -15,7 +15,7 @@ from torch import nn
 
 import footplate as fp
 from footplate.jobs.catalog.rows import catalog
-from footplate.planning.known import Supervised
+from footplate.planning.library_models import Supervised
 
 STEPS = 12
 

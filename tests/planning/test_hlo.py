@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from footplate.planning.hlo import Collective, collectives, set_aside, wire_bytes
+from footplate.planning.hlo import Collective, collectives, library_bytes, wire_bytes
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -86,11 +86,11 @@ WHOLE = 8 * 4 * 4
     ids=["a product alone", "reduced and used again", "and with a bias before", "result too small for it", "a chain"],
 )
 def test_within_a_librarys_fusion_one_value_lies_where_the_result_will(operations, nbytes):
-    assert set_aside(fusion(*operations)) == nbytes
-    assert set_aside(fusion(*operations, kind="other")) == 0
+    assert library_bytes(fusion(*operations)) == nbytes
+    assert library_bytes(fusion(*operations, kind="other")) == 0
 
 
 def test_a_convolution_takes_as_much_as_its_result_and_the_largest_counts():
     results = ("f32[2,3,3,2]{3,2,1,0}", "bf16[2,3,3,5]{3,2,1,0}")
     lines = [f"  %c{i} = {one} convolution(%e, %f), window={{size=3x3}}" for i, one in enumerate(results)]
-    assert set_aside("\n".join(["ENTRY %main (e: f32[2]) -> f32[2] {", *lines, "}"])) == 2 * 3 * 3 * 5 * 2
+    assert library_bytes("\n".join(["ENTRY %main (e: f32[2]) -> f32[2] {", *lines, "}"])) == 2 * 3 * 3 * 5 * 2

@@ -15,9 +15,9 @@ import torch
 
 import footplate as fp
 from footplate.cli.main import main
-from footplate.planning import compiled
+from footplate.planning import program_client
 from footplate.planning.chart import draw
-from footplate.planning.plainform import fingerprint, plain, restored
+from footplate.planning.serialized_step import deserialize, fingerprint, serialize
 from footplate.planning.subject import Subject, captured, empty_copy, prepared
 from footplate.planning.targets import target_of
 from footplate.step.xla.capture import CaptureError
@@ -197,8 +197,8 @@ def test_operations_that_are_missing_are_all_named_before_a_compilation():
 
 def test_two_captures_of_a_step_have_one_fingerprint_and_another_batch_another():
     about = Subject("it", Small(), batch(), 32)
-    one, again, other = (plain(captured(about, size, averages=True)) for size in (32, 32, 16))
-    assert fingerprint(one) == fingerprint(again) == fingerprint(plain(restored(one)))
+    one, again, other = (serialize(captured(about, size, averages=True)) for size in (32, 32, 16))
+    assert fingerprint(one) == fingerprint(again) == fingerprint(serialize(deserialize(one)))
     assert fingerprint(one) != fingerprint(other)
 
 
@@ -244,17 +244,20 @@ def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
         (["demo", "--batch-size", "0"], "from 1 to"),
         (["demo", "--batch-size", "9" * 20], "from 1 to"),
         (["demo", "--dataset-rows", "-1"], "from 1 to"),
-        (["demo", "--on", "H100x" + "9" * 5000], "nothing to plan for"),
-        (["demo", "--on", "H100x²"], "nothing to plan for"),
+        (["demo", "--on", "H100x" + "9" * 5000], "no hardware that a plan knows"),
+        (["demo", "--on", "H100x²"], "no hardware that a plan knows"),
         (["demo", "--precision", ""], "precision="),
-        (["demo", "--json", "no_such_folder/plan.json"], "a folder that there is"),
+        (["demo", "--json", "no_such_folder/plan.json"], "an existing folder"),
         (["--model", "", "--on", "H100"], "module:callable"),
         (["--model", "..:x", "--on", "H100"], "module:callable"),
         (["--model", "no_such_package.models:x", "--on", "H100"], "can't be imported"),
         (["--model", "torch.nn:Linear", "--on", "H100"], "without arguments: TypeError"),
         (["--model", "torch:rand", "--on", "H100"], "made a Tensor|without arguments"),
         (["--model", "planning.nets:Pair", "--input", "4", "--on", "H100"], "returned a tuple"),
-        (["--model", "planning.nets:Branch", "--input", "4", "--on", "H100"], "have no numbers"),
+        (
+            ["--model", "planning.nets:Branch", "--input", "4", "--on", "H100"],
+            "on the meta device, which have no values",
+        ),
         (["--model", "planning.nets:Total", "--input", "4", "--on", "H100"], "expected logits"),
         (["--model", "torch.nn:Identity", "--input", "4", "--on", "H100"], "no parameters"),
         (["--model", "torch.nn:Identity", "--input", "0x3", "--on", "H100"], "--input"),
@@ -278,7 +281,7 @@ def test_the_command_ends_with_1_where_the_training_fits_nowhere(capsys):
 def test_a_class_of_transformers_is_made_from_its_configuration_without_weights(capsys):
     argv = ["plan", "--model", "planning.nets:Configured", "--input", "16:int64", "--batch-size", "4", "--on", "H100"]
     assert main(argv) == 0
-    assert "Assumed: Settings() as it comes." in capsys.readouterr().out
+    assert "Assumed: Settings() with its defaults." in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_text_is_no_configuration(tmp_path, capsys):
@@ -350,15 +353,15 @@ def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
     assert "Compiling for v5e-8" in caplog.text
 
     caplog.clear()
-    kept = compiled.cache_directory()
+    kept = program_client.cache_directory()
     files = {path.name for path in kept.iterdir()}
     (again,) = fp.plan(Small(), example, on=["v5e-8"]).choices
     assert again.memory == choice.memory
     assert "Compiling" not in caplog.text
     assert {path.name for path in kept.iterdir()} == files
 
-    step = plain(captured(Subject("it", module, example, 64), 16, averages=True))
+    step = serialize(captured(Subject("it", module, example, 64), 16, averages=True))
     with ThreadPoolExecutor(2) as both:
-        programs = list(both.map(lambda on: compiled.program(step, target_of(on)), ("v6e-4", "v4-8")))
+        programs = list(both.map(lambda on: program_client.compiled_program(step, target_of(on)), ("v6e-4", "v4-8")))
     assert [one.devices for one in programs] == [4, 4]
     assert "waiting for it" in caplog.text

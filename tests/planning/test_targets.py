@@ -63,11 +63,11 @@ def test_a_rate_that_the_catalog_lacks_stays_unknown():
     [
         ("v5e-7", "v5e-8"),
         ("v4-4", "cores, two a chip"),
-        ("v3-2048", "more than can be planned for; there are v3-8, "),
+        ("v3-2048", "a plan for 1024 chips is too large. Choose v3-8, "),
         ("v7-8", 'Did you mean "v'),
         ("H1000", 'Did you mean "H100"'),
         ("H100x3", "1, 2, 4, 8"),
-        ("", "nothing to plan for"),
+        ("", "no hardware that a plan knows"),
     ],
 )
 def test_an_unknown_name_is_answered_with_those_that_there_are(name, said):

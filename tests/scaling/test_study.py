@@ -127,7 +127,7 @@ def test_what_a_function_does_not_tell_is_said(study):
 
 
 def test_a_learning_rate_that_nothing_asked_for_is_not_said_to_have_grown(study):
-    assert any("was the training's own at each size" in note for note in study(lambda: 0.5, np=[1, 2]).notes)
+    assert any("Each size had the training's own learning rate" in note for note in study(lambda: 0.5, np=[1, 2]).notes)
     assert not any("learning rate" in note for note in study(lambda: 0.5, np=[1, 2], lr_rule="none").notes)
     assert not any("learning rate" in note for note in study(plain).notes)
 
@@ -140,7 +140,7 @@ def test_a_metric_of_another_name_is_said_with_what_was_logged(study):
 def test_a_training_that_diverges_is_no_failure_and_told(study):
     found = study(lambda: float("nan"), np=[1])
     assert (found.sizes[0].done, found.sizes[0].diverged) == (1, 1)
-    assert "val_loss was no finite number" in found.reading
+    assert "val_loss was not finite" in found.reading
     assert "NaN" not in (found.directory / "scaling.json").read_text()
 
 

@@ -18,7 +18,7 @@ from jobs.conftest import Bench, until
 
 from footplate.jobs.states import State
 from footplate.server.app import make_app
-from footplate.server.desk import Desk
+from footplate.server.dependencies import ServerContext
 from server.conftest import Server, config, packed
 
 pytestmark = pytest.mark.engine
@@ -398,7 +398,7 @@ def test_the_head_of_the_page(server: Server):
 def test_a_wait_ends_when_its_client_has_gone(server: Server, bench: Bench):
     bench.program('until_there("go-abandoned_1")')
     submit(server, bench, "abandoned_1")
-    app = make_app(Desk(bench.jobs.home))
+    app = make_app(ServerContext(bench.jobs.home))
     scope = {
         "type": "http", "method": "GET", "path": "/api/jobs/abandoned_1/wait", "query_string": b"timeout=300",
         "headers": [(b"host", b"localhost")],

@@ -10,12 +10,12 @@ import pytest
 
 from footplate.jobs.home import Home
 from footplate.server.app import make_app
-from footplate.server.desk import Desk
+from footplate.server.dependencies import ServerContext
 
 
 @pytest.mark.parametrize("path", ["/api/packages", "/api/check"])
 def test_who_hangs_up_in_the_middle_of_a_body_is_no_defect(path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    app = make_app(Desk(Home(tmp_path)))
+    app = make_app(ServerContext(Home(tmp_path)))
     heard = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{", "more_body": True}]
     headers = [(b"host", b"localhost"), (b"x-footplate", b"1"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": headers}

@@ -47,14 +47,14 @@ def test_where_there_are_no_curves_it_is_said_why(tmp_path):
         return found.training_note, found.devices_note
 
     assert notes() == (
-        "The job has no job directory, in which metrics would be looked for.",
-        "Nothing has been measured of the devices yet: that begins a second after the processes do.",
+        "The job has no job directory, so there are no metrics to find.",
+        "There are no measurements of the devices yet. They begin a second after the processes.",
     )
     assert notes("vertex", "gs://bucket/out") == (
-        "The job's directory is gs://bucket/out: metrics are looked for on this machine alone.",
-        "Devices are measured on this machine alone, and the job's processes are elsewhere.",
+        "The job directory is gs://bucket/out. Metrics are read only from directories of this machine.",
+        "Only devices of this machine are measured, and the job's processes run elsewhere.",
     )
-    assert notes(host="another")[1] == "The job runs on another: what it has recorded is there."
+    assert notes(host="another")[1] == "The job runs on another, and its figures are recorded there."
 
 
 def test_use_of_devices_is_told_apart():

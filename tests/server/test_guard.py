@@ -92,7 +92,7 @@ def test_a_token_that_protects_nothing_is_refused(tmp_path):
         take(file, {})
     file.write_text(SECRET)
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match=r"can be read by others than you: chmod 600"):
+    with pytest.raises(ConfigError, match=r"can be read by other users. Restrict it: chmod 600"):
         take(file, {})
     for text in ("", "short", "two words of some length", "ünïcödé-ünïcödé-ünï"):
         with pytest.raises(ConfigError, match="expected a token of at least 16") as raised:

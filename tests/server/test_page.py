@@ -185,7 +185,7 @@ FLOOD = """async (count) => {
   watching.observe(home, { childList: true, subtree: true });
   const output = logs(home, "flood");
   const said = home.querySelector(".said");
-  while (said.textContent !== "the end") await new Promise((resolve) => setTimeout(resolve, 20));
+  while (said.textContent !== "complete") await new Promise((resolve) => setTimeout(resolve, 20));
   const lines = home.querySelector(".lines");
   output.end();
   return [added, lines.childElementCount, lines.firstChild.textContent, lines.lastChild.textContent];
@@ -227,7 +227,7 @@ def test_more_tabs_than_a_browser_has_connections_show_a_job_that_runs(server: S
     server.is_in("FAILED", "tabs_1")
     page = context.pages[0]
     page.evaluate(VISIBLE, True)
-    expect(page.get_by_text("the end")).to_be_visible()  # what came meanwhile is there
+    expect(page.get_by_text("complete", exact=True)).to_be_visible()  # what came meanwhile is there
     expect(page.get_by_role("log")).to_contain_text("it goes on")
     context.close()
 
@@ -252,7 +252,7 @@ def test_jobs_are_filtered_and_the_address_keeps_the_filter(server: Server, page
     expect(page.get_by_role("link", name="nightly_2")).to_be_visible()
     expect(page.get_by_role("link", name="nightly_1")).to_have_count(0)
     page.get_by_label("State").select_option("RUNNING")
-    expect(page.get_by_text("No job is like that.")).to_be_visible()
+    expect(page.get_by_text("No job matches the filter.")).to_be_visible()
 
 
 def test_a_job_is_checked_before_it_is_submitted(server: Server, bench: Bench, page: Page):
@@ -261,18 +261,18 @@ def test_a_job_is_checked_before_it_is_submitted(server: Server, bench: Bench, p
     page.get_by_role("link", name="Check a config.yaml").click()
     page.get_by_label("config.yaml").fill("trainingInput:\n  masterTyp: n1-standard-4\n  region: us-central1\n")
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_role("heading", name="It can't be submitted as it is")).to_be_visible()
+    expect(page.get_by_role("heading", name="The job has problems")).to_be_visible()
     expect(page.get_by_text('there is no such key. Did you mean "masterType"?')).to_be_visible()
     page.get_by_label("config.yaml").fill(
         "trainingInput:\n  pythonModule: trainer.task\n  region: us-central1\n  jobDir: gs://my-bucket/my_job\n"
     )
-    page.get_by_label("Runs on").select_option("vertex")
+    page.get_by_label("Backend").select_option("vertex")
     page.get_by_label("project").fill("my-project")
-    page.get_by_label("Its package, on the server's machine").fill(str(bench.directory / "trainer"))
+    page.get_by_label("Package directory on the server's machine").fill(str(bench.directory / "trainer"))
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_role("heading", name="Nothing is wrong with it")).to_be_visible()
+    expect(page.get_by_role("heading", name="The job is valid")).to_be_visible()
     expect(page.get_by_label("As resolved")).to_contain_text("machineType: n1-standard-4")
-    expect(page.get_by_label("As vertex would be asked")).to_contain_text("projects/my-project/locations/us-central1")
+    expect(page.get_by_label("Request to vertex")).to_contain_text("projects/my-project/locations/us-central1")
 
 
 @pytest.mark.usefixtures("nightly")
@@ -326,11 +326,11 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(serve, page: Page):
     token.fill("a tökén that no header can have")
     page.keyboard.press("Enter")
     expect(token).to_have_value("a tökén that no header can have")  # it is not taken
-    expect(page.get_by_text("That isn't this server's token.")).to_be_hidden()
+    expect(page.get_by_text("The server refused this token.")).to_be_hidden()
     token.fill("not-the-token-not-the-token")
     page.keyboard.press("Enter")
     expect(token).to_have_value("")  # it is asked for again
-    expect(page.get_by_text("That isn't this server's token. Try again.")).to_be_visible()
+    expect(page.get_by_text("The server refused this token. Try again.")).to_be_visible()
     token.fill("s3cret-s3cret-s3cret")
     page.keyboard.press("Enter")
     expect(page.get_by_role("link", name="nightly_1")).to_be_visible()

@@ -1,1 +1,1 @@
-"""What can be asked: a file for each kind of thing."""
+"""The routes of the API: a file for each kind of resource."""

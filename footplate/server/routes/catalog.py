@@ -1,4 +1,4 @@
-"""The catalog, to be read: machine types, accelerators, regions, and what fits together."""
+"""The catalog: machine types, accelerators, regions, and a check of combinations."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from footplate.jobs.catalog.regions import accelerators_in, check_region, region
 from footplate.jobs.catalog.rows import Accelerator, Machine, Region, catalog
 from footplate.jobs.catalog.successors import what_became
 from footplate.jobs.catalog.validity import Choice, check
-from footplate.server.models import Wire
-from footplate.server.routes.answers import answers
+from footplate.server.models import Wire, error_responses
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"])
 _Named = Query(max_length=100)
 
 
 class MachineView(Wire):
-    """A machine type, and how many of which accelerators can be attached to it."""
+    """A machine type, and the accelerators that it accepts, with their possible counts."""
 
     machine: Machine
     takes: dict[str, list[int]]
 
 
 class AcceleratorView(Wire):
-    """An accelerator, the regions that are known to offer it, and whether it is gone or ageing."""
+    """An accelerator, the regions that offer it, and its successors if it is withdrawn or ageing."""
 
     accelerator: Accelerator
     regions: list[str]
@@ -36,14 +35,14 @@ class AcceleratorView(Wire):
 
 
 class RegionView(Wire):
-    """A region, and what it is known to offer."""
+    """A region, and the accelerators that it offers."""
 
     region: Region
     accelerators: list[str]
 
 
 class Verdict(Wire):
-    """Whether things fit together: all that is wrong, what is nearest, and what became of what is gone."""
+    """The result of a check: the problems, the nearest valid choices, and a notice about withdrawn hardware."""
 
     valid: bool
     problems: list[str]
@@ -51,57 +50,59 @@ class Verdict(Wire):
     notice: str | None
 
 
-@router.get("/machines", responses=answers())
+@router.get("/machines", responses=error_responses())
 def machines() -> list[MachineView]:
-    """All machine types."""
+    """List all machine types."""
     takes: dict[str, dict[str, list[int]]] = {}
     for (machine, accelerator), counts in catalog().counts.items():
         if counts:
             takes.setdefault(machine, {})[accelerator] = list(counts)
-    return [MachineView(machine=one, takes=takes.get(one.name, {})) for one in catalog().machines.values()]
+    return [MachineView(machine=machine, takes=takes.get(machine.name, {})) for machine in catalog().machines.values()]
 
 
-@router.get("/accelerators", responses=answers())
+@router.get("/accelerators", responses=error_responses())
 def accelerators() -> list[AcceleratorView]:
-    """All accelerators."""
-    gone = catalog().successions
-    return [
-        AcceleratorView(
-            accelerator=one,
-            regions=regions_of(one.name),
-            state=gone[one.name].state if one.name in gone else None,
-            successors=list(gone[one.name].successors) if one.name in gone else [],
+    """List all accelerators."""
+    views = []
+    for row in catalog().accelerators.values():
+        succession = catalog().successions.get(row.name)
+        views.append(
+            AcceleratorView(
+                accelerator=row,
+                regions=regions_of(row.name),
+                state=succession.state if succession else None,
+                successors=list(succession.successors) if succession else [],
+            )
         )
-        for one in catalog().accelerators.values()
-    ]
+    return views
 
 
-@router.get("/regions", responses=answers())
+@router.get("/regions", responses=error_responses())
 def regions() -> list[RegionView]:
-    """All regions."""
-    return [RegionView(region=one, accelerators=accelerators_in(one.region)) for one in catalog().regions.values()]
+    """List all regions."""
+    return [RegionView(region=row, accelerators=accelerators_in(row.region)) for row in catalog().regions.values()]
 
 
-@router.get("/check", responses=answers())
+@router.get("/check", responses=error_responses())
 def fits(
     machine: Annotated[str, _Named],
     accelerator: Annotated[str | None, _Named] = None,
     count: Annotated[int, Query(ge=0, le=100_000)] = 0,
     region: Annotated[str | None, _Named] = None,
 ) -> Verdict:
-    """Whether a machine type takes so many accelerators, in a region."""
-    found = find_machine(machine)
+    """Check whether a machine type accepts this number of accelerators, and a region offers them."""
+    row = find_machine(machine)
     kind = find_accelerator(accelerator) if accelerator else None
-    verdict = check(found, kind, count)
-    choice = Choice(found.name, found.accelerator, found.accelerator_count)
-    if kind is not None and found.accelerator is None:
-        choice = Choice(found.name, kind.name, count)
+    verdict = check(row, kind, count)
+    choice = Choice(row.name, row.accelerator, row.accelerator_count)
+    if kind is not None and row.accelerator is None:
+        choice = Choice(row.name, kind.name, count)
     problems = [str(verdict)] if verdict.problem else []
     if region:
         problems += check_region(region, [choice.accelerator] if choice.accelerator else [])
     return Verdict(
         valid=not problems,
         problems=problems,
-        nearest=[asdict(one) for one in verdict.nearest],
+        nearest=[asdict(nearest) for nearest in verdict.nearest],
         notice=None if verdict.problem else what_became(choice),
     )

@@ -1,4 +1,4 @@
-"""Jobs: submit, check, list, describe, wait, cancel, resubmit, delete, and what they have recorded."""
+"""Jobs: submit, check, list, describe, wait, cancel, resubmit, delete, and their recorded figures."""
 
 from __future__ import annotations
 
@@ -13,117 +13,117 @@ from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
 from footplate.jobs.states import FINAL, State
 from footplate.server import submission, views
-from footplate.server.desk import TheDesk
+from footplate.server.dependencies import Context
 from footplate.server.figures import figures
-from footplate.server.models import Checked, Figures, JobList, JobView, Name, Submission, Submitted
-from footplate.server.routes.answers import answers
+from footplate.server.models import Checked, Figures, JobList, JobView, Name, Submission, Submitted, error_responses
 
 router = APIRouter(prefix="/api", tags=["jobs"])
-LOOK_S = 0.3
+LOOKUP_S = 0.3
 LONGEST_WAIT_S = 300.0
 
 
-@router.get("/jobs", responses=answers())
+@router.get("/jobs", responses=error_responses())
 def list_jobs(
-    desk: TheDesk,
+    context: Context,
     wanted: Annotated[
         str, Query(alias="filter", max_length=1000, examples=["state=RUNNING AND labels.team=vision"])
     ] = "",
     order: Annotated[str, Query(alias="sortBy", max_length=200, examples=["state,~startTime"])] = "",
-    limit: Annotated[int, Query(ge=1, le=1000, description="at most so many")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="the most jobs to return")] = 100,
 ) -> JobList:
-    """Jobs, the newest first, or filtered and ordered as by `footplate jobs list`."""
-    with desk.open() as jobs:
+    """List jobs, the newest first, or filtered and ordered as by `footplate jobs list`."""
+    with context.open() as jobs:
         jobs.sweep()
         rows, count = select(jobs.store, wanted, order, limit)
-    return JobList(jobs=[views.row(one, desk.mask) for one in rows], more=count > limit)
+    return JobList(jobs=[views.row(summary, context.mask) for summary in rows], more=count > limit)
 
 
-@router.post("/jobs", status_code=201, responses=answers(400, 409, 413))
-def submit_job(desk: TheDesk, given: Submission) -> Submitted:
-    """Check a job, and put it into the queue; it begins at once if there is room."""
-    asked = submission.read(given, desk)
-    with desk.open() as jobs:
+@router.post("/jobs", status_code=201, responses=error_responses(400, 409, 413))
+def submit_job(context: Context, given: Submission) -> Submitted:
+    """Check a job, and put it into the queue. It begins at once if its resources are free."""
+    asked = submission.read(given, context)
+    with context.open() as jobs:
         notices = [*asked.job.notices, *jobs.submit(asked.job, asked.package, given.backend, asked.place)]
         assert asked.job.name is not None  # or it would not have been submitted
-        view = views.view(jobs, jobs.store.find(asked.job.name), desk.mask)
-    return Submitted(job=view, notices=[desk.mask.text(one) for one in notices])
+        view = views.view(jobs, jobs.store.find(asked.job.name), context.mask)
+    return Submitted(job=view, notices=[context.mask.text(notice) for notice in notices])
 
 
-@router.get("/backends", responses=answers())
+@router.get("/backends", responses=error_responses())
 def list_backends() -> dict[str, dict[str, str]]:
-    """Where jobs can run, and the options that say where exactly, which go into `place`."""
+    """List the backends with their options, which go into `place`."""
     return {name: dict(options) for name, options in OPTIONS.items()}
 
 
-@router.post("/check", responses=answers(400, 413))
-def check_job(desk: TheDesk, given: Submission) -> Checked:
-    """Say all that is wrong with a job, and what it comes to, without submitting it; its program may be left out.
+@router.post("/check", responses=error_responses(400, 413))
+def check_job(context: Context, given: Submission) -> Checked:
+    """Check a job without submitting it: its problems, or its resolved spec. You may leave out the program.
 
-    With the program, and a `backend` elsewhere, also what would be asked of that: as `jobs submit training --dry-run`.
+    With a program and a `backend` that has a service, also the request to it, as `jobs submit training --dry-run`.
     """
-    found = submission.rehearse(given, desk)
-    return views.checked(found, desk.mask)
+    found = submission.rehearse(given, context)
+    return views.checked(found, context.mask)
 
 
-@router.get("/jobs/{name}", responses=answers(404))
-def describe_job(desk: TheDesk, name: Name) -> JobView:
-    """All that is known of a job."""
-    with desk.open() as jobs:
-        return views.view(jobs, jobs.find(name), desk.mask)
+@router.get("/jobs/{name}", responses=error_responses(404))
+def describe_job(context: Context, name: Name) -> JobView:
+    """Describe a job with all details."""
+    with context.open() as jobs:
+        return views.view(jobs, jobs.find(name), context.mask)
 
 
-@router.get("/jobs/{name}/wait", responses=answers(404))
+@router.get("/jobs/{name}/wait", responses=error_responses(404))
 async def wait_for_job(
     request: Request,
-    desk: TheDesk,
+    context: Context,
     name: Name,
     timeout: Annotated[
-        float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds, after which it is answered anyway")
+        float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds after which the job is returned in any state")
     ] = 30,
 ) -> JobView:
-    """A job as soon as it has ended, or as it is when the time is over: `state` says which."""
+    """Wait for the end of a job, or for the timeout. `state` shows which of them came first."""
 
-    def look() -> State:
-        with desk.open() as jobs:
+    def look_up() -> State:
+        with context.open() as jobs:
             return jobs.find(name).state
 
-    until = time.monotonic() + timeout
-    state = await desk.looks.state(name, look, age_s=0.0)  # never as it was before the client asked
+    # The first lookup is always a new one: a client that has just resubmitted the job must not see its old state.
+    deadline = time.monotonic() + timeout
+    state = await context.lookups.state(name, look_up, age_s=0.0)
     while state not in FINAL:
-        if time.monotonic() >= until or await request.is_disconnected():
+        if time.monotonic() >= deadline or await request.is_disconnected():
             break
-        await asyncio.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
-        state = await desk.looks.state(name, look, age_s=LOOK_S)
-    return await run_in_threadpool(describe_job, desk, name)
+        await asyncio.sleep(min(LOOKUP_S, max(0.0, deadline - time.monotonic())))
+        state = await context.lookups.state(name, look_up, age_s=LOOKUP_S)
+    return await run_in_threadpool(describe_job, context, name)
 
 
-@router.post("/jobs/{name}/cancel", responses=answers(404, 409))
-def cancel_job(desk: TheDesk, name: Name) -> JobView:
-    """End a job: at once if it waits, else after its processes have had the time to save."""
-    with desk.open() as jobs:
+@router.post("/jobs/{name}/cancel", responses=error_responses(404, 409))
+def cancel_job(context: Context, name: Name) -> JobView:
+    """Cancel a job: at once if it is queued, else after its processes have had time to save."""
+    with context.open() as jobs:
         jobs.cancel(name)
-    return describe_job(desk, name)
+    return describe_job(context, name)
 
 
-@router.post("/jobs/{name}/resubmit", responses=answers(404, 409))
-def resubmit_job(desk: TheDesk, name: Name) -> JobView:
+@router.post("/jobs/{name}/resubmit", responses=error_responses(404, 409))
+def resubmit_job(context: Context, name: Name) -> JobView:
     """Put a job that failed or was cancelled into the queue again, with the same package."""
-    with desk.open() as jobs:
+    with context.open() as jobs:
         jobs.resubmit(name)
-    return describe_job(desk, name)
+    return describe_job(context, name)
 
 
-@router.delete("/jobs/{name}", status_code=204, response_class=Response, responses=answers(404, 409))
-def delete_job(desk: TheDesk, name: Name) -> None:
-    """Forget a job that has ended, with its logs; what it has written to its job directory stays."""
-    with desk.open() as jobs:
+@router.delete("/jobs/{name}", status_code=204, response_class=Response, responses=error_responses(404, 409))
+def delete_job(context: Context, name: Name) -> None:
+    """Delete a job that has ended, with its logs. The files in its job directory stay."""
+    with context.open() as jobs:
         jobs.delete(name)
 
 
-@router.get("/jobs/{name}/figures", responses=answers(404))
-def figures_of_job(desk: TheDesk, name: Name) -> Figures:
-    """Curves: the metrics of its runs, and how busy it keeps the machine."""
-    with desk.open() as jobs:
+@router.get("/jobs/{name}/figures", responses=error_responses(404))
+def figures_of_job(context: Context, name: Name) -> Figures:
+    """Return curves: the metrics of the job's runs, and its use of the machine."""
+    with context.open() as jobs:
         job = jobs.store.find(name)
-    return figures(job, desk.home, desk.mask)
+    return figures(job, context.home, context.mask)

@@ -1,14 +1,14 @@
-"""What a job's processes write: whole, or as it comes.
+"""The output of a job's processes: as text, or live.
 
-Live it is a stream of server-sent events, until the job has ended:
+Live output is a stream of server-sent events, until the job has ended:
 
-    event: state   data: {"state": "RUNNING", "cause": "", "attempt": 1}           first, and whenever it changes
+    event: state   data: {"state": "RUNNING", "cause": "", "attempt": 1}           first, and at each change
     event: lines   data: [{"attempt": 1, "source": "master-0", "text": "…\\n"}, …]  in order, up to `BATCH` at once
-    event: end     data: {}                                                        nothing more will come
+    event: end     data: {}                                                        the stream is complete
 
-A comment every few seconds keeps the connection, and shows the server who has gone. While somebody listens, the server
-sees to it that jobs go on, as `footplate jobs stream-logs` does. A line that ends with a carriage return is one that the
-next of its source overwrites, as a progress bar does.
+A comment every few seconds keeps the connection open, and lets the server notice a client that has gone. While a client
+listens, the server advances jobs, as `footplate jobs stream-logs` does. The next line of the same source overwrites a line
+that ends with a carriage return, as in a progress bar.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from fastapi.responses import StreamingResponse
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.supervision.follow import Follower, Line
 from footplate.jobs.verbs import SWEEP_S
-from footplate.server.desk import Desk, TheDesk
-from footplate.server.models import Name
-from footplate.server.routes.answers import answers
+from footplate.server.dependencies import Context, ServerContext
+from footplate.server.models import Name, error_responses
 
 router = APIRouter(prefix="/api/jobs/{name}", tags=["logs"])
-LOOK_S = 0.3
-ALIVE_S = 10.0
-BATCH = 500  # lines
+POLL_S = 0.3
+KEEP_ALIVE_S = 10.0
+
+# The most lines of an event.
+BATCH = 500
 _Attempt = Annotated[int | None, Query(ge=1, le=2**31, description="only of this attempt")]
 _Source = Annotated[
     str | None,
     Query(pattern=r"^((master|worker|parameter_server|evaluator)-\d{1,6}|prepare)$", description="such as master-0"),
 ]
-_Tail = Annotated[int | None, Query(ge=0, le=1_000_000, description="only so many lines at the end of what there is")]
+_Tail = Annotated[int | None, Query(ge=0, le=1_000_000, description="only this many of the last lines")]
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
@@ -52,83 +53,86 @@ _EVENT = {
 @router.get(
     "/logs",
     response_class=StreamingResponse,
-    responses={**answers(404), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={**error_responses(404), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def logs(desk: TheDesk, name: Name, attempt: _Attempt = None, source: _Source = None, tail: _Tail = None) -> Any:
-    """What there is now, as text; with several attempts or processes, each line says whose it is."""
-    follower = _follower(desk, name)
+def logs(context: Context, name: Name, attempt: _Attempt = None, source: _Source = None, tail: _Tail = None) -> Any:
+    """Return the output so far, as text. With several attempts or processes, each line begins with its source."""
+    follower = _follower(context, name)
     plain = attempt is not None and source is not None
     if tail is not None:
         follower.skip_to_tail(tail, attempt, source)
     lines = _tail(_wanted(follower.lines(last=True), attempt, source), tail)
 
-    def written() -> Iterator[str]:
-        for one in lines:
-            text = desk.mask.text(one.text)
+    def rendered() -> Iterator[str]:
+        for line in lines:
+            text = context.mask.text(line.text)
             end = "" if text.endswith("\n") else "\n"
-            yield f"{text}{end}" if plain else f"[{one.attempt} {one.source}] {text}{end}"
+            yield f"{text}{end}" if plain else f"[{line.attempt} {line.source}] {text}{end}"
 
-    return StreamingResponse(written(), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(rendered(), media_type="text/plain; charset=utf-8")
 
 
 @router.get(
     "/events",
     response_class=StreamingResponse,
-    responses={**answers(404), 200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
+    responses={**error_responses(404), 200: {"content": {"text/event-stream": {"schema": _EVENT}}}},
 )
 async def events(
-    desk: TheDesk, name: Name, attempt: _Attempt = None, source: _Source = None, tail: _Tail = None
+    context: Context, name: Name, attempt: _Attempt = None, source: _Source = None, tail: _Tail = None
 ) -> Any:
-    """What there is, and what comes until the job has ended, with its states."""
-    follower = await run_in_threadpool(_follower, desk, name)
-    return StreamingResponse(_live(desk, name, follower, attempt, source, tail), media_type="text/event-stream")
+    """Stream the output so far, and new output and states until the job has ended."""
+    follower = await run_in_threadpool(_follower, context, name)
+    return StreamingResponse(_live(context, name, follower, attempt, source, tail), media_type="text/event-stream")
 
 
 async def _live(
-    desk: Desk, name: str, follower: Follower, attempt: int | None, source: str | None, tail: int | None
+    context: ServerContext, name: str, follower: Follower, attempt: int | None, source: str | None, tail: int | None
 ) -> AsyncIterator[str]:
-    known: dict[str, Any] | None = None
+    last_state: dict[str, Any] | None = None
     alive, swept = time.monotonic(), time.monotonic()
     if tail is not None:
         await run_in_threadpool(follower.skip_to_tail, tail, attempt, source)
     while True:
         due = time.monotonic() - swept > SWEEP_S
         swept = time.monotonic() if due else swept
-        now = await run_in_threadpool(_state, desk, name, due)
-        over = now is None or State(now["state"]) in FINAL
-        if now is not None and now != known:
-            known = now
-            yield _event("state", now)
+        state = await run_in_threadpool(_state, context, name, due)
+        over = state is None or State(state["state"]) in FINAL
+        if state is not None and state != last_state:
+            last_state = state
+            yield _event("state", state)
+
+        # The tail limits only the output that existed when the stream began.
         lines = _tail(_wanted(follower.lines(last=over), attempt, source), tail)
-        tail = None  # it was for what there was in the beginning
-        while found := await run_in_threadpool(lambda lines=lines: list(islice(lines, BATCH))):
+        tail = None
+        while batch := await run_in_threadpool(lambda lines=lines: list(islice(lines, BATCH))):
             alive = time.monotonic()
-            yield _event("lines", [_wire(one, desk) for one in found])
+            yield _event("lines", [_wire(line, context) for line in batch])
+
         if over:
             yield _event("end", {})
             return
-        if time.monotonic() - alive > ALIVE_S:
+        if time.monotonic() - alive > KEEP_ALIVE_S:
             alive = time.monotonic()
             yield ": still here\n\n"
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
-def _follower(desk: Desk, name: str) -> Follower:
-    with desk.open() as jobs:
+def _follower(context: ServerContext, name: str) -> Follower:
+    with context.open() as jobs:
         return jobs.output(jobs.find(name))
 
 
-def _state(desk: Desk, name: str, sweep: bool) -> dict[str, Any] | None:
-    """Where a job stands, after a sweep if one is due; None of one that has been deleted."""
-    with desk.open() as jobs:
+def _state(context: ServerContext, name: str, sweep: bool) -> dict[str, Any] | None:
+    """Return the state of a job, after reconciling the jobs if that is due; None if the job was deleted."""
+    with context.open() as jobs:
         if sweep:
             jobs.sweep()
         job = jobs.store.get(name)
-    return job and {"state": str(job.state), "cause": desk.mask.text(job.cause), "attempt": job.attempt}
+    return job and {"state": str(job.state), "cause": context.mask.text(job.cause), "attempt": job.attempt}
 
 
 def _wanted(lines: Iterator[Line], attempt: int | None, source: str | None) -> Iterator[Line]:
-    return (one for one in lines if attempt in (None, one.attempt) and source in (None, one.source))
+    return (line for line in lines if attempt in (None, line.attempt) and source in (None, line.source))
 
 
 def _tail(lines: Iterator[Line], tail: int | None) -> Iterator[Line]:
@@ -138,8 +142,8 @@ def _tail(lines: Iterator[Line], tail: int | None) -> Iterator[Line]:
         yield from deque(lines, maxlen=tail)
 
 
-def _wire(one: Line, desk: Desk) -> dict[str, Any]:
-    return {"attempt": one.attempt, "source": one.source, "text": desk.mask.text(one.text)}
+def _wire(line: Line, context: ServerContext) -> dict[str, Any]:
+    return {"attempt": line.attempt, "source": line.source, "text": context.mask.text(line.text)}
 
 
 def _event(kind: str, data: Any) -> str:

@@ -1,4 +1,4 @@
-// What the server is asked. A request has a header that no other site's page can send, and the token, if there is one.
+// Requests to the server. Each carries a header that pages of other sites can't send, and the token, if there is one.
 
 export class Problem extends Error {
   constructor(status, message) {
@@ -7,24 +7,25 @@ export class Problem extends Error {
   }
 }
 
-/** Ask for JSON, or, with `as`, another form; a `body` is sent as JSON. A refusal is a Problem with the server's own words. */
+/** Send a request; returns JSON, or the form of `as`. A `body` is sent as JSON. A refusal throws a Problem with the server's message. */
 export async function ask(method, path, { as = "json", body, signal } = {}) {
   for (;;) {
     const sent = body === undefined ? {} : { body: JSON.stringify(body) };
     const token = sessionStorage.getItem("token");
     const answer = await fetch(`/api${path}`, { method, headers: headers(body, token), ...sent, signal, cache: "no-store" });
     if (answer.status === 401) {
-      const isNewer = token !== sessionStorage.getItem("token"); // another request has asked for it meanwhile
+      // Another request may have asked the user for the token in the meantime.
+      const isNewer = token !== sessionStorage.getItem("token");
       if (!isNewer) await askToken(token);
       continue;
     }
-    if (!answer.ok) throw new Problem(answer.status, await said(answer));
+    if (!answer.ok) throw new Problem(answer.status, await messageOf(answer));
     if (as === "raw") return answer;
     return answer.status === 204 ? null : answer[as]();
   }
 }
 
-/** The events of a stream, as [kind, data], until it ends. */
+/** Iterate over the events of a stream, as [kind, data], until it ends. */
 export async function* events(path, signal) {
   const answer = await ask("GET", path, { as: "raw", signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -46,23 +47,23 @@ function headers(body, token) {
   return { "X-Footplate": "1", ...kind, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
 }
 
-async function said(answer) {
+async function messageOf(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {
-    return `The server has answered with ${answer.status}.`;
+    return `The server answered with status ${answer.status}.`;
   }
 }
 
 let asking = null;
 
-/** Ask for the token once, however many requests wait for it. If there was a token, say that the server has refused it. */
+/** Ask the user for the token, once for all waiting requests. If there was a token, say that the server has refused it. */
 function askToken(refused) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("ask-token");
     const input = document.getElementById("token");
     input.value = "";
-    document.getElementById("token-wrong").textContent = refused ? "That isn't this server's token. Try again." : "";
+    document.getElementById("token-wrong").textContent = refused ? "The server refused this token. Try again." : "";
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     dialog.addEventListener(
       "close",

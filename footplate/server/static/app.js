@@ -1,5 +1,5 @@
-// Which view is shown: `#/` the jobs, `#/jobs/NAME` one of them, `#/check` one that isn't submitted yet. A view is a function that fills an element and returns
-// what is called when another one takes its place.
+// The router: `#/` shows the list of jobs, `#/jobs/NAME` one job, `#/check` the check of a job before its submission. A view is a
+// function that fills an element, and returns a function that ends the view.
 
 import { checkView } from "./check.js";
 import { jobView } from "./job.js";
@@ -9,7 +9,8 @@ let leave = () => {};
 
 function route() {
   const [path, query] = location.hash.replace(/^#/, "").split("?");
-  if (path && !path.startsWith("/")) return; // the link to the content
+  // The link that skips to the content changes the hash too.
+  if (path && !path.startsWith("/")) return;
   leave();
   const main = document.getElementById("main");
   const found = /^\/jobs\/(\w+)$/.exec(path);

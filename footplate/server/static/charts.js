@@ -1,4 +1,4 @@
-// Curves, as SVG: axes with round numbers, a legend with the latest values, and the values under the pointer or the cursor keys.
+// Curves as SVG: axes with round numbers, a legend with the latest values, and the values at the pointer or the cursor.
 
 import { duration, el, number, show } from "./dom.js";
 
@@ -7,7 +7,7 @@ const HEIGHT = 190;
 const EDGE = { left: 58, right: 12, top: 10, bottom: 26 };
 const COLOURS = 6;
 
-/** Show figures in an element, or why there are none. A chart that is there takes the new values; the cursor stays in it. */
+/** Show figures in an element, or a note why there are none. An existing chart gets the new values, and keeps its cursor. */
 export function charts(home, figures, note) {
   const before = home.charts ?? new Map();
   home.charts = new Map(figures.map((one) => [one.title, before.get(one.title) ?? chart()]));
@@ -44,15 +44,15 @@ function legend(figure) {
   }));
 }
 
-/** What somebody who doesn't see the curves is told. */
+/** Describe the curves for screen readers. */
 function summary(figure) {
   const each = figure.series.map((one) => {
     const known = one.y.filter((y) => y !== null);
-    if (!known.length) return `${one.name}: no number`;
+    if (!known.length) return `${one.name}: no values`;
     const say = (y) => number(y, figure.unit);
     return `${one.name}: from ${say(known[0])} to ${say(known.at(-1))}, least ${say(Math.min(...known))}, most ${say(Math.max(...known))}`;
   });
-  return `${figure.title} by ${figure.x}. ${each.join("; ")}. The cursor keys go along the curves.`;
+  return `${figure.title} by ${figure.x}. ${each.join("; ")}. Use the arrow keys to move along the curves.`;
 }
 
 function draw(canvas, values, state) {
@@ -88,7 +88,7 @@ function draw(canvas, values, state) {
 }
 
 /**
- * What to divide values by before they are drawn: 1, but for numbers so large or so small that their differences and steps
+ * The divisor of values before they are drawn: 1, unless the numbers are so large or so small that their differences and steps
  * leave the range of a double.
  */
 function scaleOf(values) {
@@ -97,7 +97,7 @@ function scaleOf(values) {
   return largest > 0 && largest < 1e-290 ? 1e-200 : 1;
 }
 
-/** A path, cut where there is no number. */
+/** Make a path, with a gap where a value is missing. */
 function line(series, x, y) {
   let pen = "M";
   let path = "";
@@ -167,7 +167,7 @@ function nearest(sorted, value) {
   return best;
 }
 
-/** Round numbers around a range, about `count` steps apart: of seconds and bytes in their own units. */
+/** Choose round numbers around a range, about `count` of them, in the usual steps of seconds and bytes. */
 function round(low, high, count, unit) {
   if (low === high) high = low + (Math.abs(low) || 1);
   const rough = (high - low) / Math.max(1, count);

@@ -1,4 +1,4 @@
-// A job before it is submitted: what is wrong with it, what it comes to, what would be asked of the service that runs it.
+// The check of a job before its submission: its problems, its resolved specification, and the request to the backend's service.
 
 import { ask } from "./api.js";
 import { el, yaml } from "./dom.js";
@@ -18,12 +18,12 @@ export function checkView(main) {
   const found = el("div", { role: "status" });
   config.value = BEGINNING;
   main.append(
-    el("nav", { "aria-label": "Where this is" }, el("a", { href: "#/" }, "← All jobs")),
+    el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
     el("h1", {}, "Check a job"),
     el("form", { class: "check-job", onsubmit: check },
-      el("div", { class: "filters" }, el("label", {}, "Name", name), el("label", {}, "Runs on", backend),
-        el("label", {}, "Its package, on the server's machine", directory),
-        el("label", { class: "check" }, modernize, "Today's machines")),
+      el("div", { class: "filters" }, el("label", {}, "Name", name), el("label", {}, "Backend", backend),
+        el("label", {}, "Package directory on the server's machine", directory),
+        el("label", { class: "check" }, modernize, "Replace withdrawn machines")),
       options,
       el("label", {}, "config.yaml", config),
       el("button", { class: "main" }, "Check")),
@@ -68,10 +68,10 @@ function answer(found, backend) {
     el("pre", { tabindex: "0", role: "region", "aria-label": title }, yaml(value)));
   return [
     el("section", { class: found.valid ? "well" : "wrong" },
-      el("h2", {}, found.valid ? "Nothing is wrong with it" : "It can't be submitted as it is"),
+      el("h2", {}, found.valid ? "The job is valid" : "The job has problems"),
       list([...said, ...found.notices])),
     half("As resolved", found.resolved),
-    half(`As ${backend} would be asked`, found.request),
+    half(`Request to ${backend}`, found.request),
   ].filter(Boolean);
 }
 

@@ -1,6 +1,6 @@
-// Elements, and how numbers and times are written.
+// Elements, and the formats of numbers and times.
 
-/** An element: `el("a", {href: "#/"}, "Jobs")`. A key that begins with "on" is a listener. Text is never taken for HTML. */
+/** Make an element: `el("a", {href: "#/"}, "Jobs")`. A key that begins with "on" is a listener. Text is never parsed as HTML. */
 export function el(tag, props = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
@@ -13,7 +13,7 @@ export function el(tag, props = {}, ...children) {
   return made;
 }
 
-/** Put other children into an element if what they show has changed; the focus stays on what has the same data-key. */
+/** Replace the children of an element if their content has changed. The focus stays on the element with the same data-key. */
 export function show(home, shown, make) {
   const now = JSON.stringify(shown);
   if (home.shown === now) return;
@@ -23,7 +23,7 @@ export function show(home, shown, make) {
   if (key) home.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
-/** How long a number of seconds is. */
+/** Format a number of seconds as a duration. */
 export function duration(seconds) {
   const s = Math.max(0, Math.round(seconds));
   if (s < 60) return `${s} s`;
@@ -32,7 +32,7 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} days`;
 }
 
-/** A moment of this day as its time, another with its date. */
+/** Format a time; another day than today gets its date. */
 export function when(text) {
   if (!text) return "";
   const at = new Date(text);
@@ -41,12 +41,12 @@ export function when(text) {
   return day ? time : `${at.toLocaleDateString([], { year: "numeric", month: "short", day: "numeric" })}, ${time}`;
 }
 
-/** A moment, with all of it in its title. */
+/** Make an element of a time, with the full time in its title. */
 export function time(text) {
   return el("time", { datetime: text, title: text ? new Date(text).toLocaleString() : null }, when(text));
 }
 
-/** How long something took, or has been going on, which is then kept up to date. */
+/** Make an element of a duration. If it hasn't ended, the element is updated each second. */
 export function took(began, ended) {
   if (!began) return el("span", {}, "");
   const seconds = ((ended ? new Date(ended) : Date.now()) - new Date(began)) / 1000;
@@ -59,12 +59,12 @@ setInterval(() => {
   }
 }, 1000);
 
-/** A state, as a word with a mark; the colour only helps. */
+/** Make a badge of a state: a word with a mark. It doesn't depend on its colour. */
 export function badge(state) {
   return el("span", { class: `badge ${state.toLowerCase()}` }, state.toLowerCase());
 }
 
-/** A number in a few digits, with its unit. */
+/** Format a number with a few digits and its unit. */
 export function number(value, unit = "") {
   if (value === null || value === undefined) return "none";
   if (unit === "share") return `${Math.round(value * 100)} %`;
@@ -80,7 +80,7 @@ export function number(value, unit = "") {
 const PLAIN = /^[A-Za-z_/.][\w ./@+=-]*$/;
 const OTHER = /^(true|false|yes|no|on|off|null|~|\.inf|\.nan)$/i;
 
-/** Plain values as YAML. */
+/** Format plain values as YAML. */
 export function yaml(value, indent = "") {
   if (Array.isArray(value)) {
     if (!value.length) return "[]";

@@ -1,4 +1,4 @@
-// One job: where it stands and why, what it runs, its curves, its output, its spec; and what can be done with it.
+// One job: its state and cause, its processes, curves, output and specification, and its actions.
 
 import { ask } from "./api.js";
 import { charts } from "./charts.js";
@@ -12,14 +12,14 @@ const QUIET_S = 10;
 export function jobView(main, name) {
   const head = el("div", { class: "head" });
   const facts = section("Facts", "facts");
-  const history = section("What has happened", "history");
+  const history = section("History", "history");
   const replicas = section("Replicas", "replicas");
   const training = section("Training", "figures");
   const devices = section("Devices", "figures");
   const output = section("Output", "output");
   const spec = section("Specification", "spec");
   main.append(
-    el("nav", { "aria-label": "Where this is" }, el("a", { href: "#/" }, "← All jobs")),
+    el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
     head, facts.all, training.all, devices.all, output.all,
     el("div", { class: "pair" }, history.all, replicas.all), spec.all);
   const following = logs(output.home, name);
@@ -42,7 +42,7 @@ export function jobView(main, name) {
       job = await ask("GET", `/jobs/${name}`, { signal });
     } catch (error) {
       if (error.status !== 404) throw error;
-      show(head, "gone", () => [el("h1", {}, name), el("p", { class: "empty" }, "There is no such job.")]);
+      show(head, "gone", () => [el("h1", {}, name), el("p", { class: "empty" }, "This job doesn't exist.")]);
       for (const one of main.querySelectorAll("section")) one.hidden = true;
       return 60;
     }
@@ -55,7 +55,8 @@ export function jobView(main, name) {
     show(spec.home, [job.submitted, job.resolved], () => specs(job));
     following.know(job);
     const now = over ? `${job.endTime}` : "";
-    if (drawn && drawn !== now) following.again(); // it was resubmitted, here or elsewhere
+    // The job was resubmitted, here or elsewhere.
+    if (drawn && drawn !== now) following.again();
     if (!over || drawn !== now) {
       drawn = now;
       const found = await ask("GET", `/jobs/${name}/figures`, { signal });
@@ -82,11 +83,11 @@ function title(job, over, act) {
     el("div", {}, el("h1", {}, job.jobId, " ", badge(job.state)), job.cause && el("p", { class: "cause" }, job.cause)),
     el("div", { class: "buttons" },
       !over && job.state !== "CANCELLING" && button("cancel", "Cancel …", "danger", () => act("cancel", `Cancel ${job.jobId}?`,
-        "Its processes are asked to save and end, and have half a minute for that.")),
+        "Its processes get a signal to save and exit, and have half a minute for that.")),
       ["FAILED", "CANCELLED"].includes(job.state) && button("resubmit", "Resubmit …", "main", () => act("resubmit",
-        `Resubmit ${job.jobId}?`, "It comes into the queue again with the same package, and continues from its newest checkpoint.")),
+        `Resubmit ${job.jobId}?`, "It goes into the queue again with the same package, and continues from its newest checkpoint.")),
       over && button("delete", "Delete …", "danger", () => act("delete", `Delete ${job.jobId}?`,
-        "The job and its logs are forgotten. What it has written to its job directory stays."))),
+        "This deletes the job and its logs. The files in its job directory stay."))),
   ];
 }
 
@@ -96,11 +97,11 @@ function factsOf(job) {
   const all = [
     ["Submitted", time(job.createTime)],
     ["Began", job.startTime ? time(job.startTime) : "not yet"],
-    [job.endTime ? "Ran for" : "Runs for", job.startTime ? took(job.startTime, job.endTime) : "not yet"],
+    [job.endTime ? "Ran for" : "Running for", job.startTime ? took(job.startTime, job.endTime) : "not yet"],
     ["Attempt", `${job.attempt || "none yet"}`],
-    ["Failed, lost", `${job.failures}, ${job.losses}`],
-    ["Declares", holds],
-    job.devices.length && ["Its devices", job.devices.join(", ")],
+    ["Failures, lost machines", `${job.failures}, ${job.losses}`],
+    ["Resources", holds],
+    job.devices.length && ["Devices", job.devices.join(", ")],
     ["Priority", `${job.priority}`],
     ["Machine", `${job.host} (${job.backend})`],
     ["Job directory", job.jobDir ?? "none"],
@@ -115,7 +116,7 @@ function transitions(found) {
 }
 
 function processes(job) {
-  if (!job.processes.length) return el("p", { class: "empty" }, "No process has begun yet.");
+  if (!job.processes.length) return el("p", { class: "empty" }, "No process has started yet.");
   const heads = ["Replica", "Attempt", "Ran for", "Outcome", "Process"];
   return el("table", {}, el("caption", { class: "unseen" }, "Processes of the job, attempt by attempt"),
     el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
@@ -125,7 +126,7 @@ function processes(job) {
         el("th", { scope: "row" }, `${one.role.replaceAll("_", " ")} ${one.index}`),
         el("td", { data: { head: "Attempt" } }, `${one.attempt}`),
         el("td", { data: { head: "Ran for" } }, one.ended || runs ? took(one.began, one.ended) : ""),
-        el("td", { data: { head: "Outcome" } }, one.outcome || (runs ? "runs" : "was lost")),
+        el("td", { data: { head: "Outcome" } }, one.outcome || (runs ? "running" : "lost")),
         el("td", { data: { head: "Process" } }, `${one.pid}`));
     })));
 }

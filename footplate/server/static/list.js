@@ -1,4 +1,4 @@
-// The jobs: which are there, in which state; filtered by state, name and label.
+// The list of jobs with their states, filtered by state, name and label.
 
 import { ask } from "./api.js";
 import { badge, el, show, time, took } from "./dom.js";
@@ -12,7 +12,7 @@ export function listView(main, query) {
   const state = el("select", { id: "state", onchange: changed }, el("option", { value: "" }, "any"),
     STATES.map((one) => el("option", { value: one, selected: query.get("state") === one }, one.toLowerCase())));
   const name = el("input", { id: "name", type: "search", value: query.get("name") ?? "", spellcheck: "false",
-    placeholder: "part of it", oninput: changed, pattern: "[A-Za-z0-9_*]+", title: "letters, digits, underscores" });
+    placeholder: "part of the name", oninput: changed, pattern: "[A-Za-z0-9_*]+", title: "letters, digits, underscores" });
   const label = el("input", { id: "label", type: "search", value: query.get("label") ?? "", spellcheck: "false",
     placeholder: "team=vision", oninput: changed, pattern: "[a-z][a-z0-9_\\-]{0,62}=[a-z0-9_\\-]{0,63}",
     title: "KEY=VALUE" });
@@ -49,7 +49,7 @@ export function listView(main, query) {
   return watching.end;
 }
 
-/** What is wanted, in the words of `footplate jobs list --filter`. */
+/** Write the filter in the syntax of `footplate jobs list --filter`. */
 function filter(asked) {
   const parts = [];
   if (asked.has("state")) parts.push(`state=${asked.get("state")}`);
@@ -78,7 +78,7 @@ function labels(found) {
 }
 
 function nothing(asked) {
-  if ([...asked].length) return el("p", { class: "empty" }, "No job is like that.");
+  if ([...asked].length) return el("p", { class: "empty" }, "No job matches the filter.");
   return el("div", { class: "empty" }, el("p", {}, "There are no jobs yet. Submit one:"),
     el("pre", {}, "footplate jobs submit training NAME --package-path trainer \\\n    --module-name trainer.task --region us-central1 --job-dir runs/NAME"));
 }

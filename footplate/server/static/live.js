@@ -1,11 +1,11 @@
-// Asking again and again while somebody looks, and saying whether the server answers.
+// Polling while the page is visible, the connection status, and dialogs.
 
 const connection = document.getElementById("connection");
 const alertBox = document.getElementById("alert");
 
 /**
- * Call `look` now, and so many seconds after it is done: what it returns, or 2. An error is shown, and it is tried again.
- * Returns what ends it.
+ * Call `look` now, and again after a pause: the seconds that it returns, or 2. An error is shown, and the call is retried.
+ * Returns `now`, which calls `look` at once, and `end`, which stops the polling.
  */
 export function watch(look) {
   let over = false;
@@ -43,7 +43,7 @@ export function watch(look) {
   };
 }
 
-/** Show what went wrong, until it is put away. */
+/** Show an error until the user closes it. */
 export function complain(error) {
   const close = document.createElement("button");
   close.type = "button";
@@ -54,7 +54,10 @@ export function complain(error) {
   alertBox.replaceChildren(text, close);
 }
 
-/** Ask whether something is meant; true if so. Escape leaves it unanswered: "close" may be told after the next question. */
+/**
+ * Ask for confirmation; resolves to true if the user confirms. After Escape the promise stays unresolved, because the dialog's
+ * "close" event may come after the next question has been asked.
+ */
 export function confirmed(title, text, yes) {
   const dialog = document.getElementById("confirm");
   document.getElementById("confirm-title").textContent = title;
@@ -67,6 +70,6 @@ export function confirmed(title, text, yes) {
 }
 
 function answers(well) {
-  connection.textContent = well ? "live" : "the server doesn't answer; trying again";
+  connection.textContent = well ? "live" : "no connection to the server; retrying";
   connection.className = well ? "well" : "away";
 }

@@ -1,14 +1,14 @@
-// What a job's processes write, as it comes: all of it, or that of one attempt or process.
+// The live output of a job's processes: of all of them, or of one attempt or process.
 
 import { ask, events } from "./api.js";
 import { el, show } from "./dom.js";
 import { complain } from "./live.js";
 
-const TAIL = 2000; // lines that are asked for in the beginning
-const KEPT = 5000; // lines that stay on the page
+const TAIL = 2000; // the lines that are loaded first
+const KEPT = 5000; // the most lines on the page
 const AGAIN_S = 3;
-const DRAW_MS = 100; // lines that come within this time are drawn together
-const IDLE = 4; // after drawing, the page is free for this many times as long
+const DRAW_MS = 100; // lines that arrive within this time are drawn together
+const IDLE = 4; // after drawing, the page is idle for this many times as long
 const COLOURS = /\x1b\[[0-9;?]*[A-Za-z]/g;
 
 export function logs(home, name) {
@@ -29,9 +29,9 @@ export function logs(home, name) {
   });
   let moving = false;
   let stream = new AbortController();
-  let last = new Map(); // of each process the entry that its next line overwrites
-  let waiting = []; // entries that are to be appended
-  let changed = new Set(); // entries on the page whose text is another now
+  let last = new Map(); // for each process, the entry that its next line overwrites
+  let waiting = []; // entries to append
+  let changed = new Set(); // entries on the page whose text has changed
   let timer = 0;
   let pause = DRAW_MS;
 
@@ -49,15 +49,15 @@ export function logs(home, name) {
   }
 
   async function run(signal) {
-    said.textContent = "reading …";
-    let wrong = "cut off; reading again soon";
+    said.textContent = "loading …";
+    let wrong = "connection lost; retrying";
     try {
       for await (const [kind, data] of events(`/jobs/${name}/events?${query()}&tail=${TAIL}`, signal)) {
         if (kind === "lines") add(data);
         else if (kind === "state") said.textContent = "live";
         else if (kind === "end") {
           draw();
-          said.textContent = lines.childElementCount ? "the end" : "nothing was written";
+          said.textContent = lines.childElementCount ? "complete" : "no output";
           return;
         }
       }
@@ -70,7 +70,7 @@ export function logs(home, name) {
     setTimeout(() => !signal.aborted && again(), AGAIN_S * 1000);
   }
 
-  /** Take lines as they come. At thousands a second, drawing each at once would leave the page no time for anything else. */
+  /** Add lines. They are drawn together, because drawing thousands of lines a second one by one would block the page. */
   function add(found) {
     for (const one of found) {
       const who = `${one.attempt}/${one.source}`;
@@ -131,7 +131,7 @@ export function logs(home, name) {
     }
   }
 
-  /** A browser has six connections to a server, for all tabs together: a tab that nobody sees gives its own back. */
+  /** Close the stream of a hidden tab, because a browser has only six connections to a server, for all tabs together. */
   function seen() {
     if (document.hidden && follow.checked) stream.abort();
     else if (!document.hidden && stream.signal.aborted) again();
@@ -146,7 +146,7 @@ export function logs(home, name) {
       forget();
       stream.abort();
     },
-    /** Offer the attempts and processes that there are. */
+    /** Offer the attempts and processes of the job in the filters. */
     know(job) {
       const attempts = Array.from({ length: job.attempt }, (_, index) => `${index + 1}`);
       const sources = [...new Set(job.processes.map((one) => `${one.role}-${one.index}`)), "prepare"];

@@ -1,56 +1,59 @@
-"""What a study's figures say, in sentences: pure functions of the figures.
+"""The findings of a study, as sentences: pure functions of its results.
 
-In this order: what the largest size brings; where adding processes stops paying; what share of the work Amdahl's law takes
-for serial; where the time goes; what becomes of the validation loss; what failed.
+They come in this order: the gain of the largest size; the size at which adding processes stops paying; the serial share by
+Amdahl's law; the time by phase; the validation loss; the failures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from footplate.scaling.figures import PAYS, Size, base_of, serial_share, stops_paying
+from footplate.scaling.results import PAYS, Size, base_of, serial_share, stops_paying
 
 WORDS = {"step": "steps", "data": "waiting for batches", "validation": "validation", "other": "the rest"}
-ALIKE = 0.05  # part by which two times may differ and count as the same
+
+# Two times that differ by at most this part count as equal.
+SAME = 0.05
 
 
 def read(sizes: Sequence[Size], monitor: str = "val_loss", lr_rule: str = "linear") -> str:
-    """The figures of a study in some sentences.
+    """Describe the results of a study in some sentences.
 
     Args:
-        sizes: from `summarise`.
-        monitor: what the validation loss is called.
-        lr_rule: by which the learning rate grew.
+        sizes: the sizes, from `summarise`.
+        monitor: the name of the validation loss.
+        lr_rule: the rule by which the learning rate grew.
     """
     base = base_of(sizes)
     if base is None:
         return " ".join(["No training succeeded.", *_failures(sizes)])
+
     done = [size for size in sizes if size.done]
     largest = done[-1]
-    said: list[str | None]
+    sentences: list[str | None]
     if largest is base:
-        said = [
+        sentences = [
             f"{_processes(base)} took {_seconds(base)}; with one size there is nothing to compare.",
-            _times(base, base),
+            _phases(base, base),
         ]
     else:
-        said = [
+        sentences = [
             _gain(largest, base),
-            _end(done),
+            _paying(done),
             _amdahl(done, base),
-            _times(largest, base),
+            _phases(largest, base),
             _loss(largest, base, monitor),
         ]
-    said += [_divergence(size, monitor, lr_rule) for size in done if size.diverged]
-    return " ".join([*filter(None, said), *_failures(sizes)])
+    sentences += [_divergence(size, monitor, lr_rule) for size in done if size.diverged]
+    return " ".join([*filter(None, sentences), *_failures(sizes)])
 
 
 def core_notes(sizes: Sequence[Size], cores: int | None) -> tuple[str, ...]:
-    """What must be known of a machine's cores to read a study on its CPU.
+    """Write the notes about cores that a study on a CPU needs.
 
     Args:
-        sizes: from `summarise`.
-        cores: of the machine that had all processes; None when they were elsewhere.
+        sizes: the sizes, from `summarise`.
+        cores: the cores of the machine that ran all processes; None if several machines ran them.
     """
     done = [size for size in sizes if size.done and size.device in ("", "cpu")]
     if cores is None or not done:
@@ -59,28 +62,28 @@ def core_notes(sizes: Sequence[Size], cores: int | None) -> tuple[str, ...]:
     base = done[0]
     if base.threads > 1 and len(done) > 1 and base.np * base.threads >= cores:
         notes.append(
-            f"{_processes(base)} computed with {base.threads} threads each, which is all of {_cores(cores)}: more "
-            "processes share these, and add no hardware. With OMP_NUM_THREADS=1 in the environment, a core is a device."
+            f"{_processes(base)} computed with {base.threads} threads each, which is all of {_cores(cores)}. More "
+            "processes share these cores, and add no hardware. Set OMP_NUM_THREADS=1 to make each core a device."
         )
     return tuple(notes)
 
 
 def _gain(size: Size, base: Size) -> str:
-    times = f"{_processes(size)} took {_seconds(size)} where {base.np} took {_seconds(base)}"
+    times = f"{_processes(size)} took {_seconds(size)}, and {base.np} took {_seconds(base)}"
     return f"{times}: efficiency {size.efficiency:.2f}."
 
 
-def _end(done: Sequence[Size]) -> str:
+def _paying(done: Sequence[Size]) -> str:
     end = stops_paying(done)
     if end is None:
-        return f"Adding processes pays up to {done[-1].np}, the most that were tried."
+        return f"Adding processes pays up to {done[-1].np}, the largest size of the study."
     assert end.efficiency is not None
-    why = (
+    reason = (
         f"the efficiency is below {PAYS:g} ({end.efficiency:.2f})"
         if end.efficiency < PAYS
-        else "they are no faster than fewer"
+        else "they are no faster than fewer processes"
     )
-    return f"Adding processes stops paying at {end.np}: {why}."
+    return f"Adding processes stops paying at {end.np}: {reason}."
 
 
 def _amdahl(done: Sequence[Size], base: Size) -> str | None:
@@ -88,32 +91,32 @@ def _amdahl(done: Sequence[Size], base: Size) -> str | None:
     if share is None:
         return None
     if share < 0.005:
-        return "By Amdahl's law no serial share shows."
+        return "By Amdahl's law, none of the work is serial."
     if share > 0.995:
-        return "By Amdahl's law the whole of the work is serial."
+        return "By Amdahl's law, the whole of the work is serial."
     return (
-        f"By Amdahl's law {share:.0%} of the work is serial, so that no number of processes is more than {1 / share:.1f} "
+        f"By Amdahl's law, {share:.0%} of the work is serial, so no number of processes is more than {1 / share:.1f} "
         f"times as fast as {base.np}."
     )
 
 
-def _times(size: Size, base: Size) -> str | None:
+def _phases(size: Size, base: Size) -> str | None:
     shares = size.shares
     if not shares:
         return None
     first, *others = sorted(shares, key=lambda name: -shares[name])
     parts = [
         f"{shares[first]:.0%} went into {WORDS[first]}",
-        *(f"{shares[one]:.0%} into {WORDS[one]}" for one in others),
+        *(f"{shares[phase]:.0%} into {WORDS[phase]}" for phase in others),
     ]
-    sentence = f"Of the time of {size.np}, {', '.join(parts)}"
+    sentence = f"Of the time of {_processes(size)}, {', '.join(parts)}"
     if size is base or not size.step_s or not base.step_s:
         return sentence + "."
     ratio = size.step_s / base.step_s
-    if abs(ratio - 1) <= ALIKE:
+    if abs(ratio - 1) <= SAME:
         return f"{sentence}; a step took as long as with {base.np}."
-    why = ", for the exchange of gradients and for what the processes share" if ratio > 1 else ""
-    return f"{sentence}; a step took {ratio:.2f} times as long as with {base.np}{why}."
+    reason = ", because of the exchange of gradients and the shared hardware" if ratio > 1 else ""
+    return f"{sentence}; a step took {ratio:.2f} times as long as with {base.np}{reason}."
 
 
 def _loss(size: Size, base: Size, monitor: str) -> str | None:
@@ -121,14 +124,15 @@ def _loss(size: Size, base: Size, monitor: str) -> str | None:
         return None
     ends = f"{monitor} ended at {size.loss.median:.4g} with {size.np} and {base.loss.median:.4g} with {base.np}"
     if min(size.done, base.done) < 2:
-        return f"{ends}, each trained once, so that chance can't be told from size."
-    return f"{ends}, {'further apart than repeats are' if size.loss.apart(base.loss) else 'within what repeats differ by'}."
+        return f"{ends}; each was trained once, so the difference may be chance."
+    spread = "more than repeats differ" if size.loss.apart(base.loss) else "within the difference between repeats"
+    return f"{ends}, {spread}."
 
 
 def _divergence(size: Size, monitor: str, lr_rule: str) -> str:
     advice = "" if lr_rule == "none" else f" Its learning rate was {size.lr_factor:.3g} times that of one process."
     how_many = f"{size.diverged} of {size.done} trainings"
-    return f"With np={size.np}, {monitor} was no finite number at the end of {how_many}.{advice}"
+    return f"With np={size.np}, {monitor} was not finite at the end of {how_many}.{advice}"
 
 
 def _failures(sizes: Iterable[Size]) -> list[str]:
@@ -153,7 +157,7 @@ def _seconds(size: Size) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people, in three figures or more.
+    """Format seconds with at least three digits.
 
     >>> duration(0.01234), duration(12.34), duration(1234.5)
     ('0.0123 s', '12.3 s', '1,234 s')

@@ -1,14 +1,15 @@
-"""The learning rate at each size of a study: by which rule it grows with the batch, and how it gets there.
+"""The learning rate at each size of a study: the rule by which it grows with the batch, and its warm-up.
 
-With `batch_size` the same on every process, n processes make global batches n times as large. Three rules say what the
-learning rate of one process becomes then:
+`batch_size` is the same on every process, so n processes make global batches n times as large. There are three rules for
+the learning rate of n processes:
 
-    linear   n times as much: the sum of n small steps (Goyal et al. 2017), after a warm-up in which it grows from the
-             rate of one process, as the first steps are too long otherwise
-    sqrt     √n times as much: keeps the variance of the step (Krizhevsky 2014, Hoffer et al. 2017)
-    none     as it is
+    linear   n times that of one process, the sum of n small steps (Goyal et al. 2017). It begins with a warm-up from the
+             rate of one process, because the first steps would be too large otherwise.
+    sqrt     √n times that of one process, which keeps the variance of the step (Krizhevsky 2014, Hoffer et al. 2017)
+    none     the same
 
-In a worker of a study the rate is *in force*. A `Trainer` heeds it by itself (`probe.py`). Code without one asks:
+In a worker of a study the rate is *in force*. A `Trainer` gets it from a callback (`study_callbacks.py`). Code without a
+trainer asks for it:
 
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
@@ -27,17 +28,18 @@ from footplate.core.errors import ConfigError, did_you_mean
 
 Rule = Literal["linear", "sqrt", "none"]
 
-WARM_UP = 1.0  # epochs, of the linear rule; Goyal et al. take 5 of 90
+# The warm-up of the linear rule, in epochs. Goyal et al. use 5 of 90.
+WARM_UP = 1.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What becomes of the learning rate that a training has for one process.
+    """The change of the learning rate of one process.
 
     Attributes:
-        factor: it is multiplied by this.
-        warmup: epochs in which it grows from 1 times to `factor` times, along a line.
-        base: the rate of one process, in place of the training's own; None to keep that.
+        factor: the rate is multiplied by this factor.
+        warmup: the epochs in which the factor grows linearly from 1 to `factor`.
+        base: the rate of one process, in place of the training's own rate; None keeps the training's own.
     """
 
     factor: float = 1.0
@@ -45,19 +47,19 @@ class Rate:
     base: float | None = None
 
     def ramp(self, epoch: float) -> float:
-        """The part of the full rate that is used after `epoch` epochs, from 1/factor to 1."""
+        """The part of the full rate after `epoch` epochs, from 1/factor to 1."""
         if self.warmup <= 0.0 or epoch >= self.warmup:
             return 1.0
         return (1.0 + (self.factor - 1.0) * max(0.0, epoch) / self.warmup) / self.factor
 
     def at(self, own: float, epoch: float | None = None) -> float:
-        """The rate to use where the training's own, for one process, is `own`; without an epoch, that after warm-up."""
+        """The rate for a training whose own rate for one process is `own`; without an epoch, the rate after the warm-up."""
         full = (own if self.base is None else self.base) * self.factor
         return full if epoch is None else full * self.ramp(epoch)
 
 
 def factor(rule: Rule, np: int) -> float:
-    """By how much the rate grows with `np` processes.
+    """The factor of the learning rate with `np` processes.
 
     >>> factor("linear", 4), factor("sqrt", 4), factor("none", 4)
     (4.0, 2.0, 1.0)
@@ -66,16 +68,16 @@ def factor(rule: Rule, np: int) -> float:
 
 
 def check_rule(rule: Any, lr: Any, warmup: Any) -> tuple[Rule, float | None, float]:
-    """Rule, base rate and warm-up in epochs, the last by default 1 for "linear" and else 0.
+    """Check rule, base rate and warm-up; returns them. The default warm-up is 1 epoch for "linear", else 0.
 
     Raises:
-        ConfigError: one that can't be, or two that contradict each other.
+        ConfigError: a value is invalid, or two contradict each other.
     """
     if rule not in get_args(Rule):
         raise ConfigError(f"lr_rule={rule!r}: {did_you_mean(str(rule), get_args(Rule))}")
     if lr is not None and not _is_number(lr, above=0.0):
         raise ConfigError(
-            f"lr={lr!r}: expected the learning rate of one process, above 0, or None for the training's own."
+            f"lr={lr!r}: expected the learning rate of one process, above 0, or None for the training's own rate."
         )
     if warmup is None:
         return rule, lr, WARM_UP if rule == "linear" else 0.0
@@ -83,7 +85,8 @@ def check_rule(rule: Any, lr: Any, warmup: Any) -> tuple[Rule, float | None, flo
         raise ConfigError(f"warmup={warmup!r}: expected a number of epochs, 0 or more.")
     if rule == "none" and warmup:
         raise ConfigError(
-            f'warmup={warmup} with lr_rule="none": the rate stays as it is, so there is nothing to warm up to.'
+            f'warmup={warmup} with lr_rule="none": the rate doesn\'t grow, so there is nothing to warm up to. '
+            "Leave warmup out."
         )
     return rule, lr, float(warmup)
 
@@ -98,7 +101,7 @@ _asked = False
 
 @contextlib.contextmanager
 def in_force(rate: Rate) -> Iterator[None]:
-    """While entered, `learning_rate` answers by this rate."""
+    """Set the rate that `learning_rate` applies within the block."""
     global _in_force, _asked
     _in_force, _asked = rate, False
     try:
@@ -108,13 +111,14 @@ def in_force(rate: Rate) -> Iterator[None]:
 
 
 def learning_rate(own: float, epoch: float | None = None) -> float:
-    """The learning rate to use, of a training whose rate for one process is `own`. Outside a study: `own`.
+    """Return the learning rate to use. Outside of a study this is `own`.
 
-    Who asks sees to the rate himself: trainers that are run afterwards leave it as it is. Without a call, they set it.
+    Code that calls this function applies the rate itself: trainers that run afterwards don't change their rates. Without a
+    call, the study sets the rates of trainers.
 
     Args:
-        own: the rate for one process.
-        epoch: how many epochs are trained, 2.5 say, for the warm-up; None for the rate after it.
+        own: the training's own rate for one process.
+        epoch: the number of epochs so far, such as 2.5, for the warm-up; None returns the rate after the warm-up.
     """
     global _asked
     if _in_force is None:
@@ -124,5 +128,5 @@ def learning_rate(own: float, epoch: float | None = None) -> float:
 
 
 def asked() -> bool:
-    """Whether the code that is being studied has asked for its rate."""
+    """Return True if the code has called `learning_rate`."""
     return _asked

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.scaling.figures import (
+from footplate.scaling.results import (
     Size,
     Spread,
     Training,

@@ -15,8 +15,8 @@ import footplate as fp
 from footplate.callbacks.ambient import everywhere
 from footplate.core.errors import ConfigError
 from footplate.scaling import learning_rate
-from footplate.scaling.probe import Pace
-from footplate.scaling.rates import Rate, check_rule, factor, in_force
+from footplate.scaling.learning_rates import Rate, check_rule, factor, in_force
+from footplate.scaling.study_callbacks import Pace
 
 DATA = DataLoader(TensorDataset(torch.zeros(8, 1)), batch_size=1)  # 8 steps an epoch
 

@@ -1,17 +1,17 @@
-"""What a study adds to the trainers inside it: one callback that sets the learning rate, one that takes the time.
+"""The callbacks that a study adds to each trainer: one sets the learning rate, one measures time.
 
-`Pace` multiplies the rates of optimizers and schedulers once, before training. So a schedule stays what it was, on another
-scale. During the warm-up, an optimizer steps with a part of its rate, and has the whole of it back right after, before a
-scheduler looks.
+`Pace` multiplies the rates of optimizers and schedulers once, before training, so a schedule keeps its shape. During the
+warm-up, an optimizer steps with a part of its rate. It gets the whole rate back right after the step, before a scheduler
+reads it.
 
-`Probe` puts every moment of the training into one of four phases, by the clock of its rank:
+`Probe` assigns each moment of the training to one of four phases, by the clock of its rank:
 
     step         from a batch to the end of its step: forward, backward, the exchange of gradients, the optimizer
     data         from the end of a step to the next batch
-    validation   validation, its start and its end included
-    other        the beginnings and ends of epochs: metrics, savers
+    validation   validation, with its start and its end
+    other        the beginnings and ends of epochs: metrics, checkpoints
 
-On an accelerator steps run behind the clock: there, what a phase waits for may be the steps before it.
+An accelerator runs steps asynchronously. There, a phase may include the wait for the steps before it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ import torch
 from footplate.callbacks.base import Callback
 from footplate.core.errors import ConfigError
 from footplate.hardware.transfer import batch_rows
-from footplate.scaling.figures import PHASES
-from footplate.scaling.rates import Rate, asked
+from footplate.scaling.learning_rates import Rate, asked
+from footplate.scaling.results import PHASES
 
 if TYPE_CHECKING:
     from footplate.training.module import Module
     from footplate.training.trainer import Trainer
 
-GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # the last two are OneCycleLR's
+# The rates in a parameter group; OneCycleLR adds the last two.
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 SCHEDULER_RATES = ("base_lrs", "max_lrs", "_last_lr")
 
 
@@ -41,7 +42,7 @@ class Pace(Callback):
     """Gives every trainer the learning rate of this size.
 
     Args:
-        rate: what becomes of the rate of one process.
+        rate: the change of the learning rate of one process.
     """
 
     def __init__(self, rate: Rate) -> None:
@@ -62,22 +63,22 @@ class Pace(Callback):
             self._warm_up(trainer)
 
     def _factor(self, optimizer: Any) -> float:
-        """The factor of an optimizer's rates; its groups keep their ratios."""
+        """Compute the factor of an optimizer's rates. Its groups keep their ratios."""
         if self._rate.base is None:
             return self._rate.factor
         first = optimizer.param_groups[0]
         own = float(first.get("initial_lr", first["lr"]))
         if own == 0.0:
             raise ConfigError(
-                f"lr={self._rate.base:g}: the first parameter group of {type(optimizer).__name__} has the rate 0, so the "
-                "others can't keep their ratio to it. Leave lr out."
+                f"lr={self._rate.base:g}: the first parameter group of {type(optimizer).__name__} has the rate 0, so other "
+                "groups can't keep their ratio to it. Leave lr out."
             )
         return self._rate.at(own) / own
 
     def _warm_up(self, trainer: Trainer) -> None:
         if math.isinf(trainer.num_training_batches):
             raise ConfigError(
-                f"warmup={self._rate.warmup:g} epochs: the training loader doesn't know how long an epoch is. Use "
+                f"warmup={self._rate.warmup:g} epochs: the training loader doesn't know the length of an epoch. Use "
                 "warmup=0, or Trainer(limit_train_batches=…)."
             )
         for optimizer in trainer.optimizers:
@@ -99,33 +100,34 @@ class Pace(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Module) -> None:
         if trainer.current_epoch >= self._rate.warmup:
-            self._end()
+            self._end_warm_up()
 
     def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
-        self._end()
+        self._end_warm_up()
 
-    def _end(self) -> None:
+    def _end_warm_up(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
 
 
 class Probe(Callback):
-    """Takes the time and counts the rows of every training in this process, and reads its final validation loss.
+    """Measures the time and counts the rows of every training in this process, and reads the final validation loss.
 
     Args:
         monitor: the metric that is the validation loss.
 
     Attributes:
-        trainings: how many were finished.
-        seconds: what they took, from the first epoch's beginning to the last one's end.
+        trainings: the number of finished trainings.
+        seconds: their time, from the beginning of the first epoch to the end of the last.
         phases: the same seconds, by phase.
-        samples: rows that were trained on, on all ranks.
-        batches: that this rank trained on.
-        steps: of the optimizer, of the last training; likewise `epochs`.
-        loss: the monitored metric at the end of the last; None when it was not logged.
-        logged: the names of its metrics.
-        threads: that torch computed with on the CPU.
-        device: what it was trained on, `"cpu"` or `"cuda"`.
+        samples: the rows that all ranks trained on.
+        batches: the batches that this rank trained on.
+        steps: the optimizer steps of the last training.
+        epochs: the epochs of the last training.
+        loss: the monitored metric at the end of the last training; None if it wasn't logged.
+        logged: the names of the metrics of the last training.
+        threads: the number of torch's CPU threads.
+        device: the kind of device, `"cpu"` or `"cuda"`.
     """
 
     def __init__(self, monitor: str) -> None:
@@ -146,7 +148,8 @@ class Probe(Callback):
         self._rows = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:
-        trainer.group.barrier()  # the slowest to start is the start of all
+        # The training begins when the last rank is ready.
+        trainer.group.barrier()
         self._rows = 0
         self._began = self._since = time.perf_counter()
 
@@ -174,7 +177,7 @@ class Probe(Callback):
         self._mark("other")
 
     def on_train_end(self, trainer: Trainer, pl_module: Module) -> None:
-        found = trainer.latest_metrics()
+        metrics = trainer.latest_metrics()
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         self._mark("other")
@@ -182,38 +185,40 @@ class Probe(Callback):
         self.trainings += 1
         self.samples += sum(trainer.group.gather(self._rows))
         self.steps, self.epochs = trainer.global_step, trainer.current_epoch
-        self.loss = found.get(self._monitor)
-        self.logged = tuple(sorted(found))
+        self.loss = metrics.get(self._monitor)
+        self.logged = tuple(sorted(metrics))
         self.threads, self.device = torch.get_num_threads(), trainer.device.type
 
     def _mark(self, phase: str) -> None:
-        """The time since the last mark was spent in this phase."""
+        """Add the time since the last mark to this phase."""
         now = time.perf_counter()
         self.phases[phase] += now - self._since
         self._since = now
 
 
 def refuse_continued(trainer: Trainer) -> None:
-    """See that a training begins at its beginning.
+    """Raise if a training continues from a checkpoint, which may come from another size.
 
     Raises:
-        ConfigError: it continues from a checkpoint, of another size perhaps.
+        ConfigError: it does.
     """
     if trainer.global_step or trainer.progress.batches:
         raise ConfigError(
-            f"The training continues from a checkpoint (step {trainer.global_step}), so it can't be compared with one that "
-            "doesn't. In a study, train without ckpt_path."
+            f"The training continues from a checkpoint (step {trainer.global_step}), so it can't be compared with "
+            "trainings from the beginning. In a study, train without ckpt_path."
         )
 
 
-def _scale_groups(groups: list[dict[str, Any]], by: float) -> None:
+def _scale_groups(groups: list[dict[str, Any]], factor: float) -> None:
     for group in groups:
-        group.update({name: group[name] * by for name in GROUP_RATES if group.get(name) is not None})
+        group.update({name: group[name] * factor for name in GROUP_RATES if group.get(name) is not None})
 
 
-def _scale_scheduler(scheduler: Any, by: float) -> None:
-    """Scale what a scheduler, and the schedulers that it is made of, have noted of their optimizer's rates."""
-    own = vars(scheduler)
-    own.update({name: [lr * by for lr in own[name]] for name in SCHEDULER_RATES if own.get(name) is not None})
-    for part in own.get("_schedulers", ()):
-        _scale_scheduler(part, by)
+def _scale_scheduler(scheduler: Any, factor: float) -> None:
+    """Scale the copies of the optimizer's rates that a scheduler and its inner schedulers keep."""
+    attributes = vars(scheduler)
+    for name in SCHEDULER_RATES:
+        if attributes.get(name) is not None:
+            attributes[name] = [lr * factor for lr in attributes[name]]
+    for inner in attributes.get("_schedulers", ()):
+        _scale_scheduler(inner, factor)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.scaling.figures import Size, Spread, Training, stops_paying, summarise
-from footplate.scaling.reading import core_notes, read
-from scaling.test_figures import trained
+from footplate.scaling.findings import core_notes, read
+from footplate.scaling.results import Size, Spread, Training, stops_paying, summarise
+from scaling.test_results import trained
 
 figures = st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.floats(0.1, 1000), min_size=1)
 
@@ -41,20 +41,20 @@ def test_every_size_that_failed_is_named_with_its_reason(times, failed):
 
 def test_efficiency_and_amdahls_share_are_said():
     said = read(trained({1: 10.0, 2: 6.0, 4: 4.0}))  # a fifth is serial
-    assert said.startswith("4 processes took 4 s where 1 took 10 s: efficiency 0.62. Adding processes pays up to 4")
-    assert "20% of the work is serial, so that no number of processes is more than 5.0 times as fast as 1." in said
+    assert said.startswith("4 processes took 4 s, and 1 took 10 s: efficiency 0.62. Adding processes pays up to 4")
+    assert "20% of the work is serial, so no number of processes is more than 5.0 times as fast as 1." in said
 
 
 def test_nothing_serial_and_nothing_but_serial_are_said_without_a_division_by_zero():
-    assert "no serial share shows" in read(trained({1: 10.0, 2: 4.9}))
+    assert "none of the work is serial" in read(trained({1: 10.0, 2: 4.9}))
     assert "the whole of the work is serial" in read(trained({1: 10.0, 2: 11.0}))
 
 
 def test_it_says_where_the_time_went_and_how_a_step_has_grown():
     sizes = summarise([with_phases(1, 8.0, 2.0), with_phases(2, 6.0, 2.0, batches=50)], {1: 1.0, 2: 2.0})
     said = read(sizes)
-    assert "Of the time of 2, 75% went into steps, 25% into waiting for batches" in said
-    assert "a step took 1.50 times as long as with 1, for the exchange of gradients" in said
+    assert "Of the time of 2 processes, 75% went into steps, 25% into waiting for batches" in said
+    assert "a step took 1.50 times as long as with 1, because of the exchange of gradients" in said
 
 
 def test_a_step_that_is_no_slower_is_called_so():
@@ -66,17 +66,15 @@ def test_losses_are_compared_by_what_repeats_differ_by():
     one, two = (replace(size, done=3) for size in trained({1: 10.0, 2: 6.0}))
     one = replace(one, loss=Spread(0.30, 0.31, 0.32))
     near, far = replace(two, loss=Spread(0.31, 0.33, 0.34)), replace(two, loss=Spread(0.4, 0.41, 0.42))
-    assert "val_loss ended at 0.33 with 2 and 0.31 with 1, within what repeats differ by." in read((one, near))
-    assert "further apart than repeats are" in read((one, far))
-    assert "chance can't be told from size" in read((one, replace(far, done=1)))
+    assert "val_loss ended at 0.33 with 2 and 0.31 with 1, within the difference between repeats." in read((one, near))
+    assert "more than repeats differ" in read((one, far))
+    assert "the difference may be chance" in read((one, replace(far, done=1)))
 
 
 def test_a_loss_that_is_no_number_is_told_with_the_learning_rate():
     one, two = trained({1: 10.0, 2: 6.0})
     said = read((one, replace(two, lr_factor=2.0, diverged=1)))
-    assert (
-        "With np=2, val_loss was no finite number at the end of 1 of 1 trainings. Its learning rate was 2 times" in said
-    )
+    assert "With np=2, val_loss was not finite at the end of 1 of 1 trainings. Its learning rate was 2 times" in said
 
 
 def test_with_one_size_there_is_nothing_to_compare():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from footplate.planning.largest import guess, ladder, largest
+from footplate.planning.largest_batch import guess, ladder, largest
 
 patient = settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no defect
 

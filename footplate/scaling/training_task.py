@@ -1,9 +1,10 @@
-"""One training in a worker, with what a study adds to it, and what of it goes home.
+"""One training in a worker, with the study's additions, and its results.
 
-    rate in force, callbacks in every trainer  →  the user's function, or script  →  what it returned, what the probe saw
+    set the rate, add callbacks to every trainer  →  run the user's function or script  →  returned figures, measured
+    figures
 
-What the function returns counts before what the probe saw. It may return a number, the validation loss, or a dict with any
-of `val_loss` (or the name that is monitored), `samples` (that all processes trained on) and `seconds`.
+Figures that the function returns win over measured ones. It may return a number, which is the validation loss, or a dict
+with any of `val_loss` (or the monitored name), `samples` (rows that all processes trained on) and `seconds`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.callbacks.ambient import everywhere
-from footplate.scaling.figures import Training
-from footplate.scaling.probe import Pace, Probe
-from footplate.scaling.rates import Rate, asked, in_force
+from footplate.scaling.learning_rates import Rate, asked, in_force
+from footplate.scaling.results import Training
+from footplate.scaling.study_callbacks import Pace, Probe
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What goes home from rank 0.
+    """The results that rank 0 returns.
 
     Attributes:
         training: the figures.
-        trained: whether a trainer was run.
-        returned: whether the function returned any figure.
-        logged: the metrics of the last trainer, by name.
-        paced: whether the learning rate is the rule's: a trainer was run, the code asked for it, or it stays what it is.
+        trained: True if a trainer ran.
+        returned: True if the function returned any figure.
+        logged: the names of the last trainer's metrics.
+        paced: True if the learning rate followed the rule: a trainer ran, the code asked for the rate, or the rule doesn't
+            change it.
     """
 
     training: Training
@@ -40,8 +42,11 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A function, to be called in each process of a size. Arguments: see `scale`."""
+class TrainingTask:
+    """The user's function with the settings of a size. Each process of that size calls it.
+
+    The attributes are arguments of `scale`.
+    """
 
     fn: Callable[[], Any]
     np: int
@@ -50,22 +55,23 @@ class Measured:
     monitor: str
 
     def __call__(self) -> Outcome:
-        """Train once, and tell of it."""
+        """Train once, and return the results."""
         probe = Probe(self.monitor)
         with in_force(self.rate), everywhere(Pace(self.rate), probe):
             began = time.perf_counter()
             value = self.fn()
             seconds = time.perf_counter() - began
             paced = self.rate.factor == 1.0 or asked() or probe.trainings > 0
-        said = figures_in(value, self.monitor)
+
+        returned = figures_in(value, self.monitor)
         trained = probe.trainings > 0
-        samples = said.get("samples", probe.samples if trained else None)
-        loss = said.get("val_loss", probe.loss)
+        samples = returned.get("samples", probe.samples if trained else None)
+        loss = returned.get("val_loss", probe.loss)
         finite = loss is not None and math.isfinite(loss)
         training = Training(
             self.np,
             self.repeat,
-            seconds=said.get("seconds", probe.seconds if trained else seconds),
+            seconds=returned.get("seconds", probe.seconds if trained else seconds),
             samples=None if samples is None else round(samples),
             loss=loss if finite else None,
             diverged=loss is not None and not finite,
@@ -76,15 +82,15 @@ class Measured:
             threads=probe.threads,
             device=probe.device,
         )
-        return Outcome(training, trained, bool(said), probe.logged, paced)
+        return Outcome(training, trained, bool(returned), probe.logged, paced)
 
 
-def arrive(measured: Measured) -> None:
-    """Be unpickled, and no more: what a study asks of a worker before it begins."""
+def check_unpickles(task: TrainingTask) -> None:
+    """Do nothing. A study calls this in a worker before it begins, to check that the task can be unpickled there."""
 
 
 def figures_in(value: Any, monitor: str) -> dict[str, float]:
-    """The figures in what a function returned, by name: `val_loss`, `samples`, `seconds`.
+    """Find the figures in the value of a function, by name: `val_loss`, `samples`, `seconds`.
 
     >>> figures_in({"val_loss": 0.5, "samples": 100, "model": "a.pt"}, "val_loss")
     {'val_loss': 0.5, 'samples': 100.0}
@@ -96,12 +102,12 @@ def figures_in(value: Any, monitor: str) -> dict[str, float]:
         return {} if number is None else {"val_loss": number}
     named = {"val_loss": value.get(monitor, value.get("val_loss"))}
     named |= {name: value.get(name) for name in ("samples", "seconds")}
-    numbers = {name: _number(found) for name, found in named.items()}
+    numbers = {name: _number(figure) for name, figure in named.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a tensor or array of one, as a float; None for anything else."""
+    """Convert a number, or a tensor or array of one number, to a float; None for all other values."""
     if value is None or isinstance(value, (bool, str)):
         return None
     try:

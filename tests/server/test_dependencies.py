@@ -6,18 +6,18 @@ import asyncio
 import threading
 
 from footplate.jobs.states import State
-from footplate.server.desk import Looks
+from footplate.server.dependencies import StateLookups
 
 
 def test_looks_of_the_same_age_are_one():
-    looks, made = Looks(), []
+    lookups, made = StateLookups(), []
 
     def look() -> State:
         made.append(threading.current_thread())
         return State.RUNNING
 
     async def ask(age_s: float) -> list[State]:
-        return await asyncio.gather(*(looks.state("job", look, age_s) for _ in range(20)))
+        return await asyncio.gather(*(lookups.state("job", look, age_s) for _ in range(20)))
 
     assert asyncio.run(ask(60.0)) == [State.RUNNING] * 20
     assert len(made) == 1
@@ -25,24 +25,24 @@ def test_looks_of_the_same_age_are_one():
 
 
 def test_a_request_that_has_just_come_looks_for_itself():
-    looks, states = Looks(), iter([State.SUCCEEDED, State.QUEUED])
+    lookups, states = StateLookups(), iter([State.SUCCEEDED, State.QUEUED])
 
     async def ask() -> list[State]:
-        return [await looks.state("job", lambda: next(states), age_s=0.0) for _ in range(2)]
+        return [await lookups.state("job", lambda: next(states), age_s=0.0) for _ in range(2)]
 
     assert asyncio.run(ask()) == [State.SUCCEEDED, State.QUEUED]
 
 
 def test_a_request_that_is_given_up_leaves_its_look_to_the_others():
-    looks, going = Looks(), threading.Event()
+    lookups, going = StateLookups(), threading.Event()
 
     def look() -> State:
         going.wait(60)
         return State.RUNNING
 
     async def ask() -> State:
-        gone = asyncio.ensure_future(looks.state("job", look, age_s=60.0))
-        stays = asyncio.ensure_future(looks.state("job", look, age_s=60.0))
+        gone = asyncio.ensure_future(lookups.state("job", look, age_s=60.0))
+        stays = asyncio.ensure_future(lookups.state("job", look, age_s=60.0))
         await asyncio.sleep(0)
         gone.cancel()
         going.set()
@@ -52,11 +52,11 @@ def test_a_request_that_is_given_up_leaves_its_look_to_the_others():
 
 
 def test_looks_are_kept_only_as_long_as_they_are_used():
-    looks = Looks()
+    lookups = StateLookups()
 
     async def ask() -> None:
         for index in range(100):
-            await looks.state(f"job_{index}", lambda: State.RUNNING, age_s=0.0)
+            await lookups.state(f"job_{index}", lambda: State.RUNNING, age_s=0.0)
 
     asyncio.run(ask())
-    assert len(looks._begun) <= 1
+    assert len(lookups._recent) <= 1
