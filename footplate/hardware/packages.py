@@ -15,6 +15,7 @@ REQUIRED = {
     "deltalake": "1.0",
     "rich": "13",
     "psutil": "5.9",
+    "nvidia-ml-py": "12",
     "jsonargparse": "4.53",
 }
 
