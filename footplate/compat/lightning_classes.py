@@ -150,7 +150,7 @@ class Saving(ours.ModelCheckpoint):
         """The worst of those that are kept, once there are as many as `save_top_k` says."""
         if not self.best_k_models:
             return ""
-        return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._superseded()
+        return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._kept.superseded()
 
     @property
     def best_k_models(self) -> dict[str, Any]:

@@ -146,13 +146,14 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
     try:
         return function(*arguments)
-    except pynvml.NVMLError_LibraryNotFound:
+    except pynvml.NVMLError_LibraryNotFound:  # pyright: ignore[reportAttributeAccessIssue]
         raise NvmlError(
             "no NVIDIA driver is installed (its library NVML is not found). Install it; in a container, start it with "
             "the GPUs, as `docker run --gpus all` does."
         ) from None
     except pynvml.NVMLError as error:
+        reason = str(error).rstrip(".")
         raise NvmlError(
-            f"the NVIDIA driver does not answer {function.__name__} ({str(error).rstrip('.')}). Check that `nvidia-smi` works. If the "
+            f"the NVIDIA driver does not answer {function.__name__} ({reason}). Check that `nvidia-smi` works. If the "
             "driver was just updated, restart the machine."
         ) from None
