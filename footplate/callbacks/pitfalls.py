@@ -20,8 +20,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from footplate.callbacks.base import Callback
-from footplate.hardware.tpu import findings, pitfalls
-from footplate.hardware.tpu.surroundings import wrong_count
+from footplate.hardware.tpu import pitfalls
+from footplate.hardware.tpu.environment import wrong_count
+from footplate.hardware.tpu.report import examine_tpu
 from footplate.hardware.transfer import batch_rows
 from footplate.hardware.xla import XLA, jax, tpu_chips
 
@@ -114,10 +115,10 @@ class Pitfalls(Callback):
         """Warn about packages, environment and the number of devices, in the doctor's words."""
         import jax
 
-        report = findings.examine(os.environ, self._chips)
-        if report.surroundings.slice is not None:
-            self._unit = report.surroundings.slice.generation.unit
-        for warning in (*report.advice, wrong_count(report.surroundings, jax.local_device_count())):
+        report = examine_tpu(os.environ, self._chips)
+        if report.environment.slice is not None:
+            self._unit = report.environment.slice.generation.unit
+        for warning in (*report.advice, wrong_count(report.environment, jax.local_device_count())):
             self._warn(warning, of_this_host=True)
 
     def _warn(self, warning: str | None, of_this_host: bool = False) -> None:

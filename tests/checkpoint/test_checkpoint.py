@@ -356,14 +356,14 @@ def small_disk(path: Path, megabytes: int):
 FULL = """
     import resource, signal, sys, torch
     from pathlib import Path
-    from footplate import checkpoint
+    from footplate import CheckpointError, checkpoint
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     directory = Path(sys.argv[1])
     checkpoint.save({"state_dict": {}, "x": 1}, directory / "small.ckpt", {})
     try:
         checkpoint.save({"state_dict": {"w": torch.zeros(1 << 20)}}, directory / "large.ckpt", {})
-    except fp.CheckpointError as error:
+    except CheckpointError as error:
         print(error)
 """
 
