@@ -18,11 +18,11 @@ from footplate.training.config import TrainerConfig
 DOCS = Path(__file__).parents[1] / "docs" / "training.md"
 
 MORE = {  # the page that says more
-    "accelerator": "accelerators.md",
+    "accelerator": "reference/accelerators.md",
     "devices": "distributed.md",
     "num_nodes": "ladder.md#several-machines",
     "strategy": "distributed.md",
-    "logger": "tracking.md",
+    "logger": "guide/tracking.md",
     "iterations_per_loop": "xla.md#several-steps-in-one-call",
     "default_root_dir": "jobs.md",
 }
