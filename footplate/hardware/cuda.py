@@ -1,8 +1,8 @@
 """CUDA: NVIDIA GPUs, and AMD GPUs if torch is built for ROCm, where torch calls them "cuda", too.
 
-Two functions find out why a GPU can't be used. `_look` collects facts without waking CUDA (see `nvml.py`). `why_not`, a pure
-function, checks them in this order: torch's build, the driver, the driver's age, the GPUs, hidden GPUs, the GPUs' age. The
-first problem is the answer.
+Two functions find out why a GPU can't be used. `_collect_facts` doesn't wake CUDA (see `nvml.py`). `why_not` is a pure
+function that checks the facts in this order: torch's build, the driver, the driver's age, the GPUs, hidden GPUs, the age of
+the GPUs. The first problem is the answer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CUDA(Accelerator):
 
     def unavailable(self) -> str | None:
         """Return the problem with torch's build, the driver or the GPUs, and the solution."""
-        return why_not(_look())
+        return why_not(_collect_facts())
 
     def devices(self) -> list[Device]:
         """List the visible GPUs.
@@ -102,7 +102,7 @@ class CUDA(Accelerator):
         On a machine with different GPUs, the names are in `nvidia-smi`'s order. CUDA's order may differ, unless
         `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set.
         """
-        facts = _look()
+        facts = _collect_facts()
         seen = nvml.visible_gpus(facts.driver.gpus, facts.visible) if facts.driver else []
         # The numbers differ for partitions of a GPU (MIG) and on a machine without NVML.
         if len(seen) != facts.count:
@@ -125,7 +125,7 @@ class CUDA(Accelerator):
 
     def describe(self) -> dict[str, Any]:
         """Return the CUDA or ROCm version that torch is built for, and the driver."""
-        facts = _look()
+        facts = _collect_facts()
         described: dict[str, Any] = {"built for": f"ROCm {torch.version.hip}" if facts.rocm else "no CUDA"}
         if facts.torch_cuda:
             described["built for"] = f"CUDA {_dotted(facts.torch_cuda)}"
@@ -134,7 +134,7 @@ class CUDA(Accelerator):
         return described
 
 
-def _look() -> Facts:
+def _collect_facts() -> Facts:
     driver, no_driver = None, ""
     try:
         driver = nvml.find_driver()

@@ -51,14 +51,14 @@ def _read_text(text: str, hint: str) -> Form:
     return _indices(numbers, text, hint) if "," in text else _count(numbers[0], text, hint)
 
 
-def _count(count: int, given: Devices, hint: str) -> int:
+def _count(count: int, original: Devices, hint: str) -> int:
     if count < 1 and count != -1:
-        raise ConfigError(f"devices={given!r}: expected a count of 1 or more, or -1 for all. {hint}")
+        raise ConfigError(f"devices={original!r}: expected a count of 1 or more, or -1 for all. {hint}")
     return count
 
 
-def _indices(numbers: Sequence[object], given: Devices, hint: str) -> tuple[int, ...]:
+def _indices(numbers: Sequence[object], original: Devices, hint: str) -> tuple[int, ...]:
     indices = tuple(number for number in numbers if isinstance(number, int) and not isinstance(number, bool))
     if not indices or len(indices) != len(numbers) or len(set(indices)) != len(indices) or min(indices) < 0:
-        raise ConfigError(f"devices={given!r}: expected at least one index, each a whole number given once. {hint}")
+        raise ConfigError(f"devices={original!r}: expected different whole numbers, at least one. {hint}")
     return indices

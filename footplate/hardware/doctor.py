@@ -1,6 +1,6 @@
-"""`footplate doctor`: what this machine has, what can be used, and why the rest can't.
+"""`footplate doctor`: a report on this machine, its packages and its accelerators, with problems and advice.
 
-    examine()            →  Report       looks, changes nothing, wakes no GPU
+    examine()            →  Report       reads only, and wakes no GPU
     to_dict(report)      →  plain data   for --json
     render(report)       →  for a terminal
 

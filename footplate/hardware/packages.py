@@ -77,9 +77,9 @@ def optional_packages() -> tuple[Package, ...]:
     )
 
 
-def is_older(given: str, oldest: str) -> bool:
+def is_older(version_text: str, oldest: str) -> bool:
     """Return True if a version such as "2.13.0+cpu" is older than one such as "2.11"."""
-    return _numbers(given) < _numbers(oldest)
+    return _numbers(version_text) < _numbers(oldest)
 
 
 def _required(name: str, oldest: str, installed: str | None) -> Package:

@@ -83,7 +83,7 @@ def test_a_server_killed_in_the_middle_gets_all_of_it_in_order_when_it_is_back(r
     said = [record.getMessage() for record in caplog.records if record.name.startswith("footplate")]
     assert len(said) == 1
     assert "can't be reached" in said[0]
-    assert "Training goes on" in said[0]
+    assert "Training continues" in said[0]
 
 
 def test_a_server_that_hangs_stops_nothing(run_dir, server):
