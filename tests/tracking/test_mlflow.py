@@ -202,7 +202,7 @@ def test_a_run_deleted_from_the_tracker_is_continued_as_a_new_one(run_dir, datab
     assert only_run(database).info.run_id == again.run_id != first
 
 
-def test_a_uploader_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, database):
+def test_an_uploader_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, database):
     logger = MLflow()
     logger.setup(run_dir, {})
     run_id = logger.run_id
