@@ -8,7 +8,7 @@ loops take turns, a thousand steps each, and only steady steps are timed, no sta
 
 The ratios are of CPU time of the training process, all its threads included: from the beginning of one turn to the
 beginning of the next, so that what a thread writes in the background is in it, whenever it is written. Beside them stand
-the wall time of the turns, and the CPU time of child processes (Footplate's MLflow courier; its idle polling while the
+the wall time of the turns, and the CPU time of child processes (Footplate's MLflow uploader; its idle polling while the
 others have their turns is in it, so that is an upper bound).
 """
 

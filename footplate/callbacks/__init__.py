@@ -1,4 +1,4 @@
-"""Callbacks: what watches a run and now and then acts."""
+"""Callbacks: objects whose hooks the trainer calls during a run."""
 
 from footplate.callbacks.base import Callback
 from footplate.callbacks.data_wait import DataWaitMonitor

@@ -1,9 +1,9 @@
-"""Callbacks that whoever calls a user's code adds to every trainer in it, so that the code needn't know of them.
+"""Callbacks for every trainer that runs in a block of code, without a change to that code.
 
     with everywhere(Probe()):
-        train()          # each trainer that is run in here has a Probe, after the callbacks of its own
+        train()          # each trainer that runs in here has a Probe, after its own callbacks
 
-They are this process's: a process that the code starts itself has none.
+They apply to this process only, not to processes that the code starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _present: list[Callback] = []
 
 @contextlib.contextmanager
 def everywhere(*callbacks: Callback) -> Iterator[None]:
-    """While entered, trainers of this process have these callbacks, too."""
+    """Add these callbacks to every trainer that runs in this process inside the block."""
     before = list(_present)
     _present.extend(callbacks)
     try:
@@ -28,5 +28,5 @@ def everywhere(*callbacks: Callback) -> Iterator[None]:
 
 
 def present() -> list[Callback]:
-    """Those that a trainer which is run now is to have."""
+    """Return the callbacks that currently apply to every trainer."""
     return list(_present)

@@ -1,10 +1,10 @@
-"""The contract of a callback: something that watches a run and now and then acts.
+"""The contract of a callback: an object whose hooks the trainer calls during a run.
 
-Override the hooks you need; the names, order and arguments are Lightning's. Every hook gets the trainer and the module
-first. A callback with something to remember returns it from `state_dict` in plain values and tensors.
+Override the hooks that you need. Their names, order and arguments are Lightning's. Every hook gets the trainer and the
+module first. A callback with state returns it from `state_dict`, as plain values and tensors.
 
-The hooks below leave both types open: annotate your own with `fp.Trainer` and `fp.Module`, or with `TrainerView`
-(`trainer_view.py`), which lists what a callback may use of a trainer.
+The hooks below leave both types open. Annotate yours with `fp.Trainer` and `fp.Module`, or with `TrainerView`
+(`trainer_view.py`), which lists the attributes of a trainer that a callback may use.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Callback:
     """Base class: every hook does nothing.
 
     Class attributes:
-        order: when it is called among callbacks. 0: in the order given, before the module's own hooks. 1: after them, since
-            it acts on what they log. 2: last, since it saves what all of them did.
-        sees_weights: whether it looks at the module's parameters, or changes them. Those that don't are spared a copy where
-            the weights live on a device of their own; this counts for Footplate's own callbacks alone.
+        order: its position among the callbacks. 0: in the order of the list, before the module's own hooks. 1: after these
+            hooks, to act on the metrics that they log. 2: last, to save what all hooks did.
+        sees_weights: True if the callback reads or changes the module's parameters. If False, no copy is made for it where
+            the weights are on a device of their own. This applies only to Footplate's own callbacks.
     """
 
     order: int = 0
@@ -34,15 +34,15 @@ class Callback:
 
     @property
     def state_key(self) -> str:
-        """What a checkpoint files its state under."""
+        """The key of its state in a checkpoint."""
         return type(self).__qualname__
 
     def state_dict(self) -> dict[str, Any]:
-        """What it must remember."""
+        """Return the state to save."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """Load a state that `state_dict` returned."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Before anything else of a stage: "fit", "validate", "test" or "predict"."""
@@ -57,10 +57,10 @@ class Callback:
         """At the very end of `fit`."""
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the few validation batches that are tried before training."""
+        """Before the sanity check: a few validation batches that run before training."""
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """After them."""
+        """After the sanity check."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Before the first training epoch."""
@@ -165,13 +165,13 @@ class Callback:
         """Read what `on_save_checkpoint` added."""
 
     def weights_to_save(self, weights: dict[str, Any]) -> dict[str, Any]:
-        """The weights that a weights-only checkpoint holds: those of the module, or others that this callback keeps."""
+        """Return the weights for a weights-only checkpoint: the module's, or those that this callback keeps."""
         return weights
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training was stopped by an exception, KeyboardInterrupt included."""
+        """After an exception, including KeyboardInterrupt, stopped training."""
 
 
 def is_kind(callback: Any, kind: type) -> bool:
-    """Return True if a callback is of a kind of ours, or of another library's class of the same name."""
+    """Return True if a callback is an instance of a Footplate class, or of another library's class of the same name."""
     return isinstance(callback, kind) or any(base.__name__ == kind.__name__ for base in type(callback).__mro__)

@@ -1,4 +1,4 @@
-"""Log for how much of the time training stands still for want of a batch."""
+"""Log the share of time in which training waits for data."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 
 class DataWaitMonitor(Callback):
-    """Send `data_wait` to the loggers: the share (0 … 1) of the time since the last report in which the device had nothing
-    to do, since the next batch was not there.
+    """Log `data_wait`: the share (0 … 1) of the time since the last report in which the device was idle and waited for the
+    next batch.
 
-    Near 0, the data keeps up; near 1, a faster device would gain nothing. It goes with the metrics of a step, and with
-    those of an epoch; validation doesn't count. With several processes it is that of the first. On CUDA, a wait at whose
-    end the GPU still has work isn't counted; any other counts whole, with what the GPU had left to do at its beginning.
+    Near 0, the data keeps up. Near 1, a faster device gains nothing. The value is logged with the metrics of a step and of
+    an epoch. Validation doesn't count. With several processes, it is the value of the first process. On CUDA, a wait
+    doesn't count if the GPU still has work when the wait ends. Every other wait counts fully, including the time in which
+    the GPU finished earlier work.
     """
 
     sees_weights = False
 
     def __init__(self) -> None:
-        self._since = self._paused = 0.0  # s, monotonic
-        self._waited = 0.0  # s, when it was logged last
+        # Times in seconds, monotonic: of the last report, and of the start of validation.
+        self._since = self._paused = 0.0
+        # Seconds waited up to the last report.
+        self._waited = 0.0
         self._batches = -1
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:

@@ -1,4 +1,4 @@
-"""Stop training when a metric no longer improves, reaches its goal, diverges, or is no number any more."""
+"""Stop training when a metric stops improving, reaches a threshold, diverges, or becomes NaN or infinite."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Callback):
-    """See the module's docstring.
+    """Stop training when a metric stops improving, reaches a threshold, diverges, or becomes NaN or infinite.
 
     Args:
         monitor: the name of a logged metric.
-        min_delta: an improvement smaller than this (in the metric's unit) is none.
+        min_delta: the smallest change of the metric that counts as an improvement.
         patience: checks without improvement before training stops.
-        verbose: say each improvement.
-        mode: "min" or "max": which way is better.
-        strict: a missing metric is an error; otherwise the check is left out.
+        verbose: print each improvement.
+        mode: "min" or "max": which direction is better.
+        strict: raise an error if the metric is missing; otherwise skip the check.
         check_finite: stop when the metric, or the training loss, becomes NaN or infinite.
         stopping_threshold: stop as soon as the metric is better than this.
         divergence_threshold: stop as soon as the metric is worse than this.
-        check_on_train_epoch_end: check at the end of training epochs, rather than of validation. By default so when
-            validation runs once an epoch or not at all.
-        log_rank_zero_only: accepted for Lightning's sake.
+        check_on_train_epoch_end: check at the end of training epochs instead of validation. This is the default if
+            validation runs once an epoch or never.
+        log_rank_zero_only: accepted for compatibility with Lightning, without effect.
     """
 
     order = 1
@@ -59,9 +59,9 @@ class EarlyStopping(Callback):
         self.stopping_threshold = stopping_threshold
         self.divergence_threshold = divergence_threshold
         self.check_on_train_epoch_end = check_on_train_epoch_end
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.wait_count = 0
         self.stopped_epoch = 0
         self.best_score = math.inf if self.mode == "min" else -math.inf
@@ -86,10 +86,10 @@ class EarlyStopping(Callback):
 
     def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
-            self._forget()
+            self._reset()
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
-        """A run that had already stopped, and is continued with the same patience, is still stopped."""
+        """Stop at once if the run had stopped already and resumes with the same patience."""
         if self.check_on_train_epoch_end is None:
             self.check_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
         if self.wait_count and self.wait_count >= self.patience:
@@ -129,12 +129,14 @@ class EarlyStopping(Callback):
             return f"{self.monitor} = {score:.6g} reached the threshold of {self.stopping_threshold:g}"
         if self.divergence_threshold is not None and better(self.divergence_threshold, score, self.mode):
             return f"{self.monitor} = {score:.6g} is beyond the divergence threshold of {self.divergence_threshold:g}"
+
         delta = self.min_delta if self.mode == "max" else -self.min_delta
         if better(score, self.best_score + delta, self.mode):
             if self.verbose:
                 trainer.print(f"{self.monitor} improved from {self.best_score:.6g} to {score:.6g}")
             self.best_score, self.wait_count = score, 0
             return None
+
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None

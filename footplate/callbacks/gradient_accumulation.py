@@ -1,4 +1,4 @@
-"""Another number of accumulated batches from certain epochs on."""
+"""Change the number of accumulated batches at certain epochs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class GradientAccumulationScheduler(Callback):
     """Change `accumulate_grad_batches` at the beginning of epochs.
 
     Args:
-        scheduling: from which epoch (from 0) on how many batches make a step, such as `{0: 8, 4: 2}`; one until the first.
+        scheduling: the number of batches of an optimizer step by the epoch, from 0, at which it begins, such as
+            `{0: 8, 4: 2}`. Before the first epoch of the dict, it is 1.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: `scheduling` is no such dict.
     """
 
     sees_weights = False
@@ -36,16 +37,17 @@ class GradientAccumulationScheduler(Callback):
         self.scheduling = {0: 1, **scheduling}
 
     def get_accumulate_grad_batches(self, epoch: int) -> int:
-        """How many batches make a step in an epoch."""
-        return self.scheduling[max(one for one in self.scheduling if one <= epoch)]
+        """Return the number of batches of an optimizer step in an epoch."""
+        return self.scheduling[max(begin for begin in self.scheduling if begin <= epoch)]
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} beside a GradientAccumulationScheduler: leave "
-                "out one of them."
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} together with a GradientAccumulationScheduler: "
+                "remove one of them."
             )
-        self.on_train_epoch_start(trainer, pl_module)  # which an epoch that is resumed doesn't call
+        # If training resumes in the middle of an epoch, the trainer doesn't call this hook.
+        self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)

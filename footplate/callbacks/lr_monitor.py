@@ -1,4 +1,4 @@
-"""Log the learning rate, and the momentum if asked."""
+"""Log learning rates, and optionally momentum and weight decay."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class LearningRateMonitor(Callback):
-    """Send the learning rate of every optimizer to the loggers, as `lr-AdamW`, `lr-AdamW-1` (a second one), `lr-SGD/pg1`, …
+    """Log the learning rate of every optimizer, as `lr-AdamW`, `lr-AdamW-1` (a second AdamW), `lr-SGD/pg1`, …
 
-    A step's row has the rate that the step used, an epoch's row the rate that the epoch began with.
+    The row of a step has the rate that the step used. The row of an epoch has the rate at the beginning of the epoch.
 
     Args:
-        logging_interval: "step" (with the metrics of a step), "epoch", or None: with each step where a scheduler goes by
-            steps, with each epoch where one goes by epochs, with both where there is none.
-        log_momentum: the momentum (`betas[0]` for Adam) too.
-        log_weight_decay: the weight decay too.
+        logging_interval: "step" (with the metrics of a step), "epoch", or None. None logs at each step for a scheduler by
+            step, at each epoch for a scheduler by epoch, and at both for an optimizer without a scheduler.
+        log_momentum: log the momentum (`betas[0]` for Adam), too.
+        log_weight_decay: log the weight decay, too.
     """
 
     sees_weights = False
@@ -42,8 +42,10 @@ class LearningRateMonitor(Callback):
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, list[float]] = {}
-        self._next: dict[str, float] | None = None  # what the next step will use, if it is reported
-        self._epoch: dict[str, float] = {}  # what the epoch began with
+        # The values that the next step will use, if that step is reported.
+        self._next: dict[str, float] | None = None
+        # The values at the beginning of the epoch.
+        self._epoch: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": dict(self._epoch)}
@@ -55,7 +57,8 @@ class LearningRateMonitor(Callback):
         self._epoch = {} if self.logging_interval == "step" else self._read(trainer, "epoch")
 
     def on_train_batch_start(self, trainer: TrainerView, pl_module: Module, batch: Any, batch_idx: int) -> None:
-        if batch_idx == trainer.progress.batch_idx:  # inside a call of several steps, the end of the one before is read
+        # Inside a call of several steps, the end of the step before has read the values already.
+        if batch_idx == trainer.progress.batch_idx:
             self._read_ahead(trainer)
 
     def on_train_batch_end(
@@ -69,7 +72,7 @@ class LearningRateMonitor(Callback):
         self._log(trainer, self._epoch)
 
     def _read_ahead(self, trainer: TrainerView) -> None:
-        """Before a step that is reported, read the values that it will use: schedulers change them after it."""
+        """Read the values of the next step if it is reported. Schedulers change the values after the step."""
         due = trainer.logs_next_step or not trainer.module.automatic_optimization
         self._next = self._read(trainer, "step") if due and self.logging_interval != "epoch" else None
 
@@ -79,17 +82,18 @@ class LearningRateMonitor(Callback):
         trainer.log_now(values)
 
     def _read(self, trainer: TrainerView, interval: str) -> dict[str, float]:
-        """The present values of the optimizers that are logged by `interval`."""
+        """Read the current values of the optimizers that are logged at this interval."""
         values: dict[str, float] = {}
         seen: Counter[str] = Counter()
         for optimizer in trainer.optimizers:
-            configs = [one for one in trainer.lr_scheduler_configs if one.scheduler.optimizer is optimizer]
+            configs = [config for config in trainer.lr_scheduler_configs if config.scheduler.optimizer is optimizer]
             kind = type(optimizer).__name__
             name = f"lr-{kind}-{seen[kind]}" if seen[kind] else f"lr-{kind}"
             name = next((config.name for config in configs if config.name), name)
             seen[kind] += 1
             if self.logging_interval is None and configs and all(config.interval != interval for config in configs):
                 continue
+
             for group_index, group in enumerate(optimizer.param_groups):
                 suffix = f"/pg{group_index + 1}" if len(optimizer.param_groups) > 1 else ""
                 suffix = f"/{group['name']}" if "name" in group else suffix

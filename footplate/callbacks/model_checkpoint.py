@@ -1,10 +1,11 @@
-"""Save checkpoints: when, under which name, and which to keep.
+"""The callback that saves checkpoints: when, under which name, and which of them to keep.
 
-A checkpoint is written in the background (see `footplate.checkpoint`). An older one is deleted only once the new one is
-complete, and the newest complete one is never deleted before there is another, so that a run can always be resumed. What
-a save makes superfluous is written down in it: if the process is killed before it is deleted, the resumed run deletes it.
+A checkpoint is written in the background (see `footplate.checkpoint`). An older checkpoint is deleted only when the new one
+is complete. The newest complete checkpoint is never deleted before there is another, so that a run can always resume. Each
+checkpoint lists the older ones that it replaces. If the process is killed before it deletes them, the resumed run does.
 
-Several savers may share a directory. Each deletes only what it has saved, and takes no name that another has taken.
+Several savers may share a directory. Each deletes only its own checkpoints, and uses no name that another saver uses.
+`kept_checkpoints.py` decides which checkpoints to keep.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from footplate import checkpoint
 from footplate.callbacks.base import Callback
-from footplate.callbacks.monitored_metric import better, check_mode, monitored
+from footplate.callbacks.kept_checkpoints import KeptCheckpoints
+from footplate.callbacks.monitored_metric import check_mode, monitored
 from footplate.checkpoint.storage import Place, is_remote, to_place
 from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger
@@ -34,30 +36,30 @@ log = logging.getLogger(__name__)
 
 
 class ModelCheckpoint(Callback):
-    """Save the run state after validation (or training epochs, or so many steps, or so much time).
+    """Save the run state after validation, after training epochs, or at an interval of steps or time.
 
     Args:
-        dirpath: where: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`); `checkpoints/`
-            of the run's directory by default, or of the bucket that a job's directory is in.
-        filename: a template such as `"{epoch}-{val_loss:.2f}"`; `"{epoch}-{step}"` by default.
-        monitor: keep the best by this metric; without it, the latest.
-        verbose: say each save.
-        save_last: keep `last.ckpt`, which stands for the newest checkpoint, whether it is among the best or not.
-            "link" is accepted for Lightning's sake: it always is a link.
-        save_top_k: how many to keep, of the best or the latest; -1 keeps all, 0 saves none but the last.
-        save_weights_only: leave out all that resuming needs.
-        mode: "min" or "max": which way `monitor` is better.
-        auto_insert_metric_name: write `epoch=3` rather than `3` for `{epoch}`.
-        every_n_train_steps: save after every so many optimizer steps.
-        train_time_interval: save after every so much time.
-        every_n_epochs: save only in every so many-th epoch.
-        save_on_train_epoch_end: save at the end of training epochs rather than of validation. By default so when
-            validation runs once an epoch or not at all: the metrics of the training epoch are known then.
-        enable_version_counter: don't overwrite a file of an earlier run: add `-v1`, `-v2`, …
-        save_on_exception: save when an exception ends training, also without `save_last`; only where the run can be
-            continued from, which a half-finished optimizer step can't.
+        dirpath: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`). The default is
+            `checkpoints/` in the run's directory, or in the bucket of a job's directory.
+        filename: a template such as `"{epoch}-{val_loss:.2f}"`. The default is `"{epoch}-{step}"`.
+        monitor: keep the best checkpoints by this metric. Without it, the latest are kept.
+        verbose: print each save.
+        save_last: keep `last.ckpt`, a link to the newest checkpoint, whether it is among the best or not. "link" is
+            accepted for compatibility with Lightning: `last.ckpt` is always a link.
+        save_top_k: how many of the best or latest to keep; -1 keeps all, 0 saves only the last.
+        save_weights_only: save the weights without the state that resuming needs.
+        mode: "min" or "max": which direction of `monitor` is better.
+        auto_insert_metric_name: write `epoch=3` instead of `3` for `{epoch}`.
+        every_n_train_steps: save after every n optimizer steps.
+        train_time_interval: save at this interval of time.
+        every_n_epochs: save only in every n-th epoch.
+        save_on_train_epoch_end: save at the end of training epochs instead of validation. This is the default if validation
+            runs once an epoch or never, because the metrics of the training epoch are complete then.
+        enable_version_counter: don't overwrite a file of an earlier run; add `-v1`, `-v2`, …
+        save_on_exception: save when an exception ends training, even without `save_last`. There is no save if the run can't
+            continue from this point, such as in the middle of an optimizer step.
 
-    A `monitor` that has not been logged yet is waited for until validation has run.
+    If `monitor` has not been logged yet, the first save waits until validation has run.
     """
 
     order = 2
@@ -88,8 +90,8 @@ class ModelCheckpoint(Callback):
                 raise ConfigError(f"ModelCheckpoint({name}={value}): expected 0 (never) or more.")
         if sum((bool(every_n_train_steps), train_time_interval is not None, bool(every_n_epochs))) > 1:
             raise ConfigError(
-                "ModelCheckpoint: give one of every_n_train_steps, train_time_interval and every_n_epochs; "
-                "for several rhythms, use several ModelCheckpoints."
+                "ModelCheckpoint: use one of every_n_train_steps, train_time_interval and every_n_epochs. "
+                "For several schedules, use several ModelCheckpoints."
             )
         self.dirpath: Place | None = None if dirpath is None else to_place(dirpath)
         self.filename = filename
@@ -107,32 +109,41 @@ class ModelCheckpoint(Callback):
         self.enable_version_counter = enable_version_counter
         self.save_on_exception = save_on_exception
 
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._kept_scores: dict[str, float] = {}
+    def _reset(self) -> None:
+        self._kept = KeptCheckpoints(self.save_top_k, self.mode)
         self.best_model_path = ""
         self.best_model_score: float | None = None
         self._latest = ""
         self._last_link: Place | None = None
         self.current_score: float | None = None
-        self._unkept: set[str] = set()  # what the latest save made superfluous
-        self._there: set[str] = set()  # what lay in the directory when training began
-        self._left_over: set[str] = set()  # of these, what a killed process may not have deleted
-        self._due_after_validation = False  # a save by step that waits for its metric
+
+        # Checkpoints that the latest save replaces, and that are deleted when it is complete.
+        self._replaced: set[str] = set()
+        # Everything that was in the directory when training began.
+        self._existing: set[str] = set()
+        # Replaced checkpoints that a killed process may not have deleted.
+        self._undeleted: set[str] = set()
+        # A save by step is due and waits for its metric.
+        self._due_after_validation = False
         self._saved_at = 0
         self._saved_batches = -1
         self._saved_when = 0.0
 
     @property
     def best_k_models(self) -> dict[str, float]:
-        """The score of each checkpoint that is kept as one of the best, or of the latest, by its path."""
-        return self._kept_scores
+        """The score of each kept checkpoint, the best or the latest, by its path."""
+        return self._kept.scores
 
     @property
     def last_model_path(self) -> str:
-        """The newest checkpoint."""
+        """The path of the newest checkpoint."""
         return self._latest
+
+    @property
+    def _kept_scores(self) -> dict[str, float]:
+        return self._kept.scores
 
     @property
     def _directory(self) -> Place:
@@ -145,19 +156,19 @@ class ModelCheckpoint(Callback):
 
     @property
     def state_key(self) -> str:
-        rhythm = f"{self.every_n_train_steps},{self.every_n_epochs},{self.train_time_interval}"
-        return f"ModelCheckpoint[{self.monitor},{self.mode},{rhythm}]"
+        schedule = f"{self.every_n_train_steps},{self.every_n_epochs},{self.train_time_interval}"
+        return f"ModelCheckpoint[{self.monitor},{self.mode},{schedule}]"
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "dirpath": str(self.dirpath),
             "best_model_path": self.best_model_path,
             "best_model_score": self.best_model_score,
-            "best_k_models": dict(self._kept_scores),
+            "best_k_models": dict(self._kept.scores),
             "last_model_path": self._latest,
             "last_link": None if self._last_link is None else str(self._last_link),
             "current_score": self.current_score,
-            "unkept": sorted(self._unkept),
+            "unkept": sorted(self._replaced),
             "saved_at": self._saved_at,
             "saved_batches": self._saved_batches,
             "due_after_validation": self._due_after_validation,
@@ -165,21 +176,22 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.dirpath is None or not _same(to_place(state_dict["dirpath"]), to_place(self.dirpath)):
-            return  # another directory: begin a new collection
+            # Checkpoints in another directory are not this saver's.
+            return
+
         scores = state_dict["best_k_models"]
-        self._kept_scores = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
+        self._kept.scores = {path: score for path, score in scores.items() if checkpoint.is_complete(path)}
         self.best_model_path = state_dict["best_model_path"]
         self.best_model_score = state_dict["best_model_score"]
-        if self._kept_scores and self.best_model_path not in self._kept_scores:  # somebody has deleted it
-            ranks = {path: _rank(score, self.mode) for path, score in self._kept_scores.items()}
-            self.best_model_path = min(
-                reversed(ranks), key=ranks.__getitem__
-            )  # without a metric all rank alike: the latest
-            self.best_model_score = self._kept_scores[self.best_model_path]
+        # Someone may have deleted the best checkpoint.
+        if self._kept.scores and self.best_model_path not in self._kept.scores:
+            self.best_model_path = self._kept.best()
+            self.best_model_score = self._kept.scores[self.best_model_path]
+
         self._latest = state_dict["last_model_path"]
         self._last_link = to_place(state_dict["last_link"]) if state_dict.get("last_link") else None
         self.current_score = state_dict["current_score"]
-        self._left_over = set(state_dict.get("unkept", ()))
+        self._undeleted = set(state_dict.get("unkept", ()))
         self._saved_at = state_dict["saved_at"]
         self._saved_batches = state_dict["saved_batches"]
         self._due_after_validation = state_dict.get("due_after_validation", False)
@@ -189,18 +201,22 @@ class ModelCheckpoint(Callback):
         self.dirpath = dirpath = trainer.group.from_first(trainer.for_all(dirpath))
         if stage != "fit":
             return
-        self._forget()
+        self._reset()
+
+        # Rank 0 chooses the names for all ranks. It also removes temporary files, which would disturb a listing elsewhere.
         if trainer.fast_dev_run or trainer.world.rank != 0:
-            return  # rank 0 names what all save; and what it sweeps away here would go while another lists it
+            return
+
         checkpoint.prepare(dirpath)
         if is_remote(dirpath) and any(map(_wants_checkpoints, trainer.recorders)):
-            log.warning("Loggers are not given the checkpoints: these lie in %s, not on a disk.", dirpath)
-        self._there = set(map(str, checkpoint.find(dirpath)))  # once: a save must not wait for an answer
+            log.warning("Loggers don't get the checkpoints, because %s is not on a disk of this machine.", dirpath)
+        # List the directory once, so that a save doesn't wait for the object store.
+        self._existing = set(map(str, checkpoint.find(dirpath)))
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._saved_when = trainer.clock()
-        best = self._kept_scores, self.best_model_path, self.best_model_score
-        self._kept_scores, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
+        best = self._kept.scores, self.best_model_path, self.best_model_score
+        self._kept.scores, self.best_model_path, self.best_model_score = trainer.group.from_first(best)
         if self.save_on_train_epoch_end is None:
             self.save_on_train_epoch_end = trainer.validates_once_per_epoch or not trainer.has_validation
 
@@ -214,7 +230,8 @@ class ModelCheckpoint(Callback):
         else:
             due = trainer.global_step % self.every_n_train_steps == 0
         if due and self.monitor is not None and trainer.validation_ends_epoch(batch_idx):
-            self._due_after_validation = True  # the metric is about to be measured
+            # The metric is about to be measured.
+            self._due_after_validation = True
         elif due:
             self._save(trainer)
 
@@ -237,36 +254,43 @@ class ModelCheckpoint(Callback):
             self._save(trainer)
 
     def _save(self, trainer: TrainerView) -> None:
-        """Save if it is among the best, or as the last; forget and delete what is no longer kept."""
+        """Save if the checkpoint is among the best, or as the last one."""
         if trainer.fast_dev_run or trainer.sanity_checking:
             return
+
         values = self._values(trainer)
         score, kept = None, True
         if self.monitor is not None:
             score = monitored(trainer, self.monitor, "ModelCheckpoint", not self._may_wait(trainer), values)
             kept = score is not None
             self._due_after_validation = self._by_step and not kept
+
+        # NaN is worse than any number.
         if score is not None and score != score:
-            score = float("inf" if self.mode == "min" else "-inf")  # NaN is worse than any number
+            score = float("inf" if self.mode == "min" else "-inf")
         self.current_score = score
-        kept = kept and self._is_kept(score)
+
+        kept = kept and self._kept.accepts(score)
         if kept or self.save_last:
             self._write(trainer, self._path(trainer, values, score, kept), score, kept)
 
     def _values(self, trainer: TrainerView) -> dict[str, float]:
-        """What can be monitored and written into names: the metrics, and the epoch and step unless these were logged."""
+        """Values for `monitor` and for file names: the metrics, and the epoch and step unless they were logged."""
         metrics = trainer.latest_metrics()
         counters = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         logged = {name: int(metrics[name]) for name in counters if math.isfinite(metrics.get(name, math.nan))}
         return {**metrics, **counters, **logged}
 
     def _may_wait(self, trainer: TrainerView) -> bool:
-        """Whether a metric may be missing: validation has not run yet, or the first epoch is not over."""
+        """Return True if the metric may be missing: before the first validation, or in the first epoch."""
         before_validation = trainer.has_validation and trainer.progress.validated_at < 0
         return before_validation or (self._by_step and trainer.current_epoch == 0)
 
     def save_now(self, trainer: TrainerView) -> Place | None:
-        """Save the run as it stands, as the last, unless it has been: before an early end, and at the end."""
+        """Save the current state as the last checkpoint, unless it is saved already; return the path.
+
+        The trainer calls this at the end of training and before an early end.
+        """
         if trainer.fast_dev_run or self.save_weights_only:
             return None
         if trainer.progress.batches == self._saved_batches:
@@ -277,19 +301,25 @@ class ModelCheckpoint(Callback):
         return path
 
     def _write(self, trainer: TrainerView, path: Place, score: float | None, kept: bool) -> None:
-        """Write a checkpoint, as the last; once it is complete, delete what it makes superfluous."""
+        """Write a checkpoint as the last one. When it is complete, delete the checkpoints that it replaces."""
         before = self._own_paths()
         if kept:
-            self._remember(path, score)
+            self._kept.add(str(path), score)
+            self.best_model_path = str(path) if score is None else next(iter(self._kept.scores))
+            if score is not None:
+                self.best_model_score = self._kept.scores[self.best_model_path]
         is_best = self.best_model_path == str(path)
         self._latest = str(path)
         self._saved_at, self._saved_when = trainer.global_step, trainer.clock()
         self._saved_batches = trainer.progress.batches
-        unkept = self._unkept = (before | self._left_over) - self._own_paths() - self._others_paths(trainer)
-        unkept -= {
-            old for old in unkept if trainer.resumed_from is not None and _same(to_place(old), trainer.resumed_from)
+
+        # The checkpoint that this run resumed from may have been named by the user, so it stays.
+        replaced = self._replaced = (before | self._undeleted) - self._own_paths() - self._others_paths(trainer)
+        replaced -= {
+            old for old in replaced if trainer.resumed_from is not None and _same(to_place(old), trainer.resumed_from)
         }
-        self._left_over = set()
+        self._undeleted = set()
+
         last_link, best_link = self._links(trainer)
         old_link, self._last_link = self._last_link, last_link
         aliases = (("best",) if is_best else ()) + (("last",) if self.save_last else ())
@@ -301,7 +331,7 @@ class ModelCheckpoint(Callback):
                     checkpoint.unpoint(old_link)
             if best_link is not None and is_best:
                 checkpoint.point(best_link, path)
-            for old in unkept:
+            for old in replaced:
                 checkpoint.delete(to_place(old))
             if isinstance(path, Path):
                 for logger in trainer.recorders:
@@ -309,67 +339,40 @@ class ModelCheckpoint(Callback):
 
         trainer.write_checkpoint(path, self.save_weights_only, finish)
         if self.verbose:
-            said = "" if self.current_score is None else f" ({self.monitor} = {self.current_score:.6g})"
-            trainer.print(f"Saving {path.name}{said}")
-
-    def _is_kept(self, score: float | None) -> bool:
-        if self.save_top_k == 0:
-            return False
-        if self.save_top_k == -1 or score is None or len(self._kept_scores) < self.save_top_k:
-            return True
-        return any(better(score, other, self.mode) for other in self._kept_scores.values())
-
-    def _remember(self, path: Place, score: float | None) -> None:
-        if score is None:
-            self._kept_scores.pop(str(path), None)  # saved anew, it is the latest
-            self._kept_scores[str(path)] = 0.0
-            if self.save_top_k != -1:
-                self._kept_scores = dict(list(self._kept_scores.items())[-self.save_top_k :])
-            self.best_model_path = str(path)
-            return
-        self._kept_scores[str(path)] = score
-        ranked = sorted(self._kept_scores.items(), key=lambda item: _rank(item[1], self.mode))
-        if self.save_top_k != -1:
-            ranked = ranked[: self.save_top_k]
-        self._kept_scores = dict(ranked)
-        self.best_model_path, self.best_model_score = ranked[0]
+            metric = "" if self.current_score is None else f" ({self.monitor} = {self.current_score:.6g})"
+            trainer.print(f"Saving {path.name}{metric}")
 
     def _path(self, trainer: TrainerView, values: Mapping[str, float], score: float | None, kept: bool) -> Place:
-        """The next checkpoint's: one that is free, or whose checkpoint the new one supersedes."""
+        """The path of the next checkpoint: a free one, or that of the checkpoint that it replaces."""
         links = self._links(trainer)
         name = format_name(self.filename or "{epoch}-{step}", values, self.auto_insert_metric_name)
         path = self._directory / f"{name}{checkpoint.SUFFIX}"
-        still_kept = set(self._kept_scores) - ({self._superseded()} if kept else set())
-        taken = still_kept | self._others_paths(trainer)
-        there = self._there - self._own_paths() - self._unkept - self._left_over
+
+        still_kept = set(self._kept.scores) - ({self._kept.superseded()} if kept else set())
+        foreign = self._existing - self._own_paths() - self._replaced - self._undeleted
+        taken = still_kept | self._others_paths(trainer) | foreign
         version = 1
-        while path in links or (self.enable_version_counter and str(path) in taken | there):
+        while path in links or (self.enable_version_counter and str(path) in taken):
             path = self._directory / f"{name}-v{version}{checkpoint.SUFFIX}"
             version += 1
         return trainer.group.from_first(path)
 
     def _links(self, trainer: TrainerView) -> tuple[Place | None, Place | None]:
-        """`last.ckpt` and `best.ckpt`, as far as this saver keeps them."""
+        """The paths of `last.ckpt` and `best.ckpt`; None for a link that this saver doesn't keep."""
         last = self._directory / checkpoint.LAST if self.save_last else None
         return last, self._directory / f"best{checkpoint.SUFFIX}" if self.monitor is not None else None
 
-    def _superseded(self) -> str:
-        """Which of the best is no longer kept when one more is; nothing, if there is room."""
-        if self.save_top_k == -1 or len(self._kept_scores) < self.save_top_k:
-            return ""
-        return max(self._kept_scores, key=lambda path: _rank(self._kept_scores[path], self.mode))
-
     def _own_paths(self) -> set[str]:
-        return {*self._kept_scores, self._latest} - {""}
+        return {*self._kept.scores, self._latest} - {""}
 
     def _others_paths(self, trainer: TrainerView) -> set[str]:
-        """What other savers keep, which may be in the same directory."""
-        others = [one for one in trainer.callbacks if isinstance(one, ModelCheckpoint) and one is not self]
-        return set().union(*(one._own_paths() for one in others))
+        """The checkpoints of other savers, which may be in the same directory."""
+        others = [saver for saver in trainer.callbacks if isinstance(saver, ModelCheckpoint) and saver is not self]
+        return set().union(*(saver._own_paths() for saver in others))
 
 
 def format_name(template: str, values: Mapping[str, float], insert_names: bool = True) -> str:
-    """Fill a file name's template.
+    """Fill in the template of a file name.
 
     >>> format_name("{epoch}-{val_loss:.2f}", {"epoch": 3, "val_loss": 0.1234})
     'epoch=3-val_loss=0.12'
@@ -383,12 +386,12 @@ def format_name(template: str, values: Mapping[str, float], insert_names: bool =
 
     filled = re.sub(r"\{([^{}:]+)(:[^{}]*)?\}", fill, template)
     if Path(filled).is_absolute() or ".." in Path(filled).parts:
-        raise ConfigError(f'ModelCheckpoint(filename="{template}"): a name must stay inside dirpath.')
+        raise ConfigError(f'ModelCheckpoint(filename="{template}"): the name must stay inside dirpath.')
     return filled
 
 
 def _same(one: Place, other: Place) -> bool:
-    """Whether two places are the same, seen from the working directory."""
+    """Return True if two places are the same, relative to the working directory."""
     if isinstance(one, Path) and isinstance(other, Path):
         return one.absolute() == other.absolute()
     return one == other
@@ -396,7 +399,3 @@ def _same(one: Place, other: Place) -> bool:
 
 def _wants_checkpoints(logger: Any) -> bool:
     return type(logger).log_checkpoint is not Logger.log_checkpoint
-
-
-def _rank(score: float, mode: str) -> float:
-    return score if mode == "min" else -score

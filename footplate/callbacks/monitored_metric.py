@@ -1,4 +1,4 @@
-"""Reading a monitored metric: shared by the callbacks that watch one."""
+"""The monitored metric of a callback: reading and comparing it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_mode(mode: str, who: str) -> str:
-    """`mode` if it is "min" or "max".
+    """Return `mode` if it is "min" or "max".
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `mode` is neither.
     """
     if mode not in ("min", "max"):
         raise ConfigError(f'{who}(mode="{mode}"): expected "min" or "max".')
@@ -23,17 +23,17 @@ def check_mode(mode: str, who: str) -> str:
 
 
 def better(score: float, than: float, mode: str) -> bool:
-    """Whether a score is strictly better than another."""
+    """Return True if a score is strictly better than another."""
     return score < than if mode == "min" else score > than
 
 
 def monitored(
     trainer: TrainerView, monitor: str, who: str, strict: bool = True, values: Mapping[str, float] | None = None
 ) -> float | None:
-    """The present value of a metric, or of what else `values` holds; rank 0's, so that all ranks conclude the same.
+    """Read the current value of a metric, or of an entry of `values`. All ranks get rank 0's, so that they agree.
 
     Raises:
-        ConfigError: nothing of that name was logged, and `strict`.
+        ConfigError: nothing of that name was logged, and `strict` is set.
     """
     value = trainer.group.from_first((trainer.latest_metrics() if values is None else values).get(monitor))
     if value is None:

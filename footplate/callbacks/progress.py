@@ -1,8 +1,8 @@
-"""Show how a run gets on: a bar in a terminal, a line now and then anywhere else.
+"""Progress of a run: a bar in a terminal, and lines at intervals anywhere else.
 
-Drawing is bound to time, not to steps: at most ten times a second, and never more than a five-hundredth of the time, so
-that a short step is not slowed by being watched. The metrics shown are those that were last read from the device; showing
-them reads nothing.
+Drawing is limited by time, not by steps: at most ten times a second, and at most a five-hundredth of the time, so that it
+doesn't slow down short steps. The displayed metrics are those that were last read from the device. Displaying them reads
+nothing.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.1
 LINE_S = 10.0
-SHARE = 0.002  # of the time that may go into drawing
+# The largest share of time for drawing.
+SHARE = 0.002
 
 
 class ProgressBar(Callback):
-    """See the module's docstring.
+    """Show the progress of a run.
 
     Args:
-        stream: where to; standard error by default.
-        terminal: whether `stream` can redraw a line; found out by default.
+        stream: the stream to write to; standard error by default.
+        terminal: True if `stream` can redraw a line; detected by default.
     """
 
     sees_weights = False
@@ -43,16 +44,17 @@ class ProgressBar(Callback):
         self._total: float = 0
         self._began = 0.0
         self._began_at = 0
-        self._epoch_began = (0.0, 0)  # when the epoch began, in seconds before its validation, and at which batch
+        # The epoch's start, in seconds relative to its validation, and the batch at which it started.
+        self._epoch_began = (0.0, 0)
 
     @property
     def stream(self) -> IO[str]:
-        """Where to."""
+        """The stream to write to."""
         return sys.stderr if self._stream is None else self._stream
 
     @property
     def terminal(self) -> bool:
-        """Whether a line can be redrawn."""
+        """True if a line can be redrawn."""
         return self.stream.isatty() if self._terminal is None else self._terminal
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
@@ -84,7 +86,8 @@ class ProgressBar(Callback):
 
     def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
-        if trainer.training_in_progress:  # go on with the epoch, as if validation had taken no time
+        # Continue with the epoch, without the time of validation.
+        if trainer.training_in_progress:
             before, began_at = self._epoch_began
             self._begin(trainer.num_training_batches, began_at)
             self._began += before
@@ -115,7 +118,7 @@ class ProgressBar(Callback):
         self._close()
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar; rich renderables are rendered."""
+        """Print above the bar. Rich renderables are rendered."""
         if self._live is not None:
             self._live.console.print(*args, markup=False, highlight=False, soft_wrap=True, **kwargs)
         elif any(hasattr(item, "__rich_console__") for item in args):

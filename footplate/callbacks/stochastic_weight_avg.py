@@ -1,15 +1,15 @@
-"""Stochastic weight averaging: train the last epochs at a learning rate of their own, and end with their average.
+"""Stochastic weight averaging: train the last epochs at another learning rate, and end with the average of their weights.
 
     epoch      0 … swa_start - 1          swa_start … max_epochs - 1                    end of training
     rate       your scheduler's           SWALR: annealed to swa_lrs                    –
-    average    –                          at each epoch's start, the weights join it    into the module; batch norm renewed
+    average    –                          updated at the start of each epoch            into the module; batch norm updated
 
-Names, numbers and order are those of Lightning's callback. While training, the module has the weights that are trained, and
-so has a checkpoint; it keeps the average beside them, and a run that continues goes on with both.
+Names, numbers and order are those of Lightning's callback. During training, the module and a checkpoint's `state_dict` have
+the trained weights. A checkpoint also holds the average, and a resumed run continues with both.
 
-Batch norm's running statistics are those of the trained weights. So after training, `training_step` runs once more over the
-training data, without gradients and without logging, and batch norm gathers the statistics of the average. (Lightning does
-so in an epoch of its own, with hooks and logging.)
+The running statistics of batch norm belong to the trained weights. So after training, `training_step` runs once more over
+the training data, without gradients and logging, and batch norm collects the statistics of the average. (Lightning does
+this in an additional epoch, with hooks and logging.)
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ if TYPE_CHECKING:
 
 
 class StochasticWeightAveraging(Callback):
-    """Average the weights of the last epochs; see the module's docstring.
+    """Average the weights of the last epochs. The module's docstring shows the schedule.
 
     Args:
-        swa_lrs: the learning rate of those epochs, or one for each parameter group.
-        swa_epoch_start: the first of those epochs, from 1; or a part of `max_epochs`.
-        annealing_epochs: how many epochs the learning rate takes to get there.
+        swa_lrs: the learning rate of these epochs, or one for each parameter group.
+        swa_epoch_start: the first of these epochs, from 1; or a fraction of `max_epochs`.
+        annealing_epochs: the number of epochs over which the learning rate changes to `swa_lrs`.
         annealing_strategy: "cos" or "linear".
-        avg_fn: a function of (average, weights, how many are in it) that gives the new average; by default, their mean.
-        device: where the average is kept; None for where the weights are.
+        avg_fn: a function of (average, weights, number of averaged models) that returns the new average; the mean by
+            default.
+        device: the device of the average; None for the device of the weights.
 
     Raises:
-        ConfigError: a number that can't be; several optimizers or schedulers; manual optimisation; a sharded model.
+        ConfigError: a number is out of range, there are several optimizers or schedulers, optimisation is manual, or the
+            model is sharded.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class StochasticWeightAveraging(Callback):
         rates = swa_lrs if isinstance(swa_lrs, list) else [swa_lrs]
         if not rates or any(not isinstance(rate, float) or rate <= 0 for rate in rates):
             raise ConfigError(
-                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a float above 0, or a list of such."
+                f"StochasticWeightAveraging(swa_lrs={swa_lrs!r}): expected a float above 0, or a list of them."
             )
         if (
             swa_epoch_start < 0
@@ -67,8 +69,8 @@ class StochasticWeightAveraging(Callback):
             or (isinstance(swa_epoch_start, float) and swa_epoch_start > 1)
         ):
             raise ConfigError(
-                f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an epoch, from 1, or a part of "
-                "max_epochs, from 0.0 to 1.0."
+                f"StochasticWeightAveraging(swa_epoch_start={swa_epoch_start!r}): expected an epoch, from 1, or a fraction "
+                "of max_epochs, from 0.0 to 1.0."
             )
         if annealing_strategy not in ("cos", "linear"):
             raise ConfigError(
@@ -80,9 +82,9 @@ class StochasticWeightAveraging(Callback):
         self._annealing_strategy: Literal["cos", "linear"] = annealing_strategy
         self._avg_fn = avg_fn or _mean
         self._device = device
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.n_averaged = 0
         self._latest_update_epoch = -1
         self._begun = False
@@ -104,26 +106,27 @@ class StochasticWeightAveraging(Callback):
 
     def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
-            self._forget()
+            self._reset()
 
     def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
         limited = trainer.max_epochs not in (None, -1)
         faults = {
             'strategy="fsdp": the weights are sharded over ranks': trainer.parallel.sharded,
             f'accelerator="{trainer.accelerator.name}": it keeps the weights': trainer.accelerator.owns_weights,
-            "optimisation by hand": not pl_module.automatic_optimization,
+            "manual optimisation": not pl_module.automatic_optimization,
             f"{len(trainer.optimizers)} optimizers": len(trainer.optimizers) != 1,
             f"{len(trainer.lr_scheduler_configs)} schedulers": len(trainer.lr_scheduler_configs) > 1,
-            "max_epochs=-1, of which there are no parts": isinstance(self._swa_epoch_start, float) and not limited,
+            "a fraction of max_epochs=-1": isinstance(self._swa_epoch_start, float) and not limited,
         }
         fault = next((name for name, holds in faults.items() if holds), None)
         if fault is not None:
             raise ConfigError(
-                f"StochasticWeightAveraging doesn't go with {fault}. It needs one optimizer, at most one scheduler, whole "
-                "weights and, for a float, max_epochs."
+                f"StochasticWeightAveraging can't be used with {fault}. It needs one optimizer, at most one scheduler, "
+                "weights that aren't sharded and, for a float, max_epochs."
             )
         if self._begun:
-            self._take_over(trainer)  # so that the states of optimizer and scheduler fit, which are restored next
+            # The states of optimizer and scheduler are restored next, and must match.
+            self._take_over(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         epoch = trainer.current_epoch
@@ -140,11 +143,12 @@ class StochasticWeightAveraging(Callback):
         limited = trainer.max_epochs not in (None, -1)
         if not self.n_averaged or (limited and trainer.current_epoch != trainer.max_epochs):
             return
+
         for name, parameter in pl_module.named_parameters():
             parameter.detach().copy_(self._average[name])
         norms = [part for part in pl_module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
         if norms and limited:
-            _renew(trainer, norms)
+            _update_running_stats(trainer, norms)
 
     def _first(self, trainer: TrainerView) -> int:
         start = self._swa_epoch_start
@@ -154,7 +158,7 @@ class StochasticWeightAveraging(Callback):
         return float("inf") if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
 
     def _take_over(self, trainer: TrainerView) -> None:
-        """Let SWALR set the learning rate from here on."""
+        """Replace the scheduler by SWALR."""
         optimizer = trainer.optimizers[0]
         rates = self._swa_lrs if isinstance(self._swa_lrs, list) else [self._swa_lrs] * len(optimizer.param_groups)
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
@@ -178,12 +182,13 @@ def _mean(average: Tensor, weights: Tensor, number: Tensor) -> Tensor:
     return average + (weights - average) / (number + 1)
 
 
-def _renew(trainer: TrainerView, norms: list[_BatchNorm]) -> None:
-    """Gather the running statistics of batch norm over one pass of the training data."""
+def _update_running_stats(trainer: TrainerView, norms: list[_BatchNorm]) -> None:
+    """Collect the running statistics of batch norm over one pass of the training data."""
     momenta = [part.momentum for part in norms]
     for part in norms:
         part.reset_running_stats()
-        part.momentum = None  # the mean over all batches
+        # None means the mean over all batches.
+        part.momentum = None
     try:
         trainer.run_forward()
     finally:

@@ -1,4 +1,4 @@
-"""Show the model's layers and how many parameters they have, before training."""
+"""Print the model's layers and their numbers of parameters before training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelSummary(Callback):
     """Print a table of the layers.
 
     Args:
-        max_depth: how deep into nested layers; -1 for all, 0 for the totals alone.
+        max_depth: depth of nested layers to print; -1 for all, 0 for the totals only.
     """
 
     sees_weights = False
@@ -46,7 +46,7 @@ class ModelSummary(Callback):
 
 
 def layers(module: nn.Module, max_depth: int) -> list[tuple[str, str, int]]:
-    """Name, type and number of parameters of each layer down to a depth."""
+    """List name, type and number of parameters of each layer down to a depth."""
     return [
         (name, type(layer).__name__, sum(p.numel() for p in layer.parameters() if not _is_lazy(p)))
         for name, layer in module.named_modules()
@@ -55,7 +55,7 @@ def layers(module: nn.Module, max_depth: int) -> list[tuple[str, str, int]]:
 
 
 def totals(module: nn.Module) -> tuple[int, int, int]:
-    """Parameters in all, those that are trained, and bytes."""
+    """Count all parameters, the trainable ones, and their bytes."""
     parameters = [p for p in module.parameters() if not _is_lazy(p)]
     return (
         sum(p.numel() for p in parameters),

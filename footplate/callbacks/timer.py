@@ -1,4 +1,4 @@
-"""Stop training after a time (by the clock of rank 0), and tell how long each stage took."""
+"""Stop training after a duration (by the clock of rank 0), and measure the time of each stage."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Duration = str | timedelta | dict[str, int]
 
 
 class Timer(Callback):
-    """Stop training when it has taken `duration`, over all attempts together.
+    """Stop training after `duration`, summed over all attempts.
 
     Args:
-        duration: "DD:HH:MM:SS", a timedelta, or a dict of its arguments; None only measures.
+        duration: "DD:HH:MM:SS", a timedelta, or a dict of its arguments; None only measures the time.
         interval: check after each "step" or "epoch".
-        verbose: say when time is up.
+        verbose: print a line when the time is up.
     """
 
     sees_weights = False
@@ -40,12 +40,12 @@ class Timer(Callback):
         self._elapsed_s: dict[str, float] = {}
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Seconds spent in "train", "validate", "test" or "predict", earlier attempts included."""
+        """Return the seconds spent in "train", "validate", "test" or "predict", including earlier attempts."""
         running = time.monotonic() - self._began[stage] if stage in self._began else 0.0
         return self._elapsed_s.get(stage, 0.0) + running
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Seconds left, or None without a limit."""
+        """Return the remaining seconds; None without a limit."""
         return None if self._limit_s is None else self._limit_s - self.time_elapsed(stage)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,14 +101,14 @@ class Timer(Callback):
 
 
 def parse_duration(duration: Duration, name: str = "max_time") -> timedelta:
-    """A duration in any of the forms that `max_time` takes.
+    """Parse a duration in any of the forms that `max_time` accepts.
 
     Args:
-        duration: that.
-        name: of the argument, for errors.
+        duration: "DD:HH:MM:SS", a timedelta, or a dict of its arguments.
+        name: the name of the argument, for error texts.
 
     Raises:
-        ConfigError: none of them, or not positive.
+        ConfigError: the duration has another form, or is not positive.
     """
     expected = 'expected "DD:HH:MM:SS", a timedelta, or a dict such as {"hours": 2}.'
     try:
@@ -122,5 +122,5 @@ def parse_duration(duration: Duration, name: str = "max_time") -> timedelta:
     except (ValueError, TypeError):
         raise ConfigError(f"{name}={duration!r}: {expected}") from None
     if parsed <= timedelta(0):
-        raise ConfigError(f"{name}={duration!r}: must be more than nothing; {expected}")
+        raise ConfigError(f"{name}={duration!r}: must be positive; {expected}")
     return parsed

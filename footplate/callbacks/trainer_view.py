@@ -1,8 +1,8 @@
-"""What a callback may use of the trainer: the contract between callbacks and training.
+"""The contract between callbacks and training: the attributes of a trainer that a callback may use.
 
-Every hook gets the trainer as its first argument. A trainer has more attributes than these, under Lightning's names; the
-ones here are those that Footplate's own callbacks rely on, so they won't change without a note in the changelog. The
-trainer is not imported: callbacks stand below training, and any object with these attributes will do.
+Every hook gets the trainer as its first argument. A trainer has more attributes, under Lightning's names. The attributes
+here are those that Footplate's own callbacks need, so they don't change without a note in the changelog. This file doesn't
+import the trainer, because callbacks are a layer below training. Any object with these attributes works.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from footplate.step.precision import Precision
 class TrainerView(Protocol):
     """The attributes of a trainer that callbacks use."""
 
-    # What a callback may assign. The types are open, since a trainer has descriptors here.
+    # Attributes that a callback may assign. Their types are open, because the trainer's are descriptors.
 
     should_stop: Any  # bool
-    max_epochs: Any  # int, -1 for no limit; None before `fit`
+    max_epochs: Any  # int; -1 for no limit; None before `fit`
     accumulate_grad_batches: Any  # int
-    data_wait_s: Any  # float; None while nobody counts
+    data_wait_s: Any  # float; None if nothing measures it
 
-    # Where the work is done
+    # Devices and processes
 
     @property
     def accelerator(self) -> Accelerator: ...
@@ -50,7 +50,7 @@ class TrainerView(Protocol):
     @property
     def device_ids(self) -> Sequence[int]: ...
 
-    # What is run
+    # Module and parts of the run
 
     @property
     def module(self) -> Any: ...
@@ -69,7 +69,7 @@ class TrainerView(Protocol):
     @property
     def fast_dev_run(self) -> int | bool: ...
 
-    # How far it is
+    # Progress
 
     @property
     def progress(self) -> Progress: ...
@@ -92,7 +92,7 @@ class TrainerView(Protocol):
     @property
     def validates_once_per_epoch(self) -> bool: ...
     def validation_ends_epoch(self, batch_idx: int) -> bool:
-        """Whether a training batch is the epoch's last, and validation follows it at once."""
+        """Return True if a training batch is the last of its epoch and validation follows immediately."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class TrainerView(Protocol):
     @property
     def training_in_progress(self) -> bool: ...
     def clock(self) -> float:
-        """Monotonic seconds, the same on every rank."""
+        """Return monotonic seconds, the same on every rank."""
         ...
 
     # Metrics
@@ -118,11 +118,11 @@ class TrainerView(Protocol):
     @property
     def not_finite(self) -> tuple[str, int] | None: ...
     def latest_metrics(self) -> dict[str, float]:
-        """`callback_metrics` as host floats."""
+        """Return `callback_metrics` as floats on the host."""
         ...
 
     def log_now(self, values: dict[str, float]) -> None:
-        """Send host floats to the loggers with the next report."""
+        """Send floats to the loggers with the next report."""
         ...
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -136,19 +136,19 @@ class TrainerView(Protocol):
     @property
     def resumed_from(self) -> Place | None: ...
     def for_all(self, place: Place) -> Place:
-        """A place as the other ranks can use it."""
+        """Return a path in a form that all ranks can use."""
         ...
 
     def write_checkpoint(self, path: Place, weights_only: bool = ..., then: Callable[[], None] = ...) -> None:
-        """Copy the run's state and write it in the background. All ranks call it."""
+        """Copy the run's state and write it in the background. All ranks must call this."""
         ...
 
     # Weight averaging
 
     def replace_schedulers(self, configs: list[SchedulerConfig]) -> None:
-        """Let other schedulers set the learning rates from here on."""
+        """Replace the learning-rate schedulers."""
         ...
 
     def run_forward(self) -> None:
-        """Run `training_step` over the training data once more, for what layers gather by themselves."""
+        """Run `training_step` over the training data once more, to update running statistics of layers."""
         ...

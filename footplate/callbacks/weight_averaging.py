@@ -1,11 +1,11 @@
-"""Average the weights over the steps of training: validate, save and end with the average, train on with the weights.
+"""Exponential moving average of the weights: training uses the weights; validation, checkpoints and the end the average.
 
-    trained     w₁ → w₂ → w₃ → …               what the optimizer goes on with
+    trained     w₁ → w₂ → w₃ → …               the optimizer's weights
     average     a₁ → a₂ → a₃ → …               aᵢ₊₁ = decay · aᵢ + (1 - decay) · wᵢ₊₁
 
-While the average is in the module (in a validation, and after training), the trained weights are kept aside. A checkpoint's
-`state_dict` is always the average, so that whoever loads it gets the better model; the trained weights stand beside it,
-as `current_model_state`, and a run that continues goes on with them. The names are those of Lightning's callback.
+While the average is in the module (during validation and after training), the trained weights are kept aside. The
+`state_dict` of a checkpoint is always the average, so that loading it gives the better model. The trained weights are
+saved, too, as `current_model_state`, and a resumed run continues with them. The names are those of Lightning's callback.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class EMAWeightAveraging(Callback):
     """Keep an exponential moving average of the weights.
 
     Args:
-        decay: what the average keeps of itself at an update; between 0 and 1.
-        update_every_n_steps: update after every so many optimizer steps.
-        update_starting_at_step: the step (from 0) whose weights the average begins with; until then it is what has been
-            trained.
-        use_buffers: average floating-point buffers too, such as running statistics; else they are the trained ones.
+        decay: the weight of the old average in an update; between 0 and 1.
+        update_every_n_steps: update after every n optimizer steps.
+        update_starting_at_step: the step (from 0) at which averaging starts. Until then, the average equals the trained
+            weights.
+        use_buffers: also average floating-point buffers, such as running statistics; otherwise the trained ones are used.
 
     Raises:
-        ConfigError: a number that can't be, or a model that is sharded over ranks.
+        ConfigError: a number is out of range, or the model is sharded over ranks.
     """
 
     def __init__(
@@ -60,15 +60,21 @@ class EMAWeightAveraging(Callback):
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
         self.use_buffers = use_buffers
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._aside: dict[str, Tensor] = {}  # the average; while that is in the module, the trained weights
-        self._in_use = False  # whether the average is in the module
-        self._steps = 0  # when the average was last looked at
-        self._moving: Pairs = ([], [])  # what is averaged: aside, and in the module
-        self._following: Pairs = ([], [])  # what is not, such as a count
-        self._buffers: list[tuple[dict[str, Tensor | None], str, list[Tensor], int]] = []  # a step may put others there
+    def _reset(self) -> None:
+        # The average; the trained weights while the average is in the module.
+        self._aside: dict[str, Tensor] = {}
+        # True while the average is in the module.
+        self._in_use = False
+        # The step of the last update check.
+        self._steps = 0
+        # Averaged tensors: aside, and in the module.
+        self._moving: Pairs = ([], [])
+        # Copied tensors, such as counts: aside, and in the module.
+        self._following: Pairs = ([], [])
+        # Where the module keeps each buffer, because a step may replace the tensor.
+        self._buffers: list[tuple[dict[str, Tensor | None], str, list[Tensor], int]] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self._steps}
@@ -78,7 +84,7 @@ class EMAWeightAveraging(Callback):
 
     def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         if stage == "fit":
-            self._forget()
+            self._reset()
 
     def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.parallel.sharded:
@@ -90,37 +96,43 @@ class EMAWeightAveraging(Callback):
         trained = pl_module.state_dict()
         if not self._aside:
             self._aside = _copied(trained)
+
+        # Use the parameters themselves, because their data may be replaced.
         parameters = dict(pl_module.named_parameters(remove_duplicate=False))
-        live = {**trained, **parameters}  # the parameters themselves, since their data may be replaced
+        live = {**trained, **parameters}
         modules = dict(pl_module.named_modules())
+
         for name, value in trained.items():
             moves = value.is_floating_point() and (self.use_buffers or name in parameters)
-            aside, here = self._moving if moves else self._following
-            place, _, own = name.rpartition(".")
-            if place in modules and own in modules[place]._buffers:
-                self._buffers.append((modules[place]._buffers, own, here, len(here)))
+            aside, current = self._moving if moves else self._following
+            layer, _, own_name = name.rpartition(".")
+            if layer in modules and own_name in modules[layer]._buffers:
+                self._buffers.append((modules[layer]._buffers, own_name, current, len(current)))
             aside.append(self._aside[name])
-            here.append(live[name])
+            current.append(live[name])
 
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
+        # Inside an accumulation window, there is no new optimizer step.
         if step == self._steps:
-            return  # inside an accumulation window
+            return
         self._steps = step
+
         index, (average, trained) = step - 1, self._moving
         if index > self.update_starting_at_step and index % self.update_every_n_steps:
             return
-        for buffers, name, here, at in self._buffers:
-            here[at] = buffers[name]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+        for buffers, name, current, position in self._buffers:
+            current[position] = buffers[name]  # pyright: ignore[reportArgumentType, reportCallIssue]
         if average and index <= self.update_starting_at_step:
             torch._foreach_copy_(average, trained)  # pyright: ignore[reportPrivateImportUsage]
         elif average:
             torch._foreach_lerp_(average, trained, 1.0 - self.decay)  # pyright: ignore[reportPrivateImportUsage]
-        for kept, value in zip(*self._following, strict=True):
-            kept.copy_(value)
+        for aside, value in zip(*self._following, strict=True):
+            aside.copy_(value)
 
     def on_validation_epoch_start(self, trainer: TrainerView, pl_module: Module) -> None:
         if trainer.training_in_progress:
@@ -135,7 +147,7 @@ class EMAWeightAveraging(Callback):
 
     def on_save_checkpoint(self, trainer: TrainerView, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if not self._aside:
-            return  # nothing has been averaged yet
+            return
         if self._in_use:
             checkpoint[TRAINED] = self._aside
         else:
@@ -151,12 +163,12 @@ class EMAWeightAveraging(Callback):
 
     @torch.no_grad()
     def _exchange(self, module: Module) -> None:
-        """The average into the module and what has been trained aside, or the other way round."""
-        here = module.state_dict()
-        kept = _copied(here)
-        for name, value in here.items():
+        """Exchange the module's weights with those aside."""
+        current = module.state_dict()
+        copies = _copied(current)
+        for name, value in current.items():
             value.copy_(self._aside[name])
-            self._aside[name].copy_(kept[name])
+            self._aside[name].copy_(copies[name])
         self._in_use = not self._in_use
 
 

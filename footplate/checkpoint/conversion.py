@@ -1,9 +1,9 @@
-"""Checkpoints in other forms. What comes out is said by the target's name:
+"""Conversion of checkpoints. The target's suffix chooses the form:
 
     weights.safetensors    the weights under the module's own names: for any reader of safetensors
     model.pt               the whole state as a torch file: for torch.load(weights_only=True) and for
                            LightningModule.load_from_checkpoint
-    run.ckpt               a checkpoint of ours: from a Lightning `.ckpt` file; or a copy, from one store to another
+    run.ckpt               a Footplate checkpoint: from a Lightning `.ckpt` file, or copied from another store
 
 Source and target may each be a path or a URI.
 """
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from footplate import checkpoint
+from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.format import statefile
-from footplate.checkpoint.lightning import is_lightnings, translate
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError, ConfigError
 
@@ -27,28 +27,29 @@ FORMS = {".safetensors": "weights", ".pt": "torch file", ".pth": "torch file", c
 
 
 def convert(source: str | Place, target: str | Place, force: bool = False) -> str:
-    """Write a checkpoint in another form, whole or not at all.
+    """Convert a checkpoint to another form. The target is written completely or not at all.
 
     Args:
-        source: a checkpoint of ours, or a file of Lightning's or torch's.
-        target: what to write; its suffix says in which form.
-        force: replace what is there.
+        source: a Footplate checkpoint, or a torch file such as Lightning's.
+        target: the file or checkpoint to write; its suffix chooses the form.
+        force: replace an existing target.
 
     Returns:
-        What the target lacks, in one sentence; nothing, if it lacks nothing.
+        What the target lacks, in one sentence; an empty text if it lacks nothing.
 
     Raises:
-        ConfigError: a suffix that says no form, or a target that is there.
-        CheckpointError: the source can't be read, or holds what the form has no place for.
+        ConfigError: the suffix names no form, or the target exists.
+        CheckpointError: the source can't be read, or holds a value that the form can't represent.
     """
     place = to_place(target)
     form = FORMS.get(Path(place.name).suffix)
     if form is None:
-        raise ConfigError(f"{target}: expected a name that ends in {', '.join(FORMS)}, which says what to write.")
+        raise ConfigError(f"{target}: expected a name that ends in {', '.join(FORMS)}, to choose the form.")
     if store_of(place).kind(place) is not None and not force:
-        raise ConfigError(f"{target} is there already. Give another name, or --force to replace it.")
+        raise ConfigError(f"{target} exists already. Use another name, or --force to replace it.")
     if store_of(place).resolve(place) == store_of(to_place(source)).resolve(to_place(source)):
-        raise ConfigError(f"{target} is the source itself. Give another name.")
+        raise ConfigError(f"{target} is the source itself. Use another name.")
+
     state = checkpoint.load(source)
     if form == "weights":
         return _write_weights(state["state_dict"], place)
@@ -66,17 +67,17 @@ def _write_weights(weights: dict[str, Any], target: Place) -> str:
         statefile.write_tensors(tensors, file)
 
     store_of(target).write_file(target, write)
-    others = sorted(weights.keys() - tensors.keys())
-    return f"It lacks {', '.join(others)}: no tensor." if others else ""
+    left_out = sorted(weights.keys() - tensors.keys())
+    return f"It lacks {', '.join(left_out)}: no tensor." if left_out else ""
 
 
 def _write_checkpoint(state: dict[str, Any], target: Place) -> str:
-    if is_lightnings(state):
-        state = translate(state)
-    elif "footplate" not in state:
+    state = to_run_state(state)
+    if "footplate" not in state:
         raise CheckpointError(
-            "The source is a bare file of weights, of which no checkpoint can be made: nothing says of which run."
+            "The source holds weights alone, without the run that they belong to, so it can't become a checkpoint."
         )
+
     progress = state.get("progress", {})
     meta = {
         **state["footplate"],
@@ -92,12 +93,12 @@ def _write_checkpoint(state: dict[str, Any], target: Place) -> str:
     if "made_by" not in state:
         return ""
     if not progress:
-        return "It holds weights only, as the source does."
-    return "Training continues from it with an order of the data and random draws of Footplate's own."
+        return "It holds weights only, like the source."
+    return "Training continues from it with Footplate's order of the data and random draws."
 
 
 def _without_arrays(value: Any) -> Any:
-    """A state with tensors in the place of arrays, whose unpickling `weights_only` forbids."""
+    """Replace arrays by tensors, because `weights_only` forbids to unpickle arrays."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):

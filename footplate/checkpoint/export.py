@@ -1,13 +1,13 @@
-"""A model file that needs neither Footplate nor the user's code: `torch.export` to `.pt2`.
+"""Export of a model to a `.pt2` file with `torch.export`. The file needs neither Footplate nor the user's code.
 
-    path = export_model(model, "flowers.pt2")          # here, while or after training
+    path = export_model(model, "flowers.pt2")          # during or after training
 
-    import torch                                       # there
+    import torch                                       # anywhere else
     predict = torch.export.load("flowers.pt2").module()
     predict(images)
 
-What is exported is the module's `forward`, in evaluation mode, on the CPU. The work is done on a copy, so that a module
-in training keeps its device, its mode and its gradients.
+The file holds the module's `forward`, in evaluation mode, on the CPU. The export works on a copy, so that a module in
+training keeps its device, its mode and its gradients.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from footplate.core.errors import ConfigError
 
 
 def export_model(module: nn.Module, path: str | Path, example_input: Any = None, dynamic_batch: bool = True) -> Path:
-    """Write the `forward` of a module to a `.pt2` file that `torch.export.load(path).module()` runs anywhere.
+    """Export the `forward` of a module to a `.pt2` file that `torch.export.load(path).module()` runs anywhere.
 
     Args:
-        module: the module, on any device and in any mode; it is left as it is.
-        path: where to; its name ends in `.pt2`. An older file is replaced only once the new one is complete.
-        example_input: what `forward` takes: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        module: the module, on any device and in any mode. It is not changed.
+        path: the file; its name ends in `.pt2`. An existing file is replaced when the new one is complete.
+        example_input: an input of `forward`: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
             The module's `example_input_array` by default.
-        dynamic_batch: let the first dimension of the inputs vary. Where the model doesn't allow it, a warning says so
-            and the file takes the example's batch size only.
+        dynamic_batch: let the first dimension of the inputs vary. If the model doesn't allow it, there is a warning, and
+            the file accepts the example's batch size only.
 
     Returns:
         The path.
@@ -47,6 +47,7 @@ def export_model(module: nn.Module, path: str | Path, example_input: Any = None,
     path = Path(path)
     if path.suffix != ".pt2":
         raise ConfigError(f'path="{path}": expected a file name that ends in ".pt2".')
+
     program = trace(module, example_input, dynamic_batch)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}.pt2")
@@ -59,7 +60,7 @@ def export_model(module: nn.Module, path: str | Path, example_input: Any = None,
 
 
 def trace(module: nn.Module, example_input: Any = None, dynamic_batch: bool = True) -> ExportedProgram:
-    """The `forward` of a module as an exported program; arguments and errors are those of `export_model`."""
+    """Trace the `forward` of a module; arguments and errors are those of `export_model`."""
     if example_input is None:
         example_input = getattr(module, "example_input_array", None)
     name = type(module).__name__
@@ -68,6 +69,7 @@ def trace(module: nn.Module, example_input: Any = None, dynamic_batch: bool = Tr
             f"{name} can't be exported without an example of its input. "
             "Pass example_input=…, or set self.example_input_array in the module."
         )
+
     replica = cpu_copy(module).eval()
     args, kwargs = _on_cpu(_arguments(example_input))
     with torch.no_grad():
@@ -87,12 +89,13 @@ def trace(module: nn.Module, example_input: Any = None, dynamic_batch: bool = Tr
 
 
 def cpu_copy(module: nn.Module) -> nn.Module:
-    """A deep copy of a module whose parameters and buffers lie on the CPU, made without a second copy on the device.
+    """Copy a module to the CPU, without a second copy on the device.
 
     Raises:
         ConfigError: the module holds something that can't be copied.
     """
-    module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    # The original module, if torch.compile wrapped it.
+    module = getattr(module, "_orig_mod", module)
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("cpu", copy=True), parameter.requires_grad)
@@ -103,7 +106,7 @@ def cpu_copy(module: nn.Module) -> nn.Module:
     except Exception as error:
         raise ConfigError(
             f"{type(module).__name__} can't be copied ({_first_line(error)}). "
-            "Keep open files, locks and connections out of the module's attributes."
+            "Don't keep open files, locks or connections in the module's attributes."
         ) from error
 
 
@@ -118,7 +121,7 @@ def _on_cpu(tree: Any) -> Any:
 
 
 def _trace_with_any_batch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """Export with a free first dimension. An example of one row is doubled: torch.export takes 1 for a constant."""
+    """Export with a free first dimension. A single row is doubled, because torch.export treats size 1 as a constant."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:
         raise ValueError("no input has a first dimension")
@@ -127,7 +130,7 @@ def _trace_with_any_batch(module: nn.Module, args: tuple[Any, ...], kwargs: dict
     def is_batched(leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == batch_size
 
-    # New tensors: torch.export leaves marks on those that it traced.
+    # Use new tensors, because torch.export leaves marks on tensors that it traced.
     args, kwargs = _on_cpu((args, kwargs))
     if batch_size == 1:
         args, kwargs = pytree.tree_map(

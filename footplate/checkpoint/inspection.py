@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and whether it is whole; from its marker and header alone, unless it is to be verified."""
+"""Inspect checkpoints: content and faults. Only the marker and the header are read, unless `verify` is set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from footplate import checkpoint
+from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.format import statefile
 from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place, store_of, to_place
@@ -26,26 +27,26 @@ _PIECE = 16 << 20
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint says of itself.
+    """The content of a checkpoint.
 
     Attributes:
-        path: where it is; a link's target.
-        kind: "checkpoint" (ours) or "torch file".
-        fault: what is wrong with it; nothing, if it is whole.
-        verified: its bytes were read and have the checksum that they were written with.
-        newest: it is the newest whole one of its directory; None where it was asked for by itself.
-        module: the class that was trained.
-        epoch: that was in progress, from 0.
-        batch_idx: batches of that epoch that were done.
+        path: its path; for a link, the path of the target.
+        kind: "checkpoint" (Footplate's) or "torch file".
+        fault: why it can't be loaded; empty if it is complete.
+        verified: all bytes were read and match the saved checksums.
+        newest: it is the newest complete one of its directory; None if its own path was given.
+        module: the class of the trained module.
+        epoch: the epoch in progress, from 0.
+        batch_idx: completed batches of that epoch.
         global_step: optimizer steps.
         created: seconds since 1970.
-        metrics: the latest value of each.
-        nbytes: of its files.
-        weights: how many numbers the weights have, by type.
-        parts: the bytes of the tensors of each part; 0 for one of plain values.
-        position: where the loader was.
-        versions: of Footplate, torch, and who else made it.
-        weights_only: training can't be continued from it.
+        metrics: the latest value of each metric.
+        nbytes: total size of its files.
+        weights: the number of weights, by type.
+        parts: the bytes of the tensors in each part of the state; 0 for a part of plain values.
+        position: the loader's position.
+        versions: of Footplate, of torch, and of another library that wrote it.
+        weights_only: training can't continue from it.
     """
 
     path: str
@@ -68,35 +69,37 @@ class CheckpointInfo:
 
 
 def inspect(path: str | Place, verify: bool = False) -> list[CheckpointInfo]:
-    """A checkpoint; or all those of a run's directory, the newest last.
+    """Inspect a checkpoint, or all checkpoints of a run's directory, the newest last.
 
     Args:
         path: a path or a URI.
         verify: read all bytes, and compare their checksums.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no checkpoint.
     """
     place = to_place(path)
     store = store_of(place)
     kind = store.kind(place)
     if kind is None:
-        beside = [one.name for one in store.find(place.parent, deep=False)]
+        beside = [other.name for other in store.find(place.parent, deep=False)]
         raise CheckpointError(
             f"There is nothing at {place}. {did_you_mean(place.name, beside) if beside else ''}".rstrip()
         )
+
     place = store.resolve(place)
     if kind == "file" or place.name.endswith(checkpoint.SUFFIX) or store.read_marker(place) is not None:
         return [inspect_one(place, verify)]
-    found = sorted((inspect_one(one, verify) for one in store.find(place)), key=lambda info: info.created or 0.0)
-    if not found:
-        raise CheckpointError(f"There is no checkpoint in {place}, nor below it.")
-    newest = max((info for info in found if not info.fault), key=lambda info: info.created or 0.0, default=None)
-    return [dataclasses.replace(info, newest=info is newest) for info in found]
+
+    infos = sorted((inspect_one(path, verify) for path in store.find(place)), key=lambda info: info.created or 0.0)
+    if not infos:
+        raise CheckpointError(f"There is no checkpoint in {place} or below it.")
+    newest = max((info for info in infos if not info.fault), key=lambda info: info.created or 0.0, default=None)
+    return [dataclasses.replace(info, newest=info is newest) for info in infos]
 
 
 def inspect_one(place: Place, verify: bool = False) -> CheckpointInfo:
-    """One checkpoint, whole or not."""
+    """Inspect one checkpoint, complete or not."""
     try:
         if store_of(place).kind(place) == "file":
             return _inspect_file(place)
@@ -109,7 +112,8 @@ def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
     store = store_of(place)
     meta, fault = checkpoint.examine(place)
     if fault:
-        return CheckpointInfo(str(place), fault=fault, **_of_meta(meta))
+        return CheckpointInfo(str(place), fault=fault, **_from_meta(meta))
+
     nbytes = {name: file["bytes"] for name, file in meta["files"].items()}
     with store.open(place, checkpoint.STATE) as file:
         outline = statefile.outline(file, nbytes[checkpoint.STATE], str(place))
@@ -130,11 +134,11 @@ def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
         weights=dict(weights),
         parts=parts,
         position={name: value for name, value in loader.items() if isinstance(value, (bool, int, float, str))},
-        **_of_meta(meta),
+        **_from_meta(meta),
     )
 
 
-def _of_meta(meta: dict[str, Any]) -> dict[str, Any]:
+def _from_meta(meta: dict[str, Any]) -> dict[str, Any]:
     names = ("module", "epoch", "global_step", "created", "weights_only")
     versions = {name: str(meta[name]) for name in ("footplate", "torch", "made_by", "format") if name in meta}
     return {**{name: meta.get(name) for name in names}, "metrics": meta.get("metrics", {}), "versions": versions}
@@ -147,17 +151,13 @@ def _checksum_fault(place: Place, meta: dict[str, Any]) -> str:
             while piece := file.read(_PIECE):
                 checksum = zlib.crc32(piece, checksum)
         if checksum != expected.get("crc32"):
-            return f"{place} is damaged: the checksum of {name} is not the one it was written with."
+            return f"{place} is damaged: the checksum of {name} differs from the one that was saved."
     return ""
 
 
 def _inspect_file(place: Place) -> CheckpointInfo:
-    """A file of torch's, such as Lightning's: it has no header that could be read alone."""
-    from footplate.checkpoint.lightning import is_lightnings, translate
-
-    state = checkpoint.load(place)
-    if is_lightnings(state):
-        state = translate(state)
+    """Inspect a torch file, such as Lightning's. It has no header of its own, so all of it is loaded."""
+    state = to_run_state(checkpoint.load(place))
     weights: Counter[str] = Counter()
     for value in state["state_dict"].values():
         if isinstance(value, Tensor):

@@ -1,9 +1,9 @@
 """The states of torchmetrics objects in a module, for checkpoints.
 
-torchmetrics leaves its states out of `state_dict()`. A module that updates an object in each step, and computes and resets
-it at the end of the epoch, would count only the rest of the epoch after it was resumed. So a checkpoint holds the states of
-every object that has been updated since its last reset, by its path in the module. `self.log` keeps those of the objects
-that it was given (`metrics.py`).
+torchmetrics leaves its states out of `state_dict()`. Suppose that a module updates an object in each step, and computes and
+resets it at the end of the epoch. After a resume, the object would count only the rest of the epoch. So a checkpoint holds
+the states of every object that has been updated since its last reset, by its path in the module. The states of objects
+that were passed to `self.log` are saved with the logged metrics (`training/metrics.py`).
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ COUNT = "_update_count"
 
 
 def states_of(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """The states of a module's objects that have been updated since they were reset, by path."""
+    """Collect the states of a module's metric objects that were updated since their last reset, by path."""
     for part in module.modules():
-        if getattr(part, "_groups_checked", False):  # a collection, whose groups update one member for all
+        # In a collection, a group of metrics updates one member for all of them.
+        if getattr(part, "_groups_checked", False):
             part._compute_groups_create_state_ref()  # type: ignore[operator]
-    found = {}
+
+    collected = {}
     for path, metric in _metrics(module):
         states = {name: getattr(metric, name) for name in metric._defaults}
         if not getattr(metric, COUNT):
             continue
-        if not all(map(_is_kept, states.values())):
-            _warn_of(type(metric).__name__)
+        if not all(map(_can_be_saved, states.values())):
+            _warn_not_saved(type(metric).__name__)
             continue
+
         # A reset empties lists in place, so the checkpoint needs lists of its own.
-        found[path] = {name: list(value) if isinstance(value, list) else value for name, value in states.items()}
-        found[path][COUNT] = getattr(metric, COUNT)
-    return found
+        collected[path] = {name: list(value) if isinstance(value, list) else value for name, value in states.items()}
+        collected[path][COUNT] = getattr(metric, COUNT)
+    return collected
 
 
 def restore(module: nn.Module, states: dict[str, dict[str, Any]]) -> None:
-    """Give the objects their states back; those that the module no longer has are left out."""
+    """Load states into the module's metric objects. States of objects that no longer exist are ignored."""
     for path, metric in _metrics(module):
         for name, value in states.get(path, {}).items():
-            setattr(metric, name, _on(metric.device, value))
+            setattr(metric, name, _to_device(value, metric.device))
 
 
 def _metrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -52,16 +55,16 @@ def _metrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, part
 
 
-def _is_kept(value: Any) -> bool:
+def _can_be_saved(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
 
 
-def _on(device: Any, value: Any) -> Any:
+def _to_device(value: Any, device: Any) -> Any:
     if isinstance(value, list):
         return [item.to(device) for item in value]
     return value.to(device) if isinstance(value, Tensor) else value
 
 
 @functools.cache
-def _warn_of(kind: str) -> None:
-    log.warning("Checkpoints leave out what %s has collected: its states aren't tensors.", kind)
+def _warn_not_saved(kind: str) -> None:
+    log.warning("Checkpoints don't hold the states of %s, because they aren't tensors.", kind)

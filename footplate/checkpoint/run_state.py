@@ -1,8 +1,8 @@
-"""The run state: every bit that exact resume needs, in one place.
+"""The run state: everything that exact resume needs, in one place.
 
-`RunState` gathers the parts of a run that change while it trains and turns them into one nested dict of plain values
-and tensors, under Lightning's names where Lightning has one, and back. What is not in it (the order of the data, the
-draws of dropout) is a pure function of what is (see `rng.py`).
+`RunState` collects the parts of a run that change during training. It turns them into one nested dict of plain values and
+tensors, and back. The keys are Lightning's where Lightning has one. The order of the data and the draws of dropout are not
+in it, because they are pure functions of the state (see `footplate.core.rng`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from footplate.data.adapters.training_combination import rewound
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-LIGHTNING = "2.6.6"  # whose names the state uses; its load_from_checkpoint wants to be told
+# The version of Lightning whose keys the state uses. Its load_from_checkpoint requires the version.
+LIGHTNING = "2.6.6"
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        epoch: epochs that are complete.
-        batch_idx: batches of the epoch in progress that have been trained on.
-        batches: batches trained on since the beginning.
+        epoch: complete epochs.
+        batch_idx: trained batches of the epoch in progress.
+        batches: trained batches since the beginning.
         global_step: optimizer steps since the beginning.
         validated_at: `batches` when validation last finished, so that a resumed run neither repeats nor skips one.
-        unvalidated_s: seconds since then, where validation goes by the clock.
-        epoch_ended: the end of the epoch has been dealt with, but for what saves.
-        ended_at: `batches` when the end of an epoch was last dealt with, of one that was stopped before its last batch too.
-        seconds: time spent training in earlier attempts and this one.
+        unvalidated_s: seconds since that validation, if validation is scheduled by time.
+        epoch_ended: the end of the epoch has been processed, except for saving.
+        ended_at: `batches` when the end of an epoch was last processed, including an epoch that was stopped early.
+        seconds: training time of this attempt and all earlier ones.
     """
 
     epoch: int = 0
@@ -53,20 +54,20 @@ class Progress:
     seconds: float = 0.0
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Continue from `asdict(progress)`."""
+        """Continue from a saved `asdict(progress)`."""
         for name, value in saved.items():
             setattr(self, name, value)
         if self.epoch_ended:
             self.next_epoch()
 
     def next_epoch(self) -> None:
-        """Go from the end of one epoch to the beginning of the next."""
+        """Advance from the end of one epoch to the beginning of the next."""
         self.epoch, self.batch_idx, self.epoch_ended = self.epoch + 1, 0, False
 
 
 @dataclass
 class RunState:
-    """The parts of one run. Each has `state_dict` and `load_state_dict`, or is plain."""
+    """The parts of one run. Each part has `state_dict` and `load_state_dict`, or is a plain value."""
 
     module: Any
     seed: int
@@ -80,13 +81,16 @@ class RunState:
     loader: Any = None
     datamodule: Any = None
     callback_metrics: dict[str, float] = field(default_factory=dict)
-    collected: dict[str, Any] | None = None  # see `Trainer.keep_collected`
+    # The states of torchmetrics objects, if they were collected earlier. See `Trainer.keep_collected`.
+    collected: dict[str, Any] | None = None
 
     def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
-        """Everything as it is now. Tensors are the live ones: copy them before the next step."""
+        """Collect the state. Its tensors are the live ones: copy them before the next step."""
+        # The current weights may be in a copy on the device.
         step: Any = self.step
         if step is not None:
-            step.show()  # the weights may be on a device
+            step.show()
+
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
             "pytorch-lightning_version": LIGHTNING,
@@ -100,6 +104,7 @@ class RunState:
             state |= to_state(self.datamodule, "datamodule_")
         if weights_only:
             return state
+
         state |= {
             "seed": self.seed,
             "progress": asdict(self.progress),
@@ -120,57 +125,61 @@ class RunState:
         return state
 
     def _collected(self, logged: dict[str, Any]) -> dict[str, Any]:
-        """The states of torchmetrics objects, but for those that were logged as they are."""
+        """The states of torchmetrics objects, except for logged objects: their states are in `metrics`."""
         states = states_of(self.module) if self.collected is None else self.collected
-        without = {entry["metric"] for entry in logged.values()}
-        return {path: state for path, state in states.items() if path not in without}
+        logged_paths = {entry["metric"] for entry in logged.values()}
+        return {path: state for path, state in states.items() if path not in logged_paths}
 
     def position(self) -> dict[str, Any]:
-        """Where the loader goes on. A batch that was handed out and not trained on, since something failed, comes again.
+        """The position from which the loader continues.
+
+        If a batch was delivered but not trained on, because of a failure, the position is before that batch.
 
         Raises:
-            CheckpointError: there is such a batch, and the loader keeps its position itself and can't be put back.
+            CheckpointError: there is such a batch, and the loader keeps its own position and can't go back.
         """
         position = self.loader.state_dict()
-        here = self.progress.batch_idx
-        if position.get("epoch") != self.progress.epoch or position.get("batch", 0) <= here:
+        trained = self.progress.batch_idx
+        if position.get("epoch") != self.progress.epoch or position.get("batch", 0) <= trained:
             return position
+
         if "parts" in position:
-            return rewound(position, here)
+            return rewound(position, trained)
         if "own" in position:
             raise CheckpointError(
-                f"{type(self.loader.loader).__name__} has handed out a batch that was not trained on, and can't take it "
-                "back."
+                f"{type(self.loader.loader).__name__} delivered a batch that was not trained on, and can't go back to "
+                "it."
             )
-        return {**position, "batch": here}
+        return {**position, "batch": trained}
 
     def load_module(self, state: dict[str, Any], source: str) -> None:
-        """Load the weights.
+        """Load the weights into the module.
 
         Raises:
-            CheckpointError: the names or shapes are those of another model.
+            CheckpointError: the names or shapes belong to another model.
         """
         strict = bool(getattr(self.module, "strict_loading", True))
         load_weights(self.module, state["state_dict"], source, strict, state.get("module"))
 
     def load_training(self, state: dict[str, Any], source: str) -> None:
-        """Load everything but the weights, callbacks and loggers, which the other three methods do.
+        """Load everything except the weights, callbacks and loggers: the other three methods load these.
 
-        A state that Lightning has made (see `checkpoint/lightning.py`) lacks some of it; that begins fresh.
+        A state from another library (see `foreign.py`) lacks some parts, which start fresh.
 
         Raises:
-            CheckpointError: it holds weights only, or other optimizers, schedulers or data.
+            CheckpointError: the state holds weights only, or belongs to other optimizers, schedulers or data.
         """
         if "progress" not in state or "optimizer_states" not in state:
             raise CheckpointError(
                 f"{source} holds weights but no training state, so training can't continue from it. "
-                f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and begin anew."
+                f"Load the weights with {type(self.module).__name__}.load_from_checkpoint(...) and start a new run."
             )
-        here = [type(optimizer).__qualname__ for optimizer in self.optimizers]
-        if here != state.get("optimizers", here):
+
+        current = [type(optimizer).__qualname__ for optimizer in self.optimizers]
+        if current != state.get("optimizers", current):
             raise CheckpointError(
                 f"{source} was made with {', '.join(state['optimizers']) or 'no optimizer'}; configure_optimizers() now "
-                f"returns {', '.join(here) or 'none'}. Use the same to resume."
+                f"returns {', '.join(current) or 'none'}. Use the same to resume."
             )
         for name, parts, saved in (
             ("optimizer", self.optimizers, state["optimizer_states"]),
@@ -182,6 +191,7 @@ class RunState:
                 )
             for part, part_state in zip(parts, saved, strict=True):
                 _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
+
         self.seed = state.get("seed", self.seed)
         self.progress.load(state["progress"])
         _set_switches(self.module, state, source)
@@ -189,31 +199,35 @@ class RunState:
         if self.progress.batch_idx and "metrics" in state:
             self.metrics.load_state_dict(state["metrics"])
         restore(self.module, state.get("torchmetrics", {}))
+
         self.callback_metrics.clear()
         self.callback_metrics.update(state.get("callback_metrics", {}))
         if "loader" in state:
             self.loader.load_state_dict(state["loader"])
-        elif "position" in state:  # of another loader: as far as it can be one of this
+        elif "position" in state:
+            # The position of another library's loader. This loader fills in the rest.
             self.loader.load_state_dict({**self.loader.state_dict(), **state["position"]})
-        kept = state.get("datamodule", state.get(type(self.datamodule).__qualname__))  # Lightning's key is the class
-        if self.datamodule is not None and kept:
-            self.datamodule.load_state_dict(kept)
+
+        # Lightning's files keep the data module's state under the name of its class.
+        saved = state.get("datamodule", state.get(type(self.datamodule).__qualname__))
+        if self.datamodule is not None and saved:
+            self.datamodule.load_state_dict(saved)
 
     def load_callbacks(self, state: dict[str, Any]) -> None:
-        """Load the callbacks' states; one that is new starts fresh."""
+        """Load the callbacks' states. A callback without a saved state starts fresh."""
         for key, callback in keyed(self.callbacks):
             if state.get("callbacks", {}).get(key):
                 callback.load_state_dict(state["callbacks"][key])
 
     def load_loggers(self, state: dict[str, Any]) -> None:
-        """Let the loggers continue their records."""
+        """Load the loggers' states, so that they continue their runs."""
         for key, logger in keyed(self.loggers):
             if state.get("loggers", {}).get(key) and hasattr(logger, "load_state_dict"):
                 logger.load_state_dict(state["loggers"][key])
 
 
 def _switches(module: torch.nn.Module) -> dict[str, list[str]]:
-    """What hooks may switch: parameters that don't learn, and layers in evaluation mode while others train."""
+    """Settings that hooks may change: frozen parameters, and layers in evaluation mode during training."""
     switches = {"frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad]}
     if module.training:
         switches["in_evaluation_mode"] = [name for name, layer in module.named_modules() if not layer.training]
@@ -236,15 +250,15 @@ def _set_switches(module: torch.nn.Module, state: dict[str, Any], source: str) -
                 changed.append(name)
     if changed:
         log.warning(
-            "%s had other parameters frozen, or other layers in evaluation mode, than the module has now: %s. They are as "
-            "in the checkpoint again, so that training continues as it was.",
+            "%s has other frozen parameters, or other layers in evaluation mode, than the module: %s. They were set as in "
+            "the checkpoint, so that training continues without a change.",
             source,
             ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else ""),
         )
 
 
 def describe(state: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """What a checkpoint says of itself beside the state: see `footplate.checkpoint`."""
+    """The marker of a checkpoint: a description of its state. See `footplate.checkpoint`."""
     return {
         **state["footplate"],
         "module": state["module"],
@@ -256,7 +270,7 @@ def describe(state: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def keyed(parts: list[Any]) -> list[tuple[str, Any]]:
-    """Each part with a key that is the same in the next attempt: its `state_key` or type, numbered if it repeats."""
+    """Pair each part with a key that is the same in the next attempt: its `state_key` or type, numbered if repeated."""
     counts: dict[str, int] = {}
     result = []
     for part in parts:
@@ -267,18 +281,18 @@ def keyed(parts: list[Any]) -> list[tuple[str, Any]]:
 
 
 def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool, made_by: str | None = None) -> None:
-    """Load a `state_dict`, after checking that it is of this model.
+    """Load a `state_dict`, after a check that it belongs to this model.
 
     Raises:
-        CheckpointError: names that are missing, unknown or of another shape, said before anything is changed.
+        CheckpointError: names are missing or unknown, or shapes differ. The module is unchanged.
     """
-    here = module.state_dict()
-    missing = sorted(here.keys() - weights.keys()) if strict else []
-    unknown = sorted(weights.keys() - here.keys()) if strict else []
+    current = module.state_dict()
+    missing = sorted(current.keys() - weights.keys()) if strict else []
+    unknown = sorted(weights.keys() - current.keys()) if strict else []
     shapes = [
-        f"{name} ({tuple(weights[name].shape)} there, {tuple(here[name].shape)} here)"
-        for name in here.keys() & weights.keys()
-        if isinstance(here[name], torch.Tensor) and here[name].shape != weights[name].shape
+        f"{name} ({tuple(weights[name].shape)} in the checkpoint, {tuple(current[name].shape)} in the module)"
+        for name in current.keys() & weights.keys()
+        if isinstance(current[name], torch.Tensor) and current[name].shape != weights[name].shape
     ]
     faults = [
         f"{label} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -1,4 +1,4 @@
-"""Writing checkpoints in the background, while training goes on: one at a time, and those before are waited for."""
+"""Background writing of checkpoints while training continues: one at a time, in order."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True)
 class Joint:
-    """A save that all ranks make together, each of its own part.
+    """A save that all ranks make together; each rank writes its own part.
 
     Attributes:
         path: the checkpoint.
-        token: the same on all ranks, and never used before.
-        rank: this one.
-        ranks: how many there are.
-        shards: what this one has.
+        token: a random nonce, the same on all ranks.
+        rank: this rank.
+        ranks: the number of ranks.
+        shards: this rank's parts.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Joint:
 
     @property
     def directory(self) -> Path:
-        """Which all of them write into."""
+        """The directory that all ranks write into."""
         return directory_of(self.path, self.token)
 
 
@@ -63,17 +63,17 @@ class CheckpointWriter:
         then: Callable[[], None] = _nothing,
         first: Callable[[], None] = _nothing,
     ) -> None:
-        """Copy a state and begin to write it; waits first for the one before.
+        """Wait for the previous save, copy a state, and start writing it.
 
         Args:
             state: the live state; it may change as soon as this returns.
             path: the checkpoint's directory.
-            meta: see `META`.
-            then: called in the writing thread once the checkpoint is complete.
-            first: called in that thread before: what the checkpoint counts on.
+            meta: the content of the marker.
+            then: called in the writing thread when the checkpoint is complete.
+            first: called in the writing thread before the write, for preparations that the checkpoint depends on.
 
         Raises:
-            CheckpointError: the save before this one failed, or this one holds a value that can't be kept.
+            CheckpointError: the previous save failed, or this state holds a value that can't be saved.
         """
         self.wait()
         frozen, place = self._snapshot.take(state), to_place(path)
@@ -81,10 +81,13 @@ class CheckpointWriter:
         def write() -> None:
             store_of(place).write(place, frozen, meta)
 
-        self._writing = self._submit(_write_between, first, write, place, then)
+        self._writing = self._submit(_write, first, write, place, then)
 
     def save_part(self, joint: Joint) -> None:
-        """Copy what this rank has of a sharded state and begin to write it. All ranks do; rank 0 then calls `complete`."""
+        """Copy this rank's part of a sharded state and start writing it.
+
+        All ranks call this; rank 0 then calls `complete`.
+        """
         self.wait()
         self._haste.clear()
         part = self._part_snapshot.take(joint.shards.parts, joint.shards.notes())
@@ -98,39 +101,40 @@ class CheckpointWriter:
         then: Callable[[], None] = _nothing,
         first: Callable[[], None] = _nothing,
     ) -> None:
-        """Copy the rest of a sharded state, and begin to write it and to wait for the other ranks; see `save`."""
+        """Copy the rest of a sharded state, and start to write it and to wait for the other ranks; see `save`."""
         frozen = self._snapshot.take(state)
         names = [shards.file_name(rank) for rank in range(joint.ranks)]
 
         def write() -> None:
             complete(joint.path, joint.token, names, frozen, meta, self._haste)
 
-        self._writing = self._submit(_write_between, first, write, joint.path, then)
+        self._writing = self._submit(_write, first, write, joint.path, then)
 
     def part_fault(self) -> str:
-        """Until this rank's part of a sharded state is written: why it could not be; nothing, if all is well."""
-        failed = self._part.exception() if self._part is not None else None
-        if self._writing is not None and self._writing.done():  # the rest has failed, and so perhaps others' parts
-            failed = failed or self._writing.exception()
-        return "" if failed is None else str(failed)
+        """Wait until this rank's part of a sharded state is written. Return the error's text; empty if there is none."""
+        failure = self._part.exception() if self._part is not None else None
+        # If the rest of the state has failed already, the save fails, whatever becomes of the parts.
+        if self._writing is not None and self._writing.done():
+            failure = failure or self._writing.exception()
+        return "" if failure is None else str(failure)
 
     def make_haste(self) -> None:
-        """Don't wait long for the parts of other ranks: one of them may be lost."""
+        """Stop waiting for the other ranks' parts soon, because a rank may be lost."""
         self._haste.set()
 
     def wait(self) -> None:
-        """Until nothing is being written.
+        """Wait until nothing is being written.
 
         Raises:
             CheckpointError: the last save failed.
         """
         part, self._part, writing, self._writing = self._part, None, self._writing, None
-        for one in (part, writing):
-            if one is not None:
-                one.result()
+        for future in (part, writing):
+            if future is not None:
+                future.result()
 
     def close(self) -> None:
-        """`wait`, then end the thread; another save begins a new one."""
+        """Wait for the last save and end the thread. Another save starts a new thread."""
         try:
             self.wait()
         finally:
@@ -143,7 +147,7 @@ class CheckpointWriter:
         return self._thread.submit(task, *args)
 
 
-def _write_between(first: Callable[[], None], write: Callable[[], None], path: Place, then: Callable[[], None]) -> None:
+def _write(first: Callable[[], None], write: Callable[[], None], path: Place, then: Callable[[], None]) -> None:
     first()
     write()
     try:

@@ -52,7 +52,7 @@ def _without_torch(error: Exception) -> dict[str, Any]:
     """Collect the findings that need no torch."""
     from footplate.hardware.machine import examine_machine
     from footplate.hardware.packages import optional_packages, required_packages
-    from footplate.hardware.tpu import findings
+    from footplate.hardware.tpu.report import examine_tpu
 
     packages = required_packages()
     reason = f"{type(error).__name__}: {error}"
@@ -68,7 +68,7 @@ def _without_torch(error: Exception) -> dict[str, Any]:
         "packages": [asdict(package) for package in packages],
         "extras": [asdict(package) for package in optional_packages()],
         "accelerators": [],
-        "tpu": dict(findings.examine(os.environ, chips=0).facts),
+        "tpu": dict(examine_tpu(os.environ, chips=0).facts),
         "problems": [*([] if absent else [broken]), *(package.problem for package in packages if package.problem)],
         "advice": [],
     }

@@ -1,8 +1,7 @@
-"""The CPU: always there, and what every other accelerator is checked against.
+"""The CPU: always available, and the reference for every other accelerator.
 
-A "device" of the CPU is one process. torch spreads a single process over all cores by itself, so `"auto"` is one;
-`devices=4` means four processes that train together as four GPUs would, which is how multi-device code is tried out
-without any.
+A "device" of the CPU is a process. torch uses all cores in a single process, so `"auto"` is one process. `devices=4` means
+four processes that train together as four GPUs do. Use it to test code for several devices without GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model, usable_cores
 
-MAX_PROCESSES = 64  # or one for each core, where there are more: beyond that a count is a slip of the pen
+# A larger count is probably a typing error, unless there are more cores.
+MAX_PROCESSES = 64
 
 
 class CPU(Accelerator):
@@ -29,29 +29,30 @@ class CPU(Accelerator):
     process_group_backend = "gloo"
 
     def unavailable(self) -> str | None:
-        """None: there is always a CPU."""
+        """Return None: there is always a CPU."""
         return None
 
     def devices(self) -> list[Device]:
-        """The processor as a whole, with the machine's memory."""
+        """Return the processor as one device, with the machine's memory."""
         import psutil
 
         return [Device(0, cpu_model(), psutil.virtual_memory().total)]
 
     def torch_device(self, index: int) -> torch.device:
-        """`cpu`, whatever the index: all processes share the one processor."""
+        """Return `cpu` for every index, because all processes share the processor."""
         return torch.device("cpu")
 
     def parse_devices(self, devices: Devices) -> list[int]:
-        """The process slots that `devices` stands for: one for `"auto"`, one per usable core for -1.
+        """Parse `devices` into process indices: one for `"auto"`, one for each usable core for -1.
 
         Raises:
-            ConfigError: more processes than the larger of 64 and the number of usable cores, or no form of `devices`.
+            ConfigError: there are more processes than the larger of 64 and the number of usable cores, or the form is
+                invalid.
         """
         cores = max(1, math.floor(usable_cores()))
         most = max(MAX_PROCESSES, cores)
         hint = (
-            f'On the CPU a device is one process: use devices="auto" for one that uses all {cores} core(s), '
+            f'On the CPU, a device is a process: use devices="auto" for one process with all {cores} core(s), '
             f"or a count up to {most}."
         )
         wanted = read_devices(devices, hint)
@@ -64,7 +65,7 @@ class CPU(Accelerator):
         return list(wanted)
 
     def stats(self, device: torch.device) -> dict[str, float]:
-        """Memory in use on the machine, and how busy its cores were since this thread's last call (0 … 1)."""
+        """Return the used memory of the machine, and the utilisation of its cores since this thread's last call (0 … 1)."""
         import psutil
 
         memory = psutil.virtual_memory()
@@ -74,5 +75,5 @@ class CPU(Accelerator):
         }
 
     def describe(self) -> dict[str, Any]:
-        """The vector instructions that torch's kernels use."""
+        """Return the vector instructions of torch's kernels."""
         return {"instructions": torch.backends.cpu.get_cpu_capability()}

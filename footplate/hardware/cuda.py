@@ -1,8 +1,8 @@
-"""CUDA: NVIDIA GPUs, and AMD's where torch is built for ROCm, which calls them "cuda" too.
+"""CUDA: NVIDIA GPUs, and AMD GPUs if torch is built for ROCm, where torch calls them "cuda", too.
 
-Why a GPU can't be used is worked out in two parts: `_look` gathers facts without waking CUDA (see nvml.py), and
-`why_not`, a pure function, reads them from the ground up: torch's build, driver, driver's age, GPUs, which of them are
-hidden, their age. The first thing that is wrong is the answer.
+Two functions find out why a GPU can't be used. `_collect_facts` doesn't wake CUDA (see `nvml.py`). `why_not` is a pure
+function that checks the facts in this order: torch's build, the driver, the driver's age, the GPUs, hidden GPUs, the age of
+the GPUs. The first problem is the answer.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NO_AMD_GPU = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What decides whether torch can use a GPU here.
+    """The facts that decide if torch can use a GPU.
 
     Attributes:
         torch_version: such as "2.13.0+cu130".
-        torch_cuda: the CUDA version that torch is built for, such as (13, 0); None for a build without.
+        torch_cuda: the CUDA version that torch is built for, such as (13, 0); None for a build without CUDA.
         rocm: torch is built for AMD GPUs.
-        driver: what NVML found.
-        no_driver: why NVML found nothing and what to do; empty when it found something.
+        driver: the driver, from NVML.
+        no_driver: why NVML found no driver, and the solution; empty if it found one.
         visible: `CUDA_VISIBLE_DEVICES`; None when it is not set.
-        count: how many GPUs torch sees.
+        count: number of GPUs that torch sees.
         oldest_capability: the lowest compute capability that torch has kernels for.
     """
 
@@ -50,34 +50,34 @@ class Facts:
 
 
 def why_not(facts: Facts) -> str | None:
-    """Why torch can't train on a GPU here and what would make it so; None when it can."""
+    """Return why torch can't train on a GPU, and the solution; None if it can."""
     if facts.rocm:
         return None if facts.count else _NO_AMD_GPU
     gpus = facts.driver.gpus if facts.driver else ()
     if facts.torch_cuda is None:
-        there = f", though the driver has {_listed(gpus)}" if gpus else ""
-        return f"torch {facts.torch_version} is built without CUDA{there}. {_INSTALL}"
+        present = f", although the driver has {_listed(gpus)}" if gpus else ""
+        return f"torch {facts.torch_version} is built without CUDA{present}. {_INSTALL}"
     if facts.driver is None:
         return None if facts.count else facts.no_driver
     if facts.driver.cuda[0] < facts.torch_cuda[0]:
         return (
-            f"driver {facts.driver.version} runs CUDA up to {_dotted(facts.driver.cuda)}, and torch "
+            f"driver {facts.driver.version} supports CUDA up to {_dotted(facts.driver.cuda)}, but torch "
             f"{facts.torch_version} is built for CUDA {_dotted(facts.torch_cuda)}. Update the driver, or install a "
             f"build of torch for CUDA {facts.driver.cuda[0]}."
         )
     if not gpus:
-        return f"driver {facts.driver.version} finds no GPU. In a container, start it with the GPUs."
+        return f"driver {facts.driver.version} finds no GPU. If this is a container, start it with the GPUs."
     if facts.count == 0:
         if facts.visible is None:
-            return f"the driver has {_listed(gpus)}, but torch sees none of them. `nvidia-smi` may say more."
+            return f"the driver has {_listed(gpus)}, but torch sees none of them. Run `nvidia-smi` for details."
         return (
             f'CUDA_VISIBLE_DEVICES="{facts.visible}" leaves none of {_listed(gpus)}. '
-            f"Unset it, or name some of 0 … {len(gpus) - 1}."
+            f"Unset it, or use indices from 0 … {len(gpus) - 1}."
         )
     seen = nvml.visible_gpus(gpus, facts.visible)
     if seen and all(gpu.capability < facts.oldest_capability for gpu in seen):
         return (
-            f"{seen[0].name} has compute capability {_dotted(seen[0].capability)}, and torch {facts.torch_version} has "
+            f"{seen[0].name} has compute capability {_dotted(seen[0].capability)}, but torch {facts.torch_version} has "
             f"kernels from {_dotted(facts.oldest_capability)} on. Install a build of torch for an older CUDA."
         )
     return None
@@ -93,25 +93,28 @@ class CUDA(Accelerator):
     batches_ahead = 2
 
     def unavailable(self) -> str | None:
-        """Which of torch's build, the driver, its age, or the GPUs themselves is missing, and what to do."""
-        return why_not(_look())
+        """Return the problem with torch's build, the driver or the GPUs, and the solution."""
+        return why_not(_collect_facts())
 
     def devices(self) -> list[Device]:
-        """The visible GPUs. On a machine of mixed GPUs the names come in `nvidia-smi`'s order, which CUDA may not keep
-        unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+        """List the visible GPUs.
+
+        On a machine with different GPUs, the names are in `nvidia-smi`'s order. CUDA's order may differ, unless
+        `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set.
         """
-        facts = _look()
+        facts = _collect_facts()
         seen = nvml.visible_gpus(facts.driver.gpus, facts.visible) if facts.driver else []
-        if len(seen) != facts.count:  # slices of a GPU (MIG), or a machine without NVML
+        # The numbers differ for partitions of a GPU (MIG) and on a machine without NVML.
+        if len(seen) != facts.count:
             return [Device(index, "GPU") for index in range(facts.count)]
         return [Device(index, gpu.name, gpu.memory_bytes) for index, gpu in enumerate(seen)]
 
     def torch_device(self, index: int) -> torch.device:
-        """`cuda:index`."""
+        """Return `cuda:index`."""
         return torch.device("cuda", index)
 
     def stats(self, device: torch.device) -> dict[str, float]:
-        """Memory in use on the GPU, by all processes, and the share of time in which it was busy (0 … 1)."""
+        """Return the GPU memory used by all processes, and the share of time in which the GPU was busy (0 … 1)."""
         free, total = torch.cuda.mem_get_info(device)
         stats = {"memory_used_bytes": float(total - free)}
         try:
@@ -121,8 +124,8 @@ class CUDA(Accelerator):
         return stats
 
     def describe(self) -> dict[str, Any]:
-        """The CUDA or ROCm version that torch is built for, and the driver."""
-        facts = _look()
+        """Return the CUDA or ROCm version that torch is built for, and the driver."""
+        facts = _collect_facts()
         described: dict[str, Any] = {"built for": f"ROCm {torch.version.hip}" if facts.rocm else "no CUDA"}
         if facts.torch_cuda:
             described["built for"] = f"CUDA {_dotted(facts.torch_cuda)}"
@@ -131,7 +134,7 @@ class CUDA(Accelerator):
         return described
 
 
-def _look() -> Facts:
+def _collect_facts() -> Facts:
     driver, no_driver = None, ""
     try:
         driver = nvml.find_driver()
@@ -151,14 +154,15 @@ def _look() -> Facts:
 
 
 def _count() -> int:
-    """How many GPUs torch sees. It asks NVML too, and CUDA itself only where NVML is silent (MIG, no driver)."""
+    """Count the GPUs that torch sees. torch asks NVML, too, and wakes CUDA only if NVML has no answer (MIG, no driver)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Can't initialize NVML": `no_driver` says it better
+        # torch warns "Can't initialize NVML". `no_driver` has a better text.
+        warnings.simplefilter("ignore")
         return torch.cuda.device_count()
 
 
 def oldest_capability(architectures: list[str]) -> tuple[int, int]:
-    """The lowest compute capability among torch's architectures, such as `["sm_75", "sm_90a"]`; (0, 0) for none."""
+    """Return the lowest compute capability among torch's architectures, such as `["sm_75", "sm_90a"]`; (0, 0) for none."""
     numbers = [int("".join(c for c in arch if c.isdecimal())) for arch in architectures if arch.startswith("sm_")]
     return divmod(min(numbers), 10) if numbers else (0, 0)
 

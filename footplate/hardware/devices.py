@@ -1,10 +1,10 @@
-"""What a user may write for `devices=`, read into one of three forms.
+"""Parsing of `devices=` into one of three forms.
 
-    "auto"            →  "auto"       the accelerator's own choice
-    4, "4", -1        →  4, 4, -1     a count; -1 is all of them
-    [0, 2], "0,2"     →  (0, 2)       these very indices ("2," is the one index 2)
+    "auto"            →  "auto"       the accelerator chooses
+    4, "4", -1        →  4, 4, -1     a count; -1 means all
+    [0, 2], "0,2"     →  (0, 2)       indices ("2," is the index 2)
 
-Reading knows no hardware; whether the count or the indices are there is the accelerator's to say.
+Parsing knows no hardware. The accelerator checks that the devices exist.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FORMS = '"auto", a count, or a list of indices such as [0, 2]'
 
 
 def read_devices(devices: Devices, hint: str) -> Form:
-    """The form that `devices` stands for: `"auto"`, a count that is at least 1 or is -1, or distinct indices.
+    """Parse `devices` into `"auto"`, a count (at least 1, or -1), or distinct indices.
 
     Args:
-        devices: what the user gave.
-        hint: what there is and what to write instead; the end of every error's text.
+        devices: the user's value.
+        hint: the available devices and a valid value, for the end of error texts.
 
     Raises:
-        ConfigError: it is none of the three forms.
+        ConfigError: `devices` has none of the three forms.
     """
     if isinstance(devices, str):
         return _read_text(devices, hint)
@@ -51,14 +51,14 @@ def _read_text(text: str, hint: str) -> Form:
     return _indices(numbers, text, hint) if "," in text else _count(numbers[0], text, hint)
 
 
-def _count(count: int, given: Devices, hint: str) -> int:
+def _count(count: int, original: Devices, hint: str) -> int:
     if count < 1 and count != -1:
-        raise ConfigError(f"devices={given!r}: expected a count of 1 or more, or -1 for all. {hint}")
+        raise ConfigError(f"devices={original!r}: expected a count of 1 or more, or -1 for all. {hint}")
     return count
 
 
-def _indices(numbers: Sequence[object], given: Devices, hint: str) -> tuple[int, ...]:
+def _indices(numbers: Sequence[object], original: Devices, hint: str) -> tuple[int, ...]:
     indices = tuple(number for number in numbers if isinstance(number, int) and not isinstance(number, bool))
     if not indices or len(indices) != len(numbers) or len(set(indices)) != len(indices) or min(indices) < 0:
-        raise ConfigError(f"devices={given!r}: expected at least one index, each a whole number given once. {hint}")
+        raise ConfigError(f"devices={original!r}: expected different whole numbers, at least one. {hint}")
     return indices

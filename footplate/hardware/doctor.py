@@ -1,11 +1,11 @@
-"""`footplate doctor`: what this machine has, what can be used, and why the rest can't.
+"""`footplate doctor`: a report on this machine, its packages and its accelerators, with problems and advice.
 
-    examine()            →  Report       looks, changes nothing, wakes no GPU
+    examine()            →  Report       reads only, and wakes no GPU
     to_dict(report)      →  plain data   for --json
     render(report)       →  for a terminal
 
-The report holds facts (machine, packages, accelerators) and two kinds of conclusions drawn from them: problems, with
-which nothing can train here, and advice on what makes training slow or fail later.
+The report holds facts (machine, packages, accelerators) and two kinds of conclusions: problems that prevent all training,
+and advice about causes of slow training or later failures.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.machine import Machine, examine_machine, readable_size
 from footplate.hardware.packages import Package, optional_packages, required_packages
 from footplate.hardware.registry import accelerators, why_unavailable
-from footplate.hardware.tpu import findings
+from footplate.hardware.tpu.report import examine_tpu
 from footplate.hardware.xla import tpu_chips
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_SMALL_SHM = 256 * 2**20  # Docker's default is 64 MiB, a few batches of images
-_SMALL_DISK = 2 * 2**30  # a handful of checkpoints of a middling model
+# Docker's default is 64 MiB: a few batches of images.
+_SMALL_SHM = 256 * 2**20
+# A few checkpoints of a medium-sized model.
+_SMALL_DISK = 2 * 2**30
 
 
 @dataclass(frozen=True)
 class AcceleratorReport:
-    """One accelerator as it stands here.
+    """The state of an accelerator on this machine.
 
     Attributes:
-        name: what `Trainer(accelerator=…)` is given.
-        reason: why it can't be used and what would make it so; None when it can.
-        devices: its devices; empty when it can't be used.
-        precisions: what `Trainer(precision=…)` may be with it.
+        name: its name in `Trainer(accelerator=…)`.
+        reason: why it can't be used, and the solution; None if it can.
+        devices: its devices; empty if it can't be used.
+        precisions: its values of `Trainer(precision=…)`.
         details: versions of its driver and runtime.
     """
 
@@ -49,25 +51,25 @@ class AcceleratorReport:
 
     @property
     def usable(self) -> bool:
-        """Whether it can train here."""
+        """True if it can train on this machine."""
         return self.reason is None
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that `footplate doctor` finds.
+    """The report of `footplate doctor`.
 
     Attributes:
         footplate: Footplate's version.
         python: Python's version.
         machine: processor, memory, disk.
-        torch_threads: the threads that torch spreads one operation over.
+        torch_threads: torch's threads for one operation.
         packages: the required packages.
         extras: the optional packages.
-        accelerators: all known accelerators, the one that `"auto"` prefers first.
-        tpu: which TPU this machine has a part of, and which part, as far as anything says so.
-        problems: what keeps anything from training here, each with its remedy.
-        advice: what makes training slow or fail later, each with its remedy.
+        accelerators: all known accelerators, in `"auto"`'s order of preference.
+        tpu: the TPU slice of this machine, and this host's position in it, if known.
+        problems: everything that prevents training, each with its solution.
+        advice: causes of slow training or later failures, each with its solution.
     """
 
     footplate: str
@@ -83,19 +85,19 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether training can work here."""
+        """True if training can work on this machine."""
         return not self.problems and any(accelerator.usable for accelerator in self.accelerators)
 
 
 def examine() -> Report:
-    """Look at this machine, its packages and its accelerators. Takes well under two seconds and initialises no GPU."""
+    """Examine this machine, its packages and its accelerators, in well under two seconds and without initialising a GPU."""
     import torch
 
     from footplate.core.version import __version__
 
     machine, threads = examine_machine(), torch.get_num_threads()
     packages, extras = required_packages(), optional_packages()
-    tpu = findings.examine(os.environ, len(tpu_chips()))
+    tpu = examine_tpu(os.environ, len(tpu_chips()))
     return Report(
         footplate=__version__,
         python=platform.python_version(),
@@ -111,7 +113,7 @@ def examine() -> Report:
 
 
 def examine_accelerator(accelerator: Accelerator) -> AcceleratorReport:
-    """Ask an accelerator about itself. One that fails to answer is reported as not usable, with its error."""
+    """Examine an accelerator. If it raises an error, it is reported as not usable, with the error."""
     reason = why_unavailable(accelerator)
     precisions = tuple(sorted(accelerator.precisions))
     if reason is not None:
@@ -120,13 +122,13 @@ def examine_accelerator(accelerator: Accelerator) -> AcceleratorReport:
         devices = tuple(accelerator.devices())
         details = tuple((key, str(value)) for key, value in accelerator.describe().items())
     except Exception as error:
-        reason = f"it says that it can be used, but fails to describe itself ({type(error).__name__}: {error})."
+        reason = f"it reports that it is usable, but describing it failed ({type(error).__name__}: {error})."
         return AcceleratorReport(accelerator.name, reason, precisions=precisions)
     return AcceleratorReport(accelerator.name, None, devices, precisions, details)
 
 
 def advise(machine: Machine, torch_threads: int, extras: tuple[Package, ...]) -> list[str]:
-    """What is known to make training slow here, or to fail later."""
+    """List causes of slow training or later failures on this machine."""
     cores = machine.usable_cores
     advice = []
     if torch_threads > max(1, cores):
@@ -141,30 +143,30 @@ def advise(machine: Machine, torch_threads: int, extras: tuple[Package, ...]) ->
         )
     if machine.shm_bytes is not None and machine.shm_bytes < _SMALL_SHM:
         advice.append(
-            f"/dev/shm has {readable_size(machine.shm_bytes)}, and loader workers hand over batches through it: "
+            f"/dev/shm has {readable_size(machine.shm_bytes)}, and loader workers send batches through it: "
             "start the container with --shm-size=2g or --ipc=host."
         )
     if machine.disk_free_bytes < _SMALL_DISK:
         advice.append(
-            f"{machine.directory} has {readable_size(machine.disk_free_bytes)} left, and checkpoints go there: "
-            "free some space, or give Trainer another default_root_dir."
+            f"{machine.directory} has {readable_size(machine.disk_free_bytes)} left for checkpoints: "
+            "free some space, or set another default_root_dir."
         )
     if any(extra.name == "opencv-python-headless" and extra.version is None for extra in extras):
-        advice.append('no decoder for images: tables of images need pip install "footplate[images]".')
+        advice.append('there is no decoder for images: for tables of images, pip install "footplate[images]".')
     return advice
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """The report as plain data: what `footplate doctor --json` prints."""
+    """Convert the report to plain data, for `footplate doctor --json`."""
     plain = asdict(report)
-    for kept, accelerator in zip(plain["accelerators"], report.accelerators, strict=True):
-        kept["usable"] = accelerator.usable
-        kept["details"] = dict(accelerator.details)
+    for entry, accelerator in zip(plain["accelerators"], report.accelerators, strict=True):
+        entry["usable"] = accelerator.usable
+        entry["details"] = dict(accelerator.details)
     return {"ok": report.ok, **plain, "tpu": dict(report.tpu)}
 
 
 def render(report: Report) -> RenderableType:
-    """The report for a terminal."""
+    """Render the report for a terminal."""
     from footplate.hardware.doctor_page import page
 
     return page(report)

@@ -1,4 +1,4 @@
-"""How `footplate doctor`'s report looks in a terminal."""
+"""The terminal page of `footplate doctor`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ Row = tuple[str, Text]
 
 
 def page(report: Report) -> RenderableType:
-    """Machine, accelerators, the TPU if anything says of one, and packages, then problems and advice, then the verdict."""
+    """Build the page: machine, accelerators, the TPU if there is one, packages, problems, advice, conclusion."""
     return Group(
         _section("Machine", _machine(report)),
-        _section("Accelerators", [(one.name, _accelerator(one)) for one in report.accelerators]),
+        _section(
+            "Accelerators", [(accelerator.name, _accelerator(accelerator)) for accelerator in report.accelerators]
+        ),
         *([_section("TPU", [(name, Text(value)) for name, value in report.tpu])] if report.tpu else []),
-        _section("Packages", [(one.name, _package(one)) for one in report.packages + report.extras]),
+        _section("Packages", [(package.name, _package(package)) for package in report.packages + report.extras]),
         *(Text(f"problem: {problem}", style="bold red") for problem in report.problems),
         *(Text(f"advice: {advice}", style="yellow") for advice in report.advice),
-        _verdict(report),
+        _conclusion(report),
     )
 
 
@@ -77,8 +79,8 @@ def _package(package: Package) -> Text:
     return Text.assemble(package.version, ("" if package.problem is None else "  (see below)", "red"))
 
 
-def _verdict(report: Report) -> Text:
+def _conclusion(report: Report) -> Text:
     if not report.ok:
         return Text("Training can't work here until the problems are solved.", style="bold red")
-    best = next(one.name for one in report.accelerators if one.usable)
+    best = next(accelerator.name for accelerator in report.accelerators if accelerator.usable)
     return Text(f'Training can work here; accelerator="auto" is {best}.', style="bold green")

@@ -1,4 +1,4 @@
-"""The older spellings of the hardware arguments, as scripts and tutorials still have them.
+"""Older spellings of the hardware arguments, for older scripts and tutorials.
 
     Trainer(gpus=2)               →  Trainer(accelerator="gpu", devices=2)
     Trainer(gpus=0)               →  Trainer(accelerator="cpu")
@@ -6,7 +6,7 @@
     Trainer(tpu_cores=[5])        →  Trainer(accelerator="tpu", devices=[5])
     XLA_USE_BF16=1 python …       →  Trainer(precision="bf16-true")
 
-Each that is met costs one `FutureWarning` that shows today's spelling. An index in a list is passed on as it is.
+Each older spelling gives a `FutureWarning` with the current one. An index in a list is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from footplate.hardware.devices import Devices
 if TYPE_CHECKING:
     from footplate.hardware.base import Accelerator
 
-_STACK = 5  # the warning's place, seen from _announce: a _from_…, modernise, Trainer.__init__, the script
+# From _announce up to the script: a _from_… function, modernise, Trainer.__init__, the script.
+_STACK = 5
 _GPU_NAMES = ("auto", "gpu", "cuda", "mps")
 
 
@@ -33,26 +34,26 @@ def modernise(
     tpu_cores: Devices | None,
     environ: Mapping[str, str],
 ) -> tuple[str | Accelerator, Devices, str | None]:
-    """Translate the older spellings; what was not given in them comes back as it is.
+    """Translate the older spellings. Arguments without an older spelling are returned unchanged.
 
-    Call it from `Trainer.__init__` itself, so that the warning points at the line of the user's script.
+    Call it directly from `Trainer.__init__`, so that the warning points to the line of the user's script.
 
     Args:
-        accelerator: today's argument; `"auto"` when it was not given.
-        devices: today's argument; `"auto"` when it was not given.
-        precision: today's argument; None when it was not given.
-        gpus: the older argument: a count, -1 for all, a list or text; None when it was not given.
-        tpu_cores: the older argument: 1, 8, a list of one core, or text; None when it was not given.
-        environ: the environment, for `XLA_USE_BF16`, which an explicit `precision` overrules.
+        accelerator: the current argument; `"auto"` if not given.
+        devices: the current argument; `"auto"` if not given.
+        precision: the current argument; None if not given.
+        gpus: the older argument: a count, -1 for all, a list or text; None if not given.
+        tpu_cores: the older argument: 1, 8, a list of one core, or text; None if not given.
+        environ: the environment variables, for `XLA_USE_BF16`, which an explicit `precision` overrides.
 
     Returns:
         accelerator, devices, precision.
 
     Raises:
-        ConfigError: an older argument says what another argument says too, or contradicts.
+        ConfigError: an older argument repeats or contradicts another argument.
     """
     if gpus is not None and tpu_cores is not None:
-        raise ConfigError(f"gpus={gpus!r} and tpu_cores={tpu_cores!r} are both given: keep one of them.")
+        raise ConfigError(f"gpus={gpus!r} and tpu_cores={tpu_cores!r} are both given: use one of them.")
     if gpus is not None:
         accelerator, devices = _from_gpus(gpus, accelerator, devices)
     if tpu_cores is not None:
@@ -98,13 +99,13 @@ def _from_environ(environ: Mapping[str, str]) -> str | None:
 
 def _refuse_both(old: str, devices: Devices) -> None:
     if devices != "auto":
-        raise ConfigError(f"{old} and devices={devices!r} are both given: keep devices=, which replaced the other.")
+        raise ConfigError(f"{old} and devices={devices!r} are both given: use devices=, which replaces the other.")
 
 
 def _refuse_other(old: str, accelerator: str | Accelerator, fitting: tuple[str, ...]) -> None:
     if _name(accelerator) not in fitting:
         raise ConfigError(
-            f'{old} contradicts accelerator="{_name(accelerator)}": keep accelerator=, and say how many with devices=.'
+            f'{old} contradicts accelerator="{_name(accelerator)}": use accelerator=, and set the number with devices=.'
         )
 
 
@@ -113,4 +114,4 @@ def _name(accelerator: str | Accelerator) -> str:
 
 
 def _announce(old: str, new: str) -> None:
-    warnings.warn(f"{old} is an older spelling of {new}; write that instead.", FutureWarning, stacklevel=_STACK)
+    warnings.warn(f"{old} is an older spelling of {new}. Use the new one.", FutureWarning, stacklevel=_STACK)

@@ -1,8 +1,8 @@
-"""The machine that this process may use, which is often less than the machine it runs on.
+"""The resources that this process may use, which are often less than the machine has.
 
-A container sees the host's 64 cores and 256 GB, while its control group ("cgroup") grants it 2 and 8. What counts is
-the smallest of what the hardware has, what the process is bound to (its affinity) and what any cgroup above it grants.
-Both versions of cgroups are read: in version 2 one tree has all limits, in version 1 each kind of limit has its own.
+A container sees the host's 64 cores and 256 GB, but its control group ("cgroup") may limit it to 2 cores and 8 GB. The
+smallest of three values counts: the hardware, the process's affinity, and the limit of every cgroup above the process. Both
+versions of cgroups are read. In version 2, one tree has all limits. In version 1, each kind of limit has its own tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEMORY_V2, _MEMORY_V1 = "memory.max", "memory.limit_in_bytes"
 
 @dataclass(frozen=True)
 class Limits:
-    """What the control groups of this process grant; None where they set no limit."""
+    """The limits of this process's control groups; None without a limit."""
 
     cores: float | None = None
     memory_bytes: int | None = None
@@ -28,19 +28,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Machine:
-    """What training has to work with.
+    """The resources for training.
 
     Attributes:
         system: the operating system and its version.
         cpu: the processor's model.
         cores: logical cores of the machine.
-        usable_cores: those that this process may use; a fraction where a container grants one.
+        usable_cores: cores that this process may use; may be a fraction in a container.
         memory_bytes: the machine's memory.
-        memory_free_bytes: what of it can be had without swapping.
-        memory_limit_bytes: the most that the container may use; None without a limit.
+        memory_free_bytes: memory available without swapping.
+        memory_limit_bytes: the container's limit; None without a limit.
         directory: the working directory.
-        disk_free_bytes: free space there.
-        shm_bytes: the size of `/dev/shm`, through which loader workers hand over batches; None where there is none.
+        disk_free_bytes: free space in that directory.
+        shm_bytes: the size of `/dev/shm`, through which loader workers send batches; None if there is none.
     """
 
     system: str
@@ -56,7 +56,7 @@ class Machine:
 
 
 def examine_machine() -> Machine:
-    """Look at this machine; reads a few small files and starts nothing."""
+    """Examine this machine. Reads a few small files and starts no process."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -77,14 +77,14 @@ def examine_machine() -> Machine:
 
 
 def usable_cores() -> float:
-    """The logical cores that this process may keep busy: the smaller of its affinity and its container's grant."""
+    """Return the logical cores that this process may use: the smaller of its affinity and its container's limit."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = cgroup_limits().cores
     return float(bound) if granted is None else min(float(bound), granted)
 
 
 def cpu_model() -> str:
-    """The processor's model as it calls itself, or its architecture where it doesn't."""
+    """Return the processor's model, or its architecture if the model is unknown."""
     import platform
 
     cpuinfo = Path("/proc/cpuinfo")
@@ -97,7 +97,7 @@ def cpu_model() -> str:
 
 
 def readable_size(nbytes: int) -> str:
-    """A number of bytes for people: "7.9 GiB" or "64 MiB"."""
+    """Format a number of bytes: "7.9 GiB" or "64 MiB"."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
@@ -114,10 +114,10 @@ def _system() -> str:
 
 
 def cgroup_limits(root: Path = Path("/")) -> Limits:
-    """The tightest limits of the control groups that this process is in.
+    """Return the lowest limits of all control groups of this process.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the directory of `proc` and `sys`.
     """
     cores: list[float] = []
     memory: list[int] = []
@@ -128,7 +128,7 @@ def cgroup_limits(root: Path = Path("/")) -> Limits:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Every directory of every control group hierarchy of this process, from its own up to the top."""
+    """Yield the directories of this process's control groups in every hierarchy, from its own up to the root."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

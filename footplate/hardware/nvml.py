@@ -1,28 +1,26 @@
-"""What the NVIDIA driver says of its GPUs, asked without waking CUDA.
+"""GPUs of this machine, as the NVIDIA driver reports them, without waking CUDA.
 
-NVML is the library behind `nvidia-smi` and comes with the driver. Asking it opens no CUDA context, so a process that
-only looks may still fork workers that use the GPU; a process that has initialised CUDA may not.
+NVML is the library behind `nvidia-smi`. It comes with the driver, and the package nvidia-ml-py (module `pynvml`) calls it.
+A query opens no CUDA context, so a process that only looks may still fork workers that use the GPU. A process that has
+initialised CUDA may not.
 """
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-
-_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as the driver knows it.
+    """One GPU as the driver reports it.
 
     Attributes:
         name: such as "NVIDIA H100 80GB HBM3".
         uuid: such as "GPU-5a9c…".
-        memory_bytes: all of its memory.
+        memory_bytes: its total memory.
         capability: its compute capability, such as (9, 0).
     """
 
@@ -38,8 +36,8 @@ class Driver:
 
     Attributes:
         version: such as "580.65.06".
-        cuda: the newest CUDA version that it runs, such as (13, 0).
-        gpus: all GPUs, whether or not `CUDA_VISIBLE_DEVICES` hides them.
+        cuda: the newest CUDA version that the driver supports, such as (13, 0).
+        gpus: all GPUs, including those that `CUDA_VISIBLE_DEVICES` hides.
     """
 
     version: str
@@ -48,53 +46,61 @@ class Driver:
 
 
 class NvmlError(Exception):
-    """NVML is not there, or answered with an error; the text says which and what to do."""
+    """NVML is missing or returned an error. The text says which, and what to do."""
 
 
 def find_driver() -> Driver:
-    """Ask the driver what it is and which GPUs it drives.
+    """Ask the driver for its version and its GPUs.
 
     Raises:
-        NvmlError: no driver is installed, or it does not answer.
+        NvmlError: no driver is installed, or the driver does not answer.
     """
-    with _session() as nvml:
-        version = _text(nvml, "nvmlSystemGetDriverVersion")
-        cuda, count = ctypes.c_int(), ctypes.c_uint()
-        _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))  # 12040 is 12.4
-        _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
-        return Driver(version, (cuda.value // 1000, cuda.value % 1000 // 10), gpus)
+    with _session() as pynvml:
+        version = _call(pynvml.nvmlSystemGetDriverVersion)
+        # NVML writes CUDA 12.4 as 12040.
+        cuda = _call(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+
+        handles = [_call(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(_call(pynvml.nvmlDeviceGetCount))]
+        gpus = tuple(
+            Gpu(
+                name=_call(pynvml.nvmlDeviceGetName, handle),
+                uuid=_call(pynvml.nvmlDeviceGetUUID, handle),
+                memory_bytes=_call(pynvml.nvmlDeviceGetMemoryInfo, handle).total,
+                capability=_call(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+            )
+            for handle in handles
+        )
+        return Driver(version, (cuda // 1000, cuda % 1000 // 10), gpus)
 
 
 def busy(uuid: str) -> float:
-    """The share of the last sampling period (0 … 1) in which a kernel ran on the GPU.
+    """Return the share of the last sampling period (0 … 1) in which a kernel ran on the GPU.
 
     Raises:
-        NvmlError: no such GPU, or it does not report its use.
+        NvmlError: there is no such GPU, or it does not report its use.
     """
-    with _session() as nvml:
-        handle = ctypes.c_void_p()
-        _call(nvml, "nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
-        return _busy(nvml, handle)
+    with _session() as pynvml:
+        handle = _call(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        return _call(pynvml.nvmlDeviceGetUtilizationRates, handle).gpu / 100
 
 
 def use(index: int) -> tuple[float, int]:
-    """A GPU by its number in `nvidia-smi`: as `busy`, and the bytes of its memory that are taken.
+    """Return the busy share (see `busy`) and the used memory in bytes of a GPU, by its number in `nvidia-smi`.
 
     Raises:
-        NvmlError: no such GPU, or it does not report its use.
+        NvmlError: there is no such GPU, or it does not report its use.
     """
-    with _session() as nvml:
-        handle = ctypes.c_void_p()
-        _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-        return _busy(nvml, handle), _memory(nvml, handle).used
+    with _session() as pynvml:
+        handle = _call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        busy_percent = _call(pynvml.nvmlDeviceGetUtilizationRates, handle).gpu
+        return busy_percent / 100, _call(pynvml.nvmlDeviceGetMemoryInfo, handle).used
 
 
 def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order, read as CUDA reads it.
+    """Select the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order, by CUDA's own rules.
 
-    Each entry is an index or the beginning of a UUID; the first that names no GPU ends the list, and one that is named
-    twice empties it.
+    Each entry is an index or the beginning of a UUID. The list ends at the first entry that names no GPU. If two entries
+    name the same GPU, the result is empty.
 
     Args:
         gpus: all GPUs.
@@ -102,9 +108,10 @@ def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     """
     if visible is None:
         return list(gpus)
+
     chosen: list[Gpu] = []
     for entry in visible.split(","):
-        gpu = _named(entry.strip(), gpus)
+        gpu = _find_gpu(entry.strip(), gpus)
         if gpu is None:
             break
         if gpu in chosen:
@@ -113,70 +120,40 @@ def visible_gpus(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     return chosen
 
 
-def _named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+def _find_gpu(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     matches = [gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
 
 
-class _Rates(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-def _busy(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> float:
-    rates = _Rates()
-    _call(nvml, "nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates))
-    return rates.gpu / 100
-
-
-def _memory(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> _Memory:
-    memory = _Memory()
-    _call(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    return memory
-
-
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
-    handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    _call(nvml, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
-    memory = _memory(nvml, handle)
-    _call(nvml, "nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
-    name, uuid = _text(nvml, "nvmlDeviceGetName", handle), _text(nvml, "nvmlDeviceGetUUID", handle)
-    return Gpu(name, uuid, memory.total, (major.value, minor.value))
-
-
 @contextmanager
-def _session() -> Iterator[ctypes.CDLL]:
+def _session() -> Iterator[Any]:
+    """Open NVML for a few queries and close it again. The value is the module `pynvml`."""
+    import pynvml
+
+    _call(pynvml.nvmlInit)
     try:
-        nvml = ctypes.CDLL(_LIBRARY)
-    except OSError:
-        raise NvmlError(
-            f"no NVIDIA driver is installed ({_LIBRARY} is not found). Install it; in a container, start it with the "
-            "GPUs, as `docker run --gpus all` does."
-        ) from None
-    _call(nvml, "nvmlInit_v2")
-    try:
-        yield nvml
+        yield pynvml
     finally:
-        nvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
-def _text(nvml: ctypes.CDLL, function: str, *arguments: object) -> str:
-    buffer = ctypes.create_string_buffer(96)
-    _call(nvml, function, *arguments, buffer, len(buffer))
-    return buffer.value.decode()
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of pynvml; its errors become `NvmlError`."""
+    import pynvml
 
-
-def _call(nvml: ctypes.CDLL, function: str, *arguments: object) -> None:
-    code = getattr(nvml, function)(*arguments)
-    if code != 0:
-        nvml.nvmlErrorString.restype = ctypes.c_char_p
-        reason = nvml.nvmlErrorString(code).decode()
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError_LibraryNotFound:  # pyright: ignore[reportAttributeAccessIssue]
         raise NvmlError(
-            f"the NVIDIA driver does not answer {function} ({reason}). See whether `nvidia-smi` works; after an update "
-            "of the driver, restart the machine."
-        )
+            "no NVIDIA driver is installed (its library NVML is not found). Install it; in a container, start it with "
+            "the GPUs, as `docker run --gpus all` does."
+        ) from None
+    except pynvml.NVMLError as error:
+        reason = str(error).rstrip(".")
+        raise NvmlError(
+            f"the NVIDIA driver does not answer {function.__name__} ({reason}). Check that `nvidia-smi` works. If the "
+            "driver was just updated, restart the machine."
+        ) from None

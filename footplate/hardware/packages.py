@@ -1,4 +1,4 @@
-"""Which packages Footplate finds here, told from their metadata without importing them."""
+"""Installed packages and their versions, from their metadata, without importing them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-# What `pip install footplate` needs, with the oldest version that works; as in pyproject.toml.
+# Required packages with the oldest version that works, as in pyproject.toml.
 REQUIRED = {
     "torch": "2.11",
     "numpy": "1.26",
@@ -15,13 +15,14 @@ REQUIRED = {
     "deltalake": "1.0",
     "rich": "13",
     "psutil": "5.9",
+    "nvidia-ml-py": "12",
     "jsonargparse": "4.53",
 }
 
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional ability: the extra that installs it, the module that has it, and what goes without."""
+    """An optional feature: its extra, package and module, and its purpose."""
 
     name: str
     package: str
@@ -59,12 +60,12 @@ class Package:
 
 
 def required_packages() -> tuple[Package, ...]:
-    """The packages without which nothing trains."""
+    """Return the packages that all training needs."""
     return tuple(_required(name, oldest, _version(name)) for name, oldest in REQUIRED.items())
 
 
 def optional_packages() -> tuple[Package, ...]:
-    """The packages that Footplate's extras bring."""
+    """Return the packages of Footplate's extras."""
     return tuple(
         Package(
             name=extra.package,
@@ -76,16 +77,16 @@ def optional_packages() -> tuple[Package, ...]:
     )
 
 
-def is_older(given: str, oldest: str) -> bool:
-    """Whether a version such as "2.13.0+cpu" comes before one such as "2.11"."""
-    return _numbers(given) < _numbers(oldest)
+def is_older(version_text: str, oldest: str) -> bool:
+    """Return True if a version such as "2.13.0+cpu" is older than one such as "2.11"."""
+    return _numbers(version_text) < _numbers(oldest)
 
 
 def _required(name: str, oldest: str, installed: str | None) -> Package:
     install = f'pip install "{name}>={oldest}"'
     problem = None
     if installed is None:
-        problem = f"{name} is not installed, and nothing trains without it: {install}"
+        problem = f"{name} is not installed, but all training needs it: {install}"
     elif is_older(installed, oldest):
         problem = f"{name} {installed} is older than {oldest}, the oldest that Footplate works with: {install}"
     return Package(name, installed, "required", install, problem)

@@ -1,9 +1,9 @@
-"""Which accelerators there are: the built-in ones and those that installed packages add.
+"""The registry of accelerators: the built-in ones and those of installed packages.
 
-A package adds one through the entry-point group `footplate.accelerators`. The entry point's name is the accelerator's
-name, so that a name is found without importing any package but the one that owns it. A package that can't be used —
-its import fails, it is not an `Accelerator`, it has a name that is taken — becomes a `BrokenPlugin`: never available,
-its error for a reason. So one bad package shows in `footplate doctor` and stops nothing else.
+A package adds an accelerator through the entry-point group `footplate.accelerators`. The entry point's name is the
+accelerator's name, so that finding a name imports only the package that owns it. If a package can't be used (its import
+fails, it is not an `Accelerator`, its name is taken), it becomes a `BrokenPlugin`: never available, with its error as the
+reason. So a broken package appears in `footplate doctor` and affects nothing else.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.cpu import CPU
 from footplate.hardware.cuda import CUDA
 from footplate.hardware.mps import MPS
-from footplate.hardware.tpu.native import NativeTPU
+from footplate.hardware.tpu.torch_tpu import TorchTPU
 from footplate.hardware.xla import TPU, XLA
 
 GROUP = "footplate.accelerators"
 
-_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, NativeTPU, XLA)}
-_GPUS = ("cuda", "mps")  # what "gpu" stands for, the first usable one
+_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, TorchTPU, XLA)}
+# "gpu" means the first usable accelerator of these.
+_GPUS = ("cuda", "mps")
 
 
 class BrokenPlugin(Accelerator):
-    """An accelerator that a package announces and does not deliver."""
+    """An accelerator of a package that can't be loaded."""
 
     precisions = frozenset()
 
     def __init__(self, entry: EntryPoint, error: str):
         self.name = entry.name  # type: ignore[misc]
         package = entry.dist.name if entry.dist else entry.value.partition(":")[0]
-        self._reason = f'the package "{package}" does not deliver it ({error}). Update or uninstall the package.'
+        self._reason = f'the package "{package}" failed to provide it ({error}). Update or uninstall the package.'
 
     def unavailable(self) -> str:
-        """The package and its error."""
+        """Return the package and its error."""
         return self._reason
 
     def devices(self) -> list[Device]:
-        """None."""
+        """Return no devices."""
         return []
 
     def torch_device(self, index: int) -> torch.device:
-        """There is none.
+        """Raise an error, because there is no device.
 
         Raises:
             ConfigError: always.
@@ -55,20 +56,21 @@ class BrokenPlugin(Accelerator):
 
 
 def accelerators() -> list[Accelerator]:
-    """Every known accelerator, usable or not, the one that `"auto"` prefers first."""
-    found = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(group=GROUP)]
-    return sorted(found, key=lambda accelerator: -accelerator.priority)
+    """List all known accelerators, usable or not, in `"auto"`'s order of preference."""
+    known = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(group=GROUP)]
+    return sorted(known, key=lambda accelerator: -accelerator.priority)
 
 
 def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
-    """The accelerator that a user asks for.
+    """Return the accelerator of a name.
 
     Args:
-        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"torch_tpu"`, `"xla"`, or that of an installed
-            package's), `"gpu"` for cuda or else mps, `"auto"` for the best there is, or an `Accelerator` of your own.
+        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"torch_tpu"`, `"xla"`, or one from an installed package),
+            `"gpu"` for cuda or else mps, `"auto"` for the best available, or an `Accelerator` of your own.
 
     Raises:
-        ConfigError: no accelerator has this name, or it can't be used here; the text says why and what to do.
+        ConfigError: no accelerator has this name, or it can't be used on this machine; the text has the reason and the
+            solution.
     """
     if isinstance(accelerator, Accelerator):
         return _usable(accelerator)
@@ -83,23 +85,23 @@ def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
 
 
 def choose_auto() -> Accelerator:
-    """The usable accelerator of the highest priority. A broken package is warned of, since it may be the one meant."""
+    """Return the usable accelerator with the highest priority. Warn about a broken package, which may be the wanted one."""
     usable = []
     for accelerator in accelerators():
         reason = why_unavailable(accelerator)
         if reason is None:
             usable.append(accelerator)
         elif isinstance(accelerator, BrokenPlugin):
-            warnings.warn(f'accelerator "{accelerator.name}" is left out: {reason}', RuntimeWarning, stacklevel=2)
+            warnings.warn(f'accelerator "{accelerator.name}" is ignored: {reason}', RuntimeWarning, stacklevel=2)
     return usable[0]
 
 
 def why_unavailable(accelerator: Accelerator) -> str | None:
-    """`accelerator.unavailable()`, where an exception counts as a reason: the class may be anybody's."""
+    """Return `accelerator.unavailable()`. An exception counts as a reason, because the class may be from any package."""
     try:
         return accelerator.unavailable()
     except Exception as error:
-        return f"asking whether it can be used failed ({_brief(error)})."
+        return f"the check for it failed ({_brief(error)})."
 
 
 def _usable(accelerator: Accelerator) -> Accelerator:
@@ -128,7 +130,7 @@ def _by_name(name: str) -> Accelerator:
         if entry.name.lower() == name:
             return _load(entry)
     known = {"auto", "gpu", *_BUILT_IN, *entries.names}
-    raise ConfigError(f'accelerator="{name}": there is none of this name. {did_you_mean(name, known)}')
+    raise ConfigError(f'accelerator="{name}": no accelerator has this name. {did_you_mean(name, known)}')
 
 
 def _load(entry: EntryPoint) -> Accelerator:

@@ -1,4 +1,4 @@
-"""Batches to devices: every tensor inside a nested batch, whatever holds it."""
+"""Copying batches to devices: all tensors inside a nested batch of any type."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with every tensor on `device`; anything that has a `.to(device)` of its own is asked to move itself.
+    """Copy every tensor of a batch to a device. An object with its own `.to(device)` is moved with that method.
 
     Copies from pinned memory don't wait for the device. A copy to the CPU is complete when this returns.
     """
-    waits = device.type == "cpu"  # whose code may read the copy at once
+    # Code on the CPU may read the copy at once.
+    waits = device.type == "cpu"
 
-    def move(one: Any) -> Any:
-        if isinstance(one, Tensor):
-            return one.to(device, non_blocking=not waits)
-        moved = one.to(device)
-        return one if moved is None else moved  # it may have moved itself in place
+    def move(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device, non_blocking=not waits)
+        # `.to` may move the object in place and return None.
+        moved = item.to(device)
+        return item if moved is None else moved
 
     return map_tensors(batch, move, moves_itself)
 
@@ -33,15 +35,15 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def make_transfer(
     module: Any, datamodule: Any, device: torch.device, moved: bool = False
 ) -> Callable[[Any, int], Any] | None:
-    """The function that brings a batch of a loader (by its index) to the device, or None where there is nothing to do.
+    """Make the function that copies a batch of a loader (by its index) to the device; None if there is nothing to do.
 
-    The three batch-transfer hooks are the data module's where it overrides them, else the module's.
+    Each of the three batch-transfer hooks is the data module's if it overrides the hook, otherwise the module's.
 
     Args:
-        module: the module that is run.
+        module: the module.
         datamodule: its data module, if it has one.
-        device: where to.
-        moved: the batch is there already (see `moves_plainly`), so that `on_after_batch_transfer` alone is left.
+        device: the target device.
+        moved: True if the batch is already there (see `moves_plainly`), so that only `on_after_batch_transfer` is left.
     """
     before, move, after = (_owner(module, datamodule, name) for name in TRANSFER_HOOKS)
     if moved:
@@ -62,27 +64,27 @@ def make_transfer(
 
 
 def moves_plainly(module: Any, datamodule: Any) -> bool:
-    """Whether nobody has a word in how a batch gets to the device, so that it may be there before its step."""
+    """Return True if no hook takes part in the copy of a batch, so that it may be copied before its step."""
     return all(_owner(module, datamodule, name) is None for name in TRANSFER_HOOKS[:2])
 
 
 def _owner(module: Any, datamodule: Any, name: str) -> Any:
-    """Whose batch-transfer hook counts; None where it is nobody's."""
-    return next((one for one in (datamodule, module) if one is not None and overrides(one, name)), None)
+    """The object whose batch-transfer hook counts; None if no object overrides it."""
+    return next((owner for owner in (datamodule, module) if owner is not None and overrides(owner, name)), None)
 
 
 def moves_itself(batch: Any) -> bool:
-    """Whether an object is no tensor, and has a `.to` of its own: PyG's `Data`, a `PackedSequence`, a `BatchEncoding`."""
+    """Return True for an object with its own `.to` that is no tensor: PyG's `Data`, `PackedSequence`, `BatchEncoding`."""
     return not isinstance(batch, Tensor) and not isinstance(batch, type) and callable(getattr(batch, "to", None))
 
 
 def map_tensors(batch: Any, function: Any, whole: Callable[[Any], bool] | None = None) -> Any:
-    """`batch` with `function` applied to every tensor (and to objects with a `.to`), its containers kept as they are.
+    """Apply a function to every tensor of a batch, and to objects with a `.to`. The types of containers are kept.
 
     Args:
-        batch: nested in any way.
-        function: of a tensor, or of such an object.
-        whole: says of a container that it isn't taken apart: `function` gets it as it is.
+        batch: a nested batch.
+        function: a function of a tensor or of such an object.
+        whole: returns True for a container that `function` gets as a whole.
     """
     if isinstance(batch, Tensor) or (whole is not None and whole(batch)):
         return function(batch)
@@ -104,7 +106,7 @@ def map_tensors(batch: Any, function: Any, whole: Callable[[Any], bool] | None =
 
 
 def movable(batch: Any) -> Iterator[Any]:
-    """Every tensor and every object with a `.to` in a nested batch; a mapping with a `.to` is known by its values."""
+    """Yield every tensor and every object with a `.to` in a nested batch; a mapping with a `.to` yields its values."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -121,7 +123,7 @@ def movable(batch: Any) -> Iterator[Any]:
 
 
 def as_tensors(data: Any, device: torch.device) -> Any:
-    """`data` with its numbers made tensors, and every tensor on a device."""
+    """Convert the numbers in `data` to tensors, and copy all tensors to a device."""
     if isinstance(data, (bool, int, float)):
         return torch.tensor(data, device=device)
     if isinstance(data, Mapping):
@@ -132,7 +134,7 @@ def as_tensors(data: Any, device: torch.device) -> Any:
 
 
 def detach(output: Any) -> Any:
-    """What a step returned, without its graph."""
+    """Detach the output of a step from its graph."""
     if isinstance(output, Tensor):
         return output.detach() if output.requires_grad else output
     if isinstance(output, Mapping):
@@ -141,7 +143,7 @@ def detach(output: Any) -> Any:
 
 
 def rebuild(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """A mapping of another type (transformers' BatchEncoding, OrderedDict …) with new values."""
+    """Copy a mapping of any type (transformers' BatchEncoding, OrderedDict …) with new values."""
     try:
         copied = batch.copy()  # type: ignore[attr-defined]
         copied.update(mapped)
@@ -151,12 +153,12 @@ def rebuild(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 
 def batch_rows(batch: Any) -> int:
-    """How many rows a batch has: the first dimension of its first tensor; 1 where it has none."""
+    """Count the rows of a batch: the first dimension of its first tensor; 1 without a tensor."""
     return next(_row_counts(batch), 1)
 
 
 def _row_counts(batch: Any) -> Iterator[int]:
-    """The first dimensions of a batch's tensors (or the lengths of its lists of strings), in order."""
+    """Yield the first dimensions of a batch's tensors, or the lengths of its lists of strings, in order."""
     if isinstance(batch, Tensor):
         yield batch.shape[0] if batch.ndim else 1
     elif isinstance(batch, str):

@@ -1,6 +1,6 @@
-"""Loggers: where a run's parameters, metrics, checkpoints and model are kept.
+"""Loggers: they record the parameters, metrics, checkpoints and model of a run.
 
-Importing this package imports none of them; a name is loaded when it is first used.
+Importing this package imports no logger. A name is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The files by which a training process hands its records to the courier process that delivers them.
+"""The event queue between a training process and its uploader process: files in the run's directory.
 
-A **spool**, `mlflow-pending-N.jsonl` in the run's directory, is one attempt of a run: a line of JSON for each record,
-the first of them a "start", the last, unless the attempt was killed, an "end". The training process appends, the
-courier reads; a spool is deleted once all of it is delivered, so one that is left over is what a tracker missed.
+An **event queue**, `mlflow-pending-N.jsonl`, belongs to one attempt of a run. It has a line of JSON for each record. The
+first record is a "start". The last is an "end", unless the attempt was killed. The training process appends and the
+uploader reads. The uploader deletes a queue when all of it is delivered, so a queue that remains holds records that the
+tracker has not received.
 
-The **progress**, `mlflow.json` beside it, is the courier's alone to write: the MLflow run it delivers to, how many
-bytes of each spool are delivered, and what went wrong last. Both survive the death of either process.
+The **progress**, `mlflow.json`, is written by the uploader only: the MLflow run, the number of delivered bytes of each
+queue, and the last error. Both files survive the death of either process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from footplate.tracking.files import append_whole, replace_text
+from footplate.tracking.file_moves import append_whole, replace_text
 
 PATTERN = "mlflow-pending-*.jsonl"
 Record = dict[str, Any]
@@ -25,14 +26,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Progress:
-    """What the courier has done so far.
+    """The uploader's progress.
 
     Attributes:
-        key: which of our runs `run_id` belongs to.
-        run_id: the MLflow run, once there is one.
-        delivered: bytes delivered of each spool, by file name.
-        error: why delivery fails at present; None while it works.
-        dropped: what MLflow refused for good, and why.
+        key: the key of the Footplate run that `run_id` belongs to.
+        run_id: the MLflow run, when there is one.
+        delivered: delivered bytes of each queue, by file name.
+        error: why the delivery currently fails; None if it works.
+        dropped: records that MLflow refused permanently, with the reason.
     """
 
     key: str | None = None
@@ -43,7 +44,7 @@ class Progress:
 
     @classmethod
     def load(cls, run_dir: Path) -> Progress:
-        """The progress of a run's directory; an empty one where there is none."""
+        """Load the progress of a run's directory; an empty one if there is none."""
         try:
             fields = json.loads((run_dir / "mlflow.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -51,37 +52,37 @@ class Progress:
         return cls(**{**fields, "dropped": tuple(fields["dropped"])})
 
     def save(self, run_dir: Path) -> None:
-        """Write it whole, or leave the older."""
+        """Replace the progress file atomically."""
         replace_text(run_dir / "mlflow.json", json.dumps(asdict(self)) + "\n")
 
-    def at(self, spool: Path, position: int) -> Progress:
-        """With `position` bytes of `spool` delivered."""
-        return replace(self, delivered={**self.delivered, spool.name: position}, error=None)
+    def at(self, queue: Path, position: int) -> Progress:
+        """Return a copy with `position` bytes of `queue` delivered."""
+        return replace(self, delivered={**self.delivered, queue.name: position}, error=None)
 
-    def without(self, spool: Path) -> Progress:
-        """With `spool` done and forgotten."""
-        return replace(self, delivered={name: n for name, n in self.delivered.items() if name != spool.name})
+    def without(self, queue: Path) -> Progress:
+        """Return a copy without `queue`, which is done."""
+        return replace(self, delivered={name: n for name, n in self.delivered.items() if name != queue.name})
 
 
 def pending(run_dir: Path) -> list[Path]:
-    """The spools that are not delivered yet, oldest first."""
+    """List the queues with undelivered records, the oldest first."""
     return sorted(run_dir.glob(PATTERN))
 
 
-def next_spool(run_dir: Path) -> Path:
-    """The name of a new attempt's spool: never used before, and sorted after all that are there."""
+def next_queue(run_dir: Path) -> Path:
+    """Return a new path for an attempt's queue. It sorts after all existing queues."""
     last = max((int(path.stem.rpartition("-")[2]) for path in pending(run_dir)), default=0)
     return run_dir / PATTERN.replace("*", str(max(time.time_ns(), last + 1)))
 
 
-def append(spool: Path, records: list[Record]) -> None:
-    """Add records; all of them or, raising OSError, none."""
-    append_whole(spool, "".join(json.dumps(record, default=float) + "\n" for record in records).encode())
+def append(queue: Path, records: list[Record]) -> None:
+    """Append records. If it raises OSError, no record was added."""
+    append_whole(queue, "".join(json.dumps(record, default=float) + "\n" for record in records).encode())
 
 
-def read(spool: Path, position: int) -> Iterator[tuple[Record, int]]:
-    """The complete records from byte `position` on, each with the position after it."""
-    with spool.open("rb") as file:
+def read(queue: Path, position: int) -> Iterator[tuple[Record, int]]:
+    """Yield the complete records from byte `position` on, each with the position after it."""
+    with queue.open("rb") as file:
         file.seek(position)
         for line in file:
             if not line.endswith(b"\n"):
@@ -90,6 +91,6 @@ def read(spool: Path, position: int) -> Iterator[tuple[Record, int]]:
             yield json.loads(line), position
 
 
-def first_record(spool: Path) -> Record | None:
-    """The "start" of an attempt, if it was written before the attempt was killed."""
-    return next((record for record, _ in read(spool, 0)), None)
+def first_record(queue: Path) -> Record | None:
+    """Return the "start" record of an attempt; None if the attempt was killed before it wrote one."""
+    return next((record for record, _ in read(queue, 0)), None)

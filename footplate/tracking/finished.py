@@ -1,7 +1,7 @@
-"""Runs that are over, logged to MLflow together: one, and others beneath it as its children.
+"""Log finished runs to MLflow: a parent run and its child runs.
 
-They take the way of all runs (`mlflow_uploader.py`): a spool each, delivered by one courier process. What can't be
-delivered now waits in the directory, as a training's would.
+Each run gets an event queue, and one uploader process (`mlflow_uploader.py`) delivers them all. Records that can't be
+delivered stay in the directory, as for a training run.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from footplate.tracking import event_queue as spools
+from footplate.tracking import event_queue
 from footplate.tracking.base import Status
 from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow import CLOSE_TIMEOUT_S, MLFLOW_STATUS, destination, versions
-from footplate.tracking.mlflow_uploader import Courier
-from footplate.tracking.params import flatten, without_credentials
+from footplate.tracking.mlflow_uploader import Uploader
+from footplate.tracking.parameters import flatten, without_credentials
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
-        name: what MLflow's pages call it.
-        began_s: in seconds since 1970; likewise `ended_s`.
+        name: its name in MLflow.
+        began_s: start time in seconds since 1970.
+        ended_s: end time in seconds since 1970.
         params: flat or nested.
         metrics: rows of (step, values by name).
         artifacts: files.
-        tags: of the run.
-        status: how it ended.
+        tags: tags of the run.
+        status: its final status.
     """
 
     name: str
@@ -52,17 +53,17 @@ class Finished:
 def log_finished(
     directory: Path, experiment: str, run: Finished, children: Sequence[Finished] = (), tracking_uri: str | None = None
 ) -> bool:
-    """Log a run with its children; the destination is found as by `MLflow`.
+    """Log a run with its children. The tracking URI is found in the same way as by `MLflow`.
 
     Args:
-        directory: the run's, which exists; what can't be delivered waits there for `deliver_pending`.
+        directory: the run's directory; it exists. Undelivered records stay there for `deliver_pending`.
         experiment: the experiment's name.
-        run: the parent.
-        children: the runs beneath it.
+        run: the parent run.
+        children: its child runs.
         tracking_uri: a server or store.
 
     Returns:
-        Whether all was delivered.
+        True if everything was delivered.
     """
     uri, artifacts = destination(tracking_uri, directory)
     home = {
@@ -70,21 +71,26 @@ def log_finished(
         "artifacts": artifacts and f"{artifacts}/{quote(experiment, safe='')}",
         "experiment": experiment,
     }
-    parent = uuid.uuid4().hex
-    for one, key, above in ((run, parent, None), *((child, uuid.uuid4().hex, parent) for child in children)):
-        spools.append(spools.next_spool(directory), _records(one, {**home, "key": key, "parent": above}))
-    Courier(directory, None, uri).close(CLOSE_TIMEOUT_S["success"])
+
+    parent_key = uuid.uuid4().hex
+    runs = ((run, parent_key, None), *((child, uuid.uuid4().hex, parent_key) for child in children))
+    for finished, key, parent in runs:
+        event_queue.append(
+            event_queue.next_queue(directory), _records(finished, {**home, "key": key, "parent": parent})
+        )
+    Uploader(directory, None, uri).close(CLOSE_TIMEOUT_S["success"])
+
     progress = Progress.load(directory)
     for note in progress.dropped:
         log.warning("MLflow refused %s", note)
-    left = spools.pending(directory)
-    if left:
+    undelivered = event_queue.pending(directory)
+    if undelivered:
         log.warning(
-            "MLflow at %s did not get all of %s (%s). The rest is kept in %s and sent by "
+            "MLflow at %s did not receive all of %s (%s). The rest is in %s. Send it with "
             "footplate.tracking.mlflow.deliver_pending(%r).",
             home["uri"], run.name, progress.error or "it took too long", directory, str(directory),
         )  # fmt: skip
-    return not left
+    return not undelivered
 
 
 def _records(run: Finished, home: Mapping[str, Any]) -> list[Record]:

@@ -1,14 +1,14 @@
 """`MLflow`: parameters, metrics, the environment, checkpoints and the model itself, in MLflow.
 
     trainer = fp.Trainer(logger=fp.MLflow(experiment="flowers"), default_root_dir="runs/flowers")
-    mlflow ui --backend-store-uri sqlite:///runs/mlflow.db          # look at it
+    mlflow ui --backend-store-uri sqlite:///runs/mlflow.db          # view it
 
-Without a tracking URI (argument or `MLFLOW_TRACKING_URI`) the runs of a project share an embedded SQLite store beside
+Without a tracking URI (argument or `MLFLOW_TRACKING_URI`), the runs of a project share an embedded SQLite store beside
 their directories: `runs/mlflow.db`, with artifacts in `runs/mlartifacts`.
 
-The training process never imports MLflow nor talks to a tracker. It queues records, a thread appends them to a file in
-the run's directory, and the courier process delivers that file (see `mlflow_uploader.py`). So a tracker that is down or
-slow costs training nothing, and what it missed waits in the file until it is back, or until the next start.
+The training process never imports MLflow and never connects to a tracker. It queues records, a thread appends them to a
+file in the run's directory, and the uploader process delivers this file (see `mlflow_uploader.py`). A tracker that is down
+or slow costs training nothing. Undelivered records wait in the file until the tracker is back, or until the next start.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from urllib.parse import quote
 
 from footplate.core.errors import ConfigError, FootplateError
 from footplate.core.optional import require
-from footplate.tracking import event_queue as spools
+from footplate.tracking import event_queue
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow_model import stage
-from footplate.tracking.mlflow_uploader import Courier
-from footplate.tracking.params import flatten, with_epoch, without_credentials
+from footplate.tracking.mlflow_uploader import Uploader
+from footplate.tracking.parameters import flatten, with_epoch, without_credentials
 from footplate.tracking.writer import BackgroundWriter
 
 log = logging.getLogger(__name__)
@@ -46,19 +46,19 @@ class MLflow(Logger):
     """Log a run to MLflow.
 
     Args:
-        experiment: the experiment's name; created when there is none.
-        run_name: what MLflow's pages call the run; the directory's name and the time by default.
-        tracking_uri: a server or store; the environment's `MLFLOW_TRACKING_URI` by default, and else an SQLite file
+        experiment: the experiment's name; it is created if it doesn't exist.
+        run_name: the run's name in MLflow; the directory's name and the time by default.
+        tracking_uri: a server or store; the environment's `MLFLOW_TRACKING_URI` by default, or else an SQLite file
             beside the run's directory.
         tags: tags of the run.
         register_as: register the final model under this name, as a new version.
-        log_checkpoints: "best": the best checkpoint (the last, when nothing is monitored), once, when training ends;
-            "all": each as soon as it is written; "none".
+        log_checkpoints: "best": log the best checkpoint (the last, without a monitor) when training ends; "all": log each
+            when it is written; "none": log no checkpoint.
         log_model: log the final model, so that `mlflow.pyfunc` and `mlflow.pytorch` load it.
 
     Raises:
         MissingExtra: MLflow is not installed.
-        ConfigError: an argument that means nothing.
+        ConfigError: an argument has an invalid value.
     """
 
     name = "mlflow"
@@ -97,11 +97,12 @@ class MLflow(Logger):
         self._attempt: Attempt | None = None
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Begin or continue the run. Returns at once; MLflow hears of it from the courier process."""
+        """Start or continue the run. Returns at once; the uploader process contacts MLflow."""
         resumed, self._resumed = self._resumed, None
         self._step = resumed["step"] if resumed else 0
         if resumed is None and self._run_dir == run_dir:
-            resumed = self.state_dict()  # the run that this logger has finalized
+            # Continue the run that this logger has finalized.
+            resumed = self.state_dict()
             self._begin(run_dir, hparams, resumed["key"], resumed["run_id"], None)
         elif resumed is None:
             self._begin(run_dir, hparams, uuid.uuid4().hex, None, None)
@@ -109,7 +110,7 @@ class MLflow(Logger):
             self._begin(run_dir, hparams, resumed["key"], resumed["run_id"], self._step)
 
     def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Continue the run that was logged last in this directory; begin one if there is none."""
+        """Continue the run that was last logged in this directory; start one if there is none."""
         progress = Progress.load(run_dir)
         key = self._key if self._run_dir == run_dir else progress.key
         if key is None:
@@ -120,7 +121,7 @@ class MLflow(Logger):
     def _begin(
         self, run_dir: Path, hparams: dict[str, Any] | None, key: str, run_id: str | None, resume_step: int | None
     ) -> None:
-        """Begin an attempt. Without `hparams`, the run keeps the parameters and the environment that it has."""
+        """Start an attempt. Without `hparams`, the run keeps its parameters and environment."""
         uri, artifacts = destination(self._tracking_uri, run_dir)
         self._run_dir = run_dir
         self._key = key
@@ -143,13 +144,13 @@ class MLflow(Logger):
         self._attempt.flush(0)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """Queue metrics, with the time of now, and the epoch as a metric if it is given."""
+        """Queue metrics with the current time, and the epoch as a metric if it is given."""
         if self._attempt is not None:
             self._step = self._step if step is None else step
             self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
 
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
-        """Queue a checkpoint, or remember it as the one to log when training ends."""
+        """Queue a checkpoint, or keep its path to log it when training ends."""
         if self._attempt is None or self._checkpoints == "none":
             return
         if self._checkpoints == "all":
@@ -158,7 +159,7 @@ class MLflow(Logger):
             self._final_checkpoint = ("best" if "best" in aliases else "last", path)
 
     def log_model(self, trainer: Any) -> None:
-        """Export a copy of the model, on the CPU, for the courier to log."""
+        """Export a copy of the model on the CPU. The uploader logs it."""
         if self._attempt is None or not self._with_model:
             return
         directory = self._attempt.model_dir
@@ -171,9 +172,9 @@ class MLflow(Logger):
             self._attempt.put("model", path=path, step=trainer.global_step, register_as=self._register_as)
 
     def finalize(self, status: Status) -> None:
-        """Deliver what is left within bounds, and say where it waits if it could not be delivered.
+        """Deliver the remaining records within a limited time. A warning names the file of undelivered records.
 
-        The same logger, set up again, continues its run.
+        If the same logger is set up again, it continues its run.
         """
         if self._attempt is None:
             return
@@ -185,7 +186,7 @@ class MLflow(Logger):
 
     @property
     def run_id(self) -> str | None:
-        """The id of the MLflow run. Waits up to 20 seconds for it; None while MLflow can't be reached."""
+        """The id of the MLflow run. Waits for it up to 20 seconds; None if MLflow can't be reached."""
         if self._run_dir is None:
             return None
         deadline = time.monotonic() + RUN_ID_TIMEOUT_S
@@ -207,76 +208,76 @@ class MLflow(Logger):
         return {"key": self._key, "run_id": progress.run_id if progress.key == self._key else None, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The run to continue."""
+        """Load the run to continue."""
         self._resumed = state
 
 
 class Attempt:
-    """One attempt of a run on the training side: the queue, the spool that it is written to, and the courier."""
+    """One attempt of a run in the training process: a background writer, its event queue, and the uploader."""
 
     def __init__(self, run_dir: Path, uri: str) -> None:
         self._run_dir = run_dir
         self._uri = without_credentials(uri)
-        self._spool = spools.next_spool(run_dir)
-        self._courier = Courier(run_dir, self._spool, uri)
+        self._queue = event_queue.next_queue(run_dir)
+        self._uploader = Uploader(run_dir, self._queue, uri)
         self._reported: str | None = None
         self._writer = BackgroundWriter("mlflow", self._write)
-        self.model_dir = run_dir / f"mlflow-model-{self._spool.stem.rpartition('-')[2]}"
+        self.model_dir = run_dir / f"mlflow-model-{self._queue.stem.rpartition('-')[2]}"
 
     def put(self, kind: str, **fields: Any) -> None:
         """Queue a record."""
         self._writer.put({"kind": kind, "time_ms": time.time_ns() // 1_000_000, **fields})
 
     def flush(self, timeout_s: float) -> None:
-        """See that what is queued is in the spool."""
+        """Write all records to the event queue."""
         self._writer.flush(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Deliver what can be delivered in that time, and report what can't."""
+        """Deliver within a limited time, and log a warning about undelivered records."""
         self._writer.close(timeout_s)
-        self._courier.close(timeout_s)
+        self._uploader.close(timeout_s)
         progress = Progress.load(self._run_dir)
-        if self._spool.exists():
+        if self._queue.exists():
             reason = progress.error or f"it took longer than {timeout_s:.0f} s"
             log.warning(
-                "MLflow at %s did not get all of this run (%s). The rest is kept in %s and sent when the run is "
-                "continued, or by footplate.tracking.mlflow.deliver_pending(%r).",
-                self._uri, reason, self._spool, str(self._run_dir),
+                "MLflow at %s did not receive all of this run (%s). The rest is in %s. It is sent when the run resumes, "
+                "or with footplate.tracking.mlflow.deliver_pending(%r).",
+                self._uri, reason, self._queue, str(self._run_dir),
             )  # fmt: skip
         for note in progress.dropped:
             log.warning("MLflow refused %s", note)
 
     def _write(self, records: list[Record]) -> None:
-        spools.append(self._spool, records)
-        self._courier.start()
+        event_queue.append(self._queue, records)
+        self._uploader.start()
         error = Progress.load(self._run_dir).error
         if error and not self._reported:
             log.warning(
-                "MLflow at %s can't be reached (%s). Training goes on; what it misses is kept in %s and sent later.",
+                "MLflow at %s can't be reached (%s). Training continues. Its records are kept in %s and sent later.",
                 self._uri, error, self._run_dir,
             )  # fmt: skip
         self._reported = error
 
 
 def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeout_s: float = 300.0) -> bool:
-    """Send MLflow what it missed of the runs of a directory whose training is over.
+    """Send undelivered records of a directory's runs to MLflow, after their training has ended.
 
     Args:
-        run_dir: the run's directory, where the `mlflow-pending-*.jsonl` files lie.
-        tracking_uri: where the runs were to be logged; found as by `MLflow` when not given.
+        run_dir: the run's directory, with the `mlflow-pending-*.jsonl` files.
+        tracking_uri: the tracking URI of these runs; by default, it is found in the same way as by `MLflow`.
         timeout_s: how long to try.
 
     Returns:
-        Whether nothing is left.
+        True if everything is delivered.
     """
     run_dir = Path(run_dir)
     uri, _ = destination(tracking_uri, run_dir)
-    Courier(run_dir, None, uri).close(timeout_s)
-    return not spools.pending(run_dir)
+    Uploader(run_dir, None, uri).close(timeout_s)
+    return not event_queue.pending(run_dir)
 
 
 def destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | None]:
-    """The tracking URI, and where artifacts go when that isn't for a server to say."""
+    """Return the tracking URI, and the location of artifacts; None if the server chooses it."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if uri:
         return uri, None
@@ -285,7 +286,7 @@ def destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | Non
 
 
 def versions() -> dict[str, str]:
-    """What a run's tags say of the environment."""
+    """Return the versions for a run's tags."""
     import torch
 
     from footplate.core.version import __version__

@@ -1,9 +1,9 @@
-"""Records to MLflow: what the courier process does with what it reads. Only this process imports MLflow.
+"""Delivery of records to MLflow, in the uploader process. Only this process imports MLflow.
 
-Everything here may be repeated, since a tracker that answers too late has nevertheless heard: a run is found again by
-its key before one is created, and a metric that is sent twice is the same point (MLflow keeps one of equal name, step,
-time and value). A failure that may pass is raised, for the courier to try again; what MLflow refuses for good is noted
-in `dropped`, and the rest goes on.
+Every request may be repeated, because a tracker may process a request and answer too late. A run is searched by its key
+before it is created. A metric that is sent twice is one point, because MLflow keeps one of equal name, step, time and
+value. A temporary failure is raised, and the uploader retries. If MLflow refuses a record permanently, it is listed in
+`dropped`, and the delivery continues.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from mlflow.exceptions import MlflowException
 
 from footplate.tracking.event_queue import Record
 from footplate.tracking.mlflow_model import log_staged
-from footplate.tracking.params import without_credentials
+from footplate.tracking.parameters import without_credentials
 
 KEY_TAG = "footplate.run"
-MOST_METRICS = 1000  # in one call, as for the lengths below: MLflow's limits
+# MLflow's limits: entries in one call, and lengths of texts.
+MOST_METRICS = 1000
 MOST_PARAMS = 100
 LONGEST_NAME = 250
 LONGEST_PARAM = 6000
@@ -40,11 +41,11 @@ _REFUSED = {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST", "MALFORME
 
 
 class Delivery:
-    """A connection to one tracker, delivering to one run at a time.
+    """A connection to one tracker. It delivers to one run at a time.
 
     Attributes:
         run_id: the MLflow run, after `start`.
-        dropped: what was refused for good.
+        dropped: records that MLflow refused permanently.
     """
 
     def __init__(self, uri: str, dropped: list[str]) -> None:
@@ -55,7 +56,7 @@ class Delivery:
         self.dropped = dropped
 
     def start(self, record: Record) -> None:
-        """Find or create the run of a "start" record, and make it the one that is delivered to."""
+        """Find or create the run of a "start" record, and deliver to it from now on."""
         run = self._find(record)
         if run is None:
             tags = {**record["tags"], KEY_TAG: record["key"], **self._parent(record)}
@@ -64,13 +65,14 @@ class Delivery:
             )
         else:
             self._client.update_run(run.info.run_id, status="RUNNING")
+
         self.run_id = run.info.run_id
         self._log_params(_limited(record["params"], LONGEST_PARAM), run.data.params)
         resume_step = record["resume_step"]
         self._logged = set() if resume_step is None else self._points_from(resume_step, list(run.data.metrics))
 
     def batches(self, records: Iterable[tuple[Record, int]]) -> Iterator[tuple[list[Record], int]]:
-        """Group records with the position after each group: metrics by about a thousand, anything else singly."""
+        """Group records, with the position after each group: metrics in groups of about a thousand, others singly."""
         group: list[Record] = []
         points = 0
         end = 0
@@ -89,7 +91,7 @@ class Delivery:
             yield group, end
 
     def deliver(self, batch: list[Record]) -> None:
-        """Deliver one of `batches`."""
+        """Deliver one batch of `batches`."""
         record = batch[0]
         match record["kind"]:
             case "metrics":
@@ -97,18 +99,18 @@ class Delivery:
             case "environment":
                 self._log_environment(record["versions"])
             case "checkpoint":
-                self._attempt(f"checkpoint {record['path']}", self._log_checkpoint, Path(record["path"]))
+                self._try(f"checkpoint {record['path']}", self._log_checkpoint, Path(record["path"]))
             case "artifact":
                 arguments = (self.run_id, record["path"])
-                self._attempt(f"artifact {record['path']}", self._client.log_artifact, *arguments)
+                self._try(f"artifact {record['path']}", self._client.log_artifact, *arguments)
             case "model":
                 arguments = (Path(record["path"]), self.run_id, record["step"], record["register_as"])
-                self._attempt("the model", log_staged, *arguments)
+                self._try("the model", log_staged, *arguments)
             case "end":
                 self._client.set_terminated(self.run_id, record["status"], record["time_ms"])
 
     def close_run_if_open(self) -> None:
-        """A run whose training process is gone without a word was killed."""
+        """Set the run's status to "killed" if it is still running, because its training process ended without an "end"."""
         if self._client.get_run(self.run_id).info.status == "RUNNING":
             self._client.set_terminated(self.run_id, "KILLED")
 
@@ -122,14 +124,14 @@ class Delivery:
             else:
                 if run.info.lifecycle_stage == "active":
                     return run
-        found = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{record['key']}'")
-        return found[0] if found else None
+        runs = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{record['key']}'")
+        return runs[0] if runs else None
 
     def _parent(self, record: Record) -> dict[str, str]:
-        """The tag by which MLflow shows a run beneath the one that its record names by key."""
+        """The tag that makes a run the child of the run whose key its record names."""
         key = record.get("parent")
-        found = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{key}'") if key else []
-        return {"mlflow.parentRunId": found[0].info.run_id} if found else {}
+        runs = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{key}'") if key else []
+        return {"mlflow.parentRunId": runs[0].info.run_id} if runs else {}
 
     def _experiment(self, record: Record) -> str:
         experiment = self._client.get_experiment_by_name(record["experiment"])
@@ -138,7 +140,7 @@ class Delivery:
         return self._client.create_experiment(record["experiment"], artifact_location=record["artifacts"])
 
     def _log_params(self, params: dict[str, str], known: dict[str, str]) -> None:
-        """MLflow keeps the first value of a parameter; what a continued run changes becomes a tag."""
+        """Log parameters. MLflow keeps a parameter's first value, so a value that a resumed run changes becomes a tag."""
         new = [Param(name, value) for name, value in params.items() if name not in known]
         changed = {name: value for name, value in params.items() if known.get(name, value) != value}
         tags = [RunTag(f"resumed/{name}"[:LONGEST_NAME], value) for name, value in changed.items()]
@@ -148,7 +150,7 @@ class Delivery:
             self._client.log_batch(self.run_id, tags=tags[start : start + MOST_PARAMS])
 
     def _points_from(self, step: int, names: list[str]) -> set[tuple[str, int]]:
-        """What an attempt that was killed had logged already of the steps that are now repeated."""
+        """The points that a killed attempt has logged of steps that are now repeated."""
         history = ((name, self._client.get_metric_history(self.run_id, name)) for name in names)
         return {(name, point.step) for name, points in history for point in points if point.step >= step}
 
@@ -163,7 +165,7 @@ class Delivery:
             self._send(points[start : start + MOST_METRICS])
 
     def _send(self, points: list[Metric]) -> None:
-        """Send points in one call; when one of them is refused, all but that one."""
+        """Send points in one call. If MLflow refuses one of them, send all others."""
         try:
             self._client.log_batch(self.run_id, metrics=points)
         except MlflowException as error:
@@ -180,9 +182,7 @@ class Delivery:
         for name, value in {**versions, **_source()}.items():
             self._client.set_tag(self.run_id, name, without_credentials(value)[:LONGEST_TAG])
         installed = {f"{package.name}=={package.version}" for package in importlib.metadata.distributions()}
-        self._attempt(
-            "the environment", self._log_texts, "\n".join(sorted(installed, key=str.lower)) + "\n", _machine()
-        )
+        self._try("the environment", self._log_texts, "\n".join(sorted(installed, key=str.lower)) + "\n", _machine())
 
     def _log_texts(self, requirements: str, machine: dict[str, Any]) -> None:
         self._client.log_text(self.run_id, requirements, "environment/requirements.txt")
@@ -194,8 +194,8 @@ class Delivery:
         else:
             self._client.log_artifact(self.run_id, str(path), "checkpoints")
 
-    def _attempt(self, what: str, action: Any, *args: Any) -> None:
-        """Do something that may turn out to be impossible: a checkpoint deleted since, an artifact store of others."""
+    def _try(self, what: str, action: Any, *args: Any) -> None:
+        """Do something that may be impossible, such as logging a deleted checkpoint or writing without permission."""
         try:
             action(*args)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
@@ -216,7 +216,7 @@ def _limited(values: dict[str, Any], longest: int) -> dict[str, str]:
 
 
 def _valid_name(name: str) -> str:
-    """`name` in the characters that MLflow allows, and no path that leads elsewhere."""
+    """Replace characters that MLflow doesn't allow, and paths that lead outside."""
     name = re.sub(r"[^\w\-. :/]", "_", name)[:LONGEST_NAME]
     if any(part in ("", ".", "..") for part in name.split("/")):
         name = name.replace("/", "_")
@@ -224,7 +224,7 @@ def _valid_name(name: str) -> str:
 
 
 def _source() -> dict[str, str]:
-    """The tags by which MLflow's pages show who ran what."""
+    """The tags with which MLflow shows the user and the commit of a run."""
     tags = {"mlflow.source.type": "LOCAL"}
     try:
         tags["mlflow.user"] = getpass.getuser()

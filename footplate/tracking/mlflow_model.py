@@ -1,8 +1,8 @@
-"""The trained model on its way to MLflow: staged in a folder by the training process, logged from it by the courier.
+"""Logging the trained model to MLflow: the training process writes it to a folder, and the uploader logs it from there.
 
-A model with an `example_input_array` of tensors is staged as an exported program (see `footplate.checkpoint.export`): it
-loads without the user's code, has a signature and an input example, and its batch dimension is free where the model allows.
-Any other model is pickled whole, as MLflow does it, and needs its code where it is loaded.
+A model with an `example_input_array` of tensors is written as an exported program (see `footplate.checkpoint.export`). It
+loads without the user's code and has a signature and an input example. Its batch dimension is free if the model allows it.
+Any other model is pickled, as MLflow does it, and needs the user's code for loading.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LOGGED = "logged.txt"
 
 
 def stage(module: nn.Module, directory: Path) -> None:
-    """Write a model to `directory`; the module, on whatever device and in whatever mode, is left as it is.
+    """Write a model to `directory`. The module may be on any device and in any mode; it is not changed.
 
     Raises:
-        ConfigError: the module holds something that can't be copied or pickled.
+        ConfigError: the module holds a value that can't be copied or pickled.
     """
     import torch
 
@@ -56,7 +56,7 @@ def stage(module: nn.Module, directory: Path) -> None:
 
 
 def log_staged(directory: Path, run_id: str, step: int, register_as: str | None) -> None:
-    """Log the model of `directory` to a run, register it if asked, and remove the directory. May be repeated."""
+    """Log the model in `directory` to a run, register it on request, and remove the directory. May be repeated."""
     import mlflow
 
     if not directory.exists():
@@ -70,7 +70,7 @@ def log_staged(directory: Path, run_id: str, step: int, register_as: str | None)
 
 
 def _log(directory: Path, run_id: str, step: int) -> str:
-    """Returns the model's URI."""
+    """Log the model and return its URI."""
     import cloudpickle
     import mlflow
     import torch
@@ -93,7 +93,7 @@ def _log(directory: Path, run_id: str, step: int) -> str:
 
 
 def _signature(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    """The signature and the input example of a model that takes tensors by position."""
+    """Make the signature and the input example of a model whose inputs are positional tensors."""
     import torch
     from mlflow.models import ModelSignature, infer_signature
     from mlflow.types import Schema, TensorSpec
@@ -110,7 +110,7 @@ def _signature(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
 
 
 def _is_positional_tensors(example: Any) -> bool:
-    """Whether MLflow can describe it: one tensor or several, of types that NumPy has too."""
+    """Return True if MLflow can describe the example: one or several tensors of types that NumPy has, too."""
     import torch
 
     tensors = example if isinstance(example, (tuple, list)) else (example,)
@@ -118,7 +118,7 @@ def _is_positional_tensors(example: Any) -> bool:
 
 
 def _mlflow_pytorch() -> Any:
-    """`mlflow.pytorch`, without the Lightning that it would import for a callback of its own."""
+    """Import `mlflow.pytorch` without Lightning, which it would import for a callback."""
     hidden = sys.modules.get("pytorch_lightning")
     sys.modules["pytorch_lightning"] = None  # type: ignore[assignment]
     try:

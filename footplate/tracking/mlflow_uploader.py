@@ -1,17 +1,17 @@
-"""The courier: a small process beside training that delivers its records to MLflow.
+"""The uploader: a process that delivers the records of a training process to MLflow.
 
-Why a process and not a thread: MLflow takes seconds to import and to create its database, and Python runs one thread
-at a time, so in a thread it made short training steps eight times slower for those seconds. It also draws from the
-`random` module, which would change a resumed run.
+Why a process and not a thread: MLflow takes seconds to import and to create its database. Python runs one thread at a time,
+so in a thread this made short training steps eight times slower for these seconds. MLflow also draws from the `random`
+module, which would change a resumed run.
 
-    training process                                       courier process
-    appends records to the spool  ──────── spool ────────► reads on, delivers in order, notes its progress
-    says "end" at last, or dies   ──────── stdin ────────► tries all once more, ends
+    training process                                       uploader process
+    appends records to its queue  ──────── queue ────────► reads, delivers in order, saves its progress
+    sends "end", or dies          ──────── stdin ────────► tries to deliver everything once more, exits
 
-There is one courier at a time in a run's directory: a lock makes the one of a restarted attempt wait until its
-predecessor has ended. It begins with what older attempts left over. While the tracker can't be reached, the spool
-grows and the courier tries again at growing intervals; when training ends meanwhile, the spool stays for the next
-start, or for `footplate.tracking.mlflow.deliver_pending`.
+A run's directory has one uploader at a time: with a lock, the uploader of a restarted attempt waits until the previous one
+has ended. It starts with the queues of older attempts. While the tracker can't be reached, the queue grows, and the
+uploader retries with increasing delays. If training ends in the meantime, the queue stays for the next start, or for
+`footplate.tracking.mlflow.deliver_pending`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from footplate.tracking import event_queue as spools
+from footplate.tracking import event_queue
 from footplate.tracking.event_queue import Progress
-from footplate.tracking.params import without_credentials
+from footplate.tracking.parameters import without_credentials
 
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -40,11 +40,11 @@ RESTART_AFTER_S = 60.0
 REQUEST_TIMEOUT_S = 20
 
 ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-# The courier tries again by itself; it must notice soon that a tracker hangs.
+# The uploader has its own retries, so MLflow must fail soon if the tracker hangs.
 ENVIRONMENT_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_TIMEOUT_S)}
 
-# The configuration comes through the pipe: a command line, which may show a password, is visible to everyone.
-# It is read without a buffer, so that what follows it stays visible to `select`.
+# The configuration may hold a password, and every user can read a command line, so it is sent through the pipe.
+# It is read without a buffer, so that `select` sees the data after it.
 _BOOTSTRAP = (
     "import json, sys; config = json.loads(open(0, 'rb', buffering=0, closefd=False).readline()); "
     "sys.path[:] = config.pop('sys_path'); "
@@ -52,20 +52,20 @@ _BOOTSTRAP = (
 )
 
 
-class Courier:
-    """The training process's handle on its courier: `start` whenever there is something to deliver, `close` at the end.
+class Uploader:
+    """The training process's handle on its uploader. Call `start` when there are records, and `close` at the end.
 
     Args:
         run_dir: the run's directory.
-        spool: the spool of this attempt; None to deliver only what older attempts left over.
-        uri: MLflow's tracking URI, credentials included.
+        queue: the event queue of this attempt; None to deliver only the queues of older attempts.
+        uri: MLflow's tracking URI, with credentials.
     """
 
-    def __init__(self, run_dir: Path, spool: Path | None, uri: str) -> None:
+    def __init__(self, run_dir: Path, queue: Path | None, uri: str) -> None:
         self._run_dir = run_dir
         self._config = {
             "run_dir": str(run_dir.resolve()),
-            "live": spool.name if spool else None,
+            "live": queue.name if queue else None,
             "uri": uri,
             "parent": os.getpid(),
             "sys_path": [str(Path(entry or ".").resolve()) for entry in sys.path],
@@ -75,23 +75,25 @@ class Courier:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there."""
+        """True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the process unless it runs; one that died is started again, at most once a minute."""
+        """Start the process if it doesn't run. If it died, it is restarted at most once a minute."""
         waits = self._started and time.monotonic() - self._started < RESTART_AFTER_S
         if not self.running and not waits:
             self._spawn()
 
     def close(self, timeout_s: float) -> None:
-        """Let it try to deliver all, for at most `timeout_s`, and see that it has ended."""
+        """Let the process deliver everything within `timeout_s`, then make sure that it has ended."""
         if not self.running:
             self._spawn()
         assert self._process is not None
         assert self._process.stdin is not None
+
+        # Closing the pipe is not enough: data-loading workers may have inherited it.
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(b"end\n")  # closing it is not enough: data-loading workers may have inherited it
+            pipe.write(b"end\n")
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -111,7 +113,8 @@ class Courier:
                 stdout=log,
                 stderr=log,
                 env=ENVIRONMENT_DEFAULTS | dict(os.environ) | ENVIRONMENT,
-                start_new_session=True,  # Ctrl-C is for the training process, which then tells the courier
+                # Ctrl-C goes to the training process only, which then ends the uploader.
+                start_new_session=True,
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -120,17 +123,19 @@ class Courier:
 
 
 def main(run_dir: str, live: str | None, uri: str, parent: int) -> int:
-    """What the courier process runs; returns its exit status: 0 when all is delivered."""
+    """Run the uploader process; return its exit status: 0 if everything is delivered."""
+    # Training has priority.
     with contextlib.suppress(OSError):
-        os.nice(10)  # training comes first
+        os.nice(10)
+
     ended = threading.Event()
     threading.Thread(target=_wait_for_end, args=(ended, parent), daemon=True).start()
     with _only_one_in(Path(run_dir)):
-        return Round(Path(run_dir), live, uri).repeat_until(ended)
+        return UploadLoop(Path(run_dir), live, uri).repeat_until(ended)
 
 
-class Round:
-    """One courier's rounds through the spools of a run's directory."""
+class UploadLoop:
+    """The loop of an uploader over the event queues of a run's directory."""
 
     def __init__(self, run_dir: Path, live: str | None, uri: str) -> None:
         self._run_dir = run_dir
@@ -142,7 +147,7 @@ class Round:
         self._progress = Progress.load(run_dir)
 
     def repeat_until(self, ended: threading.Event) -> int:
-        """Deliver, again and again, until training has ended; then once more."""
+        """Deliver repeatedly until training has ended, and then once more."""
         pause_s = POLL_S
         while True:
             last = ended.is_set()
@@ -157,39 +162,41 @@ class Round:
             ended.wait(pause_s)
 
     def _deliver_all(self, last: bool) -> None:
-        for spool in spools.pending(self._run_dir):
-            if self._live and spool.name > self._live:
-                return  # of a later attempt, which has a courier of its own
-            start = spools.first_record(spool)
-            is_live = spool.name == self._live and not last
+        for queue in event_queue.pending(self._run_dir):
+            # A later attempt has its own uploader.
+            if self._live and queue.name > self._live:
+                return
+
+            start = event_queue.first_record(queue)
+            is_live = queue.name == self._live and not last
             if start is None and is_live:
                 return
             if start is not None and start["uri"] != self._destination:
                 continue
             if start is not None:
-                self._deliver_spool(spool, start)
+                self._deliver_queue(queue, start)
             if not is_live:
-                self._finish(spool)
+                self._finish(queue)
 
-    def _deliver_spool(self, spool: Path, start: spools.Record) -> None:
+    def _deliver_queue(self, queue: Path, start: event_queue.Record) -> None:
         delivery = self._connect()
-        if self._opened != spool:
+        if self._opened != queue:
             delivery.start(start)
-            self._opened = spool
+            self._opened = queue
             self._save(replace(self._progress, key=start["key"], run_id=delivery.run_id, error=None))
-        records = spools.read(spool, self._progress.delivered.get(spool.name, 0))
+        records = event_queue.read(queue, self._progress.delivered.get(queue.name, 0))
         for batch, position in delivery.batches(records):
             delivery.deliver(batch)
-            self._save(replace(self._progress.at(spool, position), dropped=tuple(delivery.dropped)))
+            self._save(replace(self._progress.at(queue, position), dropped=tuple(delivery.dropped)))
         if self._progress.error is not None:
             self._save(replace(self._progress, error=None))
 
-    def _finish(self, spool: Path) -> None:
-        """A spool whose writer is gone and whose records are delivered."""
-        if self._opened == spool:
+    def _finish(self, queue: Path) -> None:
+        """Close the run and delete a queue that is delivered and has no writer any more."""
+        if self._opened == queue:
             self._connect().close_run_if_open()
-        self._save(self._progress.without(spool))
-        spool.unlink()
+        self._save(self._progress.without(queue))
+        queue.unlink()
 
     def _connect(self) -> Any:
         if self._delivery is None:
@@ -204,7 +211,7 @@ class Round:
 
 
 def _without_login(uri: str) -> str:
-    """A server's address; its user and password move to the variables in which MLflow looks for them, out of its log."""
+    """Move the user and password of a server's address to MLflow's variables, so that MLflow doesn't log them."""
     parts = urlsplit(uri)
     if not parts.scheme.startswith("http") or parts.username is None:
         return uri
@@ -218,7 +225,7 @@ def _describe(error: Exception) -> str:
 
 
 def _wait_for_end(ended: threading.Event, parent: int) -> None:
-    """Set `ended` at a word from the training process, at the end of input, or when another process is the parent."""
+    """Set `ended` when the training process sends a line, closes the pipe, or is no longer the parent."""
     while os.getppid() == parent:
         ready, _, _ = select.select([0], [], [], POLL_S)
         if ready:
@@ -228,7 +235,8 @@ def _wait_for_end(ended: threading.Event, parent: int) -> None:
 
 @contextlib.contextmanager
 def _only_one_in(run_dir: Path) -> Iterator[None]:
-    import fcntl  # not on Windows, where only importing this module must work
+    # Windows has no fcntl, and this module must import there.
+    import fcntl
 
     with (run_dir / ".mlflow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

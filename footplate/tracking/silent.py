@@ -1,6 +1,6 @@
-"""The logger that a module finds on every rank but the first, and under `fast_dev_run`: it keeps nothing.
+"""The logger of every rank except rank 0, and under `fast_dev_run`: it records nothing.
 
-`self.logger.experiment.add_image(…)` in a module then runs on all ranks and writes on rank 0 alone.
+With it, `self.logger.experiment.add_image(…)` in a module runs on all ranks and writes on rank 0 only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from footplate.tracking.base import Logger
 
 
 class Silent(Logger):
-    """Every attribute, item and result of a call is the object itself."""
+    """A logger that ignores everything: every attribute, item and result of a call is the object itself."""
 
     name = "silent"
     version = ""

@@ -1,9 +1,8 @@
-"""`TensorBoard`: event files in the run's directory; look at them with `tensorboard --logdir runs/flowers`.
+"""`TensorBoard`: event files in the run's directory. View them with `tensorboard --logdir runs/flowers`.
 
-TensorBoard is imported, and its writer used, in a thread of the logger's own: called from a training loop it has hung
-loops, and it never touches this one. A run that is continued tells TensorBoard to forget what came after its
-checkpoint; a new run moves older files aside, to `tensorboard-1`. Results of `trainer.validate()` and `trainer.test()`
-are added to the files that are there.
+The logger imports TensorBoard and uses its writer in a thread, because calls of the writer in a training loop have blocked
+that loop. A resumed run tells TensorBoard to discard the steps after its checkpoint. A new run renames the older directory,
+to `tensorboard-1`. `trainer.validate()` and `trainer.test()` add their results to the existing files.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 from footplate.core.errors import ConfigError
 from footplate.core.optional import require
 from footplate.tracking.base import Logger, Status
-from footplate.tracking.files import move_aside
-from footplate.tracking.params import flatten, with_epoch
+from footplate.tracking.file_moves import move_aside
+from footplate.tracking.parameters import flatten, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
 CLOSE_TIMEOUT_S = 20.0
@@ -36,41 +35,42 @@ class TensorBoard(Logger):
         if importlib.util.find_spec("tensorboard") is None:
             require("tensorboard", "tensorboard", "The TensorBoard logger")
         self._resumed: dict[str, Any] | None = None
-        self._finalized: Path | None = None  # the directory of the last record
+        # The directory of the last record.
+        self._finalized: Path | None = None
         self._writer: BackgroundWriter | None = None
         self._events: Events | None = None
         self._step = 0
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Begin or continue the event files. Raises ConfigError where they can't be written."""
+        """Start or continue the event files. Raises ConfigError if they can't be written."""
         resumed, self._resumed = self._resumed, None
         self._step = resumed["step"] if resumed else 0
         is_new = resumed is None and self._finalized != run_dir / "tensorboard"
         self._begin(run_dir, hparams, is_new, purge_step=self._step + 1 if resumed else None)
 
     def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Begin another file beside those that are there. Raises ConfigError where it can't be written."""
+        """Start another file in the existing directory. Raises ConfigError if it can't be written."""
         self._begin(run_dir, hparams, is_new=False, purge_step=None)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """One scalar a metric, and the epoch if it is given."""
+        """Write a scalar for each metric, and for the epoch if it is given."""
         if self._writer is not None:
             self._step = self._step if step is None else step
             self._writer.put((self._step, time.time(), with_epoch(metrics, epoch)))
 
     def finalize(self, status: Status) -> None:
-        """Write what is left. The same logger, set up again, continues its record."""
+        """Write the remaining records. If the same logger is set up again, it continues its record."""
         if self._writer is not None and self._events is not None:
             if self._writer.close(CLOSE_TIMEOUT_S):
                 self._events.close()
             self._writer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The last step that was logged."""
+        """The last logged step."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After which step the record is continued."""
+        """The step after which the record continues."""
         self._resumed = state
 
     def _begin(self, run_dir: Path, hparams: dict[str, Any], is_new: bool, purge_step: int | None) -> None:
@@ -89,7 +89,7 @@ class TensorBoard(Logger):
 
 
 class Events:
-    """The event files, opened when the first records come; used in one thread only."""
+    """The event files, opened with the first records and used in one thread only."""
 
     def __init__(self, directory: Path, hparams: dict[str, Any], purge_step: int | None) -> None:
         self._directory = directory
@@ -98,7 +98,7 @@ class Events:
         self._summaries: Any = None
 
     def add(self, records: list[tuple[int, float, dict[str, float]]]) -> None:
-        """Write records of (step, seconds since 1970, metrics) and see that they reach the disk."""
+        """Write records of (step, seconds since 1970, metrics) and flush them to the disk."""
         if self._summaries is None:
             self._summaries = self._open()
         try:
@@ -107,7 +107,8 @@ class Events:
                     self._summaries.add_scalar(name, value, step, wall_time)
             self._summaries.flush()
         except OSError:
-            self._summaries = None  # its own queue is broken; the next attempt opens a new file
+            # The writer's own queue is broken. The next attempt opens a new file.
+            self._summaries = None
             raise
 
     def close(self) -> None:
@@ -125,6 +126,7 @@ class Events:
             for name, value in flatten(self._hparams).items()
         }
         assert summaries.file_writer is not None
-        for summary in summarise(known, {}):  # SummaryWriter.add_hparams would open a directory of its own
+        # SummaryWriter.add_hparams would create another directory.
+        for summary in summarise(known, {}):
             summaries.file_writer.add_summary(summary)
         return summaries

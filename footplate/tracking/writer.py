@@ -1,12 +1,12 @@
-"""Slow work off the training loop: `put` costs a list append, a thread of its own does the rest, in order.
+"""Background writing for loggers: `put` appends to a queue, and a thread delivers the records in order.
 
     writer = BackgroundWriter("csv", deliver)     # deliver(records) is called in the thread, about once a second
     writer.put(record)                            # from the training loop
-    writer.flush(1.0)                             # wait, but not for long, until all that was put is delivered
+    writer.flush(1.0)                             # wait at most 1 s until all earlier records are delivered
     writer.close(5.0)
 
-When `deliver` raises, the very same records are given to it again, at growing intervals, until it succeeds; what is
-put meanwhile waits behind them. So `deliver` must leave nothing half done when it raises.
+If `deliver` raises, it gets the same records again, with increasing delays, until it succeeds. New records wait behind
+them. So `deliver` must have no partial effect when it raises.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ log = logging.getLogger(__name__)
 JOIN_S = 5.0
 INTERVAL_S = 1.0
 LONGEST_PAUSE_S = 30.0
-MOST_WAITING = 200_000  # records; beyond them the oldest are dropped, since training must not run out of memory
+# The most records in the queue. Beyond that, the oldest are dropped, so that training doesn't run out of memory.
+MOST_WAITING = 200_000
 
 
 class BackgroundWriter:
-    """A queue and the thread that empties it into `deliver`.
+    """A queue, and a thread that delivers its records.
 
     Args:
-        name: what is written, for the thread's name and for warnings.
-        deliver: takes a non-empty list of records; all of them or, raising, none.
+        name: the name of the output, for the thread's name and for warnings.
+        deliver: writes a non-empty list of records, or raises and writes none.
     """
 
     def __init__(self, name: str, deliver: Callable[[list[Any]], None]) -> None:
@@ -46,18 +47,18 @@ class BackgroundWriter:
         self._thread.start()
 
     def put(self, record: Any) -> None:
-        """Queue a record; the caller must not change it afterwards. Never blocks, never raises."""
+        """Queue a record. Don't change it afterwards. Never blocks and never raises."""
         self._queue.append(record)
 
     def flush(self, timeout_s: float) -> bool:
-        """Deliver now. Waits until all that was put before is delivered, at most `timeout_s`; tells whether it is."""
+        """Deliver now, and wait at most `timeout_s`. Return True if all earlier records are delivered."""
         reached = threading.Event()
         self._queue.append(_Marker(reached))
         self._wake.set()
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """`flush`, then end the thread, which is joined unless `deliver` hangs."""
+        """Flush, then end the thread. It is joined unless `deliver` hangs. Return the result of `flush`."""
         delivered = self.flush(timeout_s)
         self._closed = True
         self._wake.set()
@@ -82,7 +83,7 @@ class BackgroundWriter:
                 self._failing = False
 
     def _empty_queue(self, batch: list[Any]) -> None:
-        """Deliver `batch`, left by a failure, then all that is queued; what fails stays in `batch`."""
+        """Deliver `batch`, which a failure left, then all queued records. Records that fail stay in `batch`."""
         while batch or self._queue:
             marker = None if batch else self._take(batch)
             if batch:
@@ -97,7 +98,7 @@ class BackgroundWriter:
                 marker.reached.set()
 
     def _take(self, batch: list[Any]) -> _Marker | None:
-        """Move the queue into `batch`, up to the next marker, which is returned."""
+        """Move records from the queue into `batch`, up to the next marker; return the marker."""
         while self._queue:
             record = self._queue.popleft()
             if isinstance(record, _Marker):
@@ -107,14 +108,14 @@ class BackgroundWriter:
 
     def _report_failure(self, error: Exception) -> None:
         if not self._failing:
-            log.warning("%s can't be written (%s); training goes on and it is tried again.", self._name, error)
+            log.warning("%s can't be written (%s). Training continues, and the write is retried.", self._name, error)
         elif len(self._queue) == MOST_WAITING:
-            log.warning("%s still can't be written (%s); the oldest records are being dropped.", self._name, error)
+            log.warning("%s still can't be written (%s). The oldest records are dropped.", self._name, error)
         self._failing = True
 
 
 class _Marker:
-    """A place in the queue; `reached` is set when all before it is delivered."""
+    """A position in the queue. `reached` is set when all records before it are delivered."""
 
     def __init__(self, reached: threading.Event) -> None:
         self.reached = reached

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate import checkpoint
 from footplate.callbacks import ModelCheckpoint
+from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import overrides
@@ -117,11 +118,7 @@ def read_checkpoint(run: Run, path: Place) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
     """
-    from footplate.checkpoint.lightning import is_lightnings, translate
-
-    state = checkpoint.load(path)
-    if is_lightnings(state):
-        state = translate(state)
+    state = to_run_state(checkpoint.load(path))
     if "made_by" in state:
         run.print(
             f"{path} was made by {state['made_by']}: weights, optimizers, schedulers and the place in the epoch continue; "

@@ -105,5 +105,5 @@ def test_arguments_that_cannot_be_are_refused(make: Any, said: str) -> None:
 
 
 def test_two_numbers_of_accumulated_batches_are_refused(trainer: Any) -> None:
-    with pytest.raises(fp.ConfigError, match="leave out one of them"):
+    with pytest.raises(fp.ConfigError, match="remove one of them"):
         trainer(accumulate_grad_batches=2, callbacks=[CALLBACKS["accumulation"]()]).fit(Normed(), loader())

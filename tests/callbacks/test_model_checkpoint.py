@@ -297,7 +297,7 @@ def test_weights_only_leaves_out_what_resuming_needs(trainer):
         ({"save_top_k": -2}, "save_top_k=-2"),
         ({"mode": "best"}, 'expected "min" or "max"'),
         ({"every_n_epochs": -1}, "every_n_epochs=-1"),
-        ({"every_n_epochs": 1, "every_n_train_steps": 5}, "give one of"),
+        ({"every_n_epochs": 1, "every_n_train_steps": 5}, "use one of"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings, message):

@@ -139,7 +139,7 @@ def test_tensors_whose_paths_look_alike_are_kept_apart(tmp_path):
 
 
 def test_a_value_that_would_need_code_is_refused_by_its_path_when_saving(tmp_path):
-    with pytest.raises(fp.CheckpointError, match=r"^callbacks\.mine\[1\]: a .*Classifier can't be kept"):
+    with pytest.raises(fp.CheckpointError, match=r"^callbacks\.mine\[1\]: a .*Classifier can't be saved"):
         write(tmp_path / "a.ckpt", callbacks={"mine": [1, Classifier()]})
     with pytest.raises(fp.CheckpointError, match="the key"):
         write(tmp_path / "a.ckpt", callbacks={(1, 2): 3})
@@ -200,7 +200,7 @@ def test_one_flipped_bit_anywhere_is_refused(place, tmp_path):
     content = bytearray(file.read_bytes())
     content[int(len(content) * place) if isinstance(place, float) else place] ^= 1
     file.write_bytes(content)
-    with pytest.raises(fp.CheckpointError, match=r"damaged.*Nothing of it was loaded"):
+    with pytest.raises(fp.CheckpointError, match=r"damaged.*Nothing was loaded"):
         checkpoint.load(path)
 
 
@@ -249,7 +249,7 @@ def test_a_file_whose_loading_would_run_code_is_refused_and_runs_none(tmp_path):
     ):
         file = tmp_path / f"{name}.ckpt"
         write_it({"state_dict": {}, "x": Harmful(tmp_path / "harm")}, file)
-        with pytest.raises(fp.CheckpointError, match=r"can't be read: .*Nothing of it was loaded"):
+        with pytest.raises(fp.CheckpointError, match=r"can't be read: .*Nothing was loaded"):
             checkpoint.load(file)
     assert not (tmp_path / "harm").exists()
 
@@ -356,14 +356,14 @@ def small_disk(path: Path, megabytes: int):
 FULL = """
     import resource, signal, sys, torch
     from pathlib import Path
-    from footplate import checkpoint
+    from footplate import CheckpointError, checkpoint
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     directory = Path(sys.argv[1])
     checkpoint.save({"state_dict": {}, "x": 1}, directory / "small.ckpt", {})
     try:
         checkpoint.save({"state_dict": {"w": torch.zeros(1 << 20)}}, directory / "large.ckpt", {})
-    except checkpoint.CheckpointError as error:
+    except CheckpointError as error:
         print(error)
 """
 
@@ -386,7 +386,7 @@ def test_a_full_disk_is_said_plainly_and_the_older_checkpoint_stays(tmp_path):
         if disk is None:
             pytest.xfail("mounting a small file system needs root; the same is tested with a limit on file sizes")
         older = write(disk / "older.ckpt", x=torch.zeros(1 << 16))
-        with pytest.raises(fp.CheckpointError, match=r"The disk is full.*Earlier checkpoints are whole"):
+        with pytest.raises(fp.CheckpointError, match=r"The disk is full.*Earlier checkpoints are complete"):
             write(disk / "newer.ckpt", x=torch.zeros(1 << 20))
         assert checkpoint.newest([disk]) == older
         assert [path.name for path in disk.iterdir()] == ["older.ckpt"]

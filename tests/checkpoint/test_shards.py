@@ -77,5 +77,5 @@ def test_a_part_that_does_not_fit_is_refused(wrong):
 
 @pytest.mark.parametrize("notes", [{}, {"DCP_SHARDING_INFO": "{"}, {"DCP_SHARDING_INFO": json.dumps({"w": 3})}])
 def test_a_file_that_does_not_say_where_its_parts_belong_is_refused(notes):
-    with pytest.raises(CheckpointError, match="doesn't say where they belong"):
+    with pytest.raises(CheckpointError, match="lacks the offsets of its parts"):
         put_together({"b": Sharded("w", torch.float32, (1,))}, [({}, notes)], "a.ckpt", "cpu")

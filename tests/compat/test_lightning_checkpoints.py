@@ -14,7 +14,7 @@ from torch import nn
 import footplate as fp
 from footplate import checkpoint
 from footplate.checkpoint.conversion import convert
-from footplate.checkpoint.lightning import translate
+from footplate.compat.checkpoints import translate
 
 BATCHES, EPOCHS = 6, 3
 _numbers = torch.Generator().manual_seed(0)
@@ -215,6 +215,6 @@ def test_weights_only_are_weights_only(tmp_path):
 
 def test_a_bare_file_of_weights_is_no_checkpoint(tmp_path):
     torch.save({"state_dict": {"w": torch.zeros(1)}}, tmp_path / "w.pt")
-    with pytest.raises(fp.CheckpointError, match="bare file of weights"):
+    with pytest.raises(fp.CheckpointError, match="holds weights alone"):
         convert(tmp_path / "w.pt", tmp_path / "a.ckpt")
     assert not checkpoint.exists(tmp_path / "a.ckpt")

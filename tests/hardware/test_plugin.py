@@ -56,7 +56,7 @@ print(json.dumps([name, [str(warning.message) for warning in caught]]))
 
     assert name == "toy"
     assert len(warned) == 1
-    assert 'accelerator "broken" is left out: the package "footplate-toy" does not deliver it' in warned[0]
+    assert 'accelerator "broken" is ignored: the package "footplate-toy" failed to provide it' in warned[0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ print(json.dumps(to_dict(examine())))
     assert [device["name"] for device in found["toy"]["devices"]] == ["Toy One", "Toy Two"]
     assert found["toy"]["details"] == {"driver": "toy-driver 7"}
     assert "the shy driver did not answer" in found["shy"]["reason"]
-    assert "does not deliver it" in found["broken"]["reason"]
+    assert "failed to provide it" in found["broken"]["reason"]
     assert found["cpu"]["usable"] is True
 
 

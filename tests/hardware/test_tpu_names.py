@@ -61,8 +61,8 @@ def _slice_sources(generation):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("v5e-7", "named by their chips; there are v5e-1, v5e-4, v5e-8"),
-        ("v4-4", "named by their cores, two a chip; there are v4-8, v4-16"),
+        ("v5e-7", "named by their chips. Use one of v5e-1, v5e-4, v5e-8"),
+        ("v4-4", "named by their cores, two per chip. Use one of v4-8, v4-16"),
         ("v7-8", 'names no TPU slice. Did you mean "v'),
         ("", "names no TPU slice"),
         ("H100", "names no TPU slice"),

@@ -35,22 +35,22 @@ def test_the_installed_packages_are_asked_themselves():
 
 def test_a_libtpu_that_jax_was_not_made_with_is_told():
     (one,) = said(libtpu="0.0.41")
-    assert "jax 0.10.2 needs libtpu==0.0.42.*, and libtpu 0.0.41 is installed." in one
+    assert "jax 0.10.2 needs libtpu==0.0.42.*, but libtpu 0.0.41 is installed." in one
     assert 'pip install "jax[tpu]==0.10.2"' in one
 
 
 def test_jax_and_torch_tpu_that_want_different_libtpus_belong_apart():
     (one,) = said(libtpu="0.0.52", torch_tpu="0.2.0")
     assert "torch_tpu 0.2.0 needs >=0.0.50" in one
-    assert "Keep jax and torch_tpu in environments of their own." in one
+    assert "Install jax and torch_tpu into separate environments." in one
 
 
 def test_a_jaxlib_of_another_version_is_told():
-    assert "needs jaxlib<=0.10.2,>=0.10.1, and jaxlib 0.9.0" in said(jaxlib="0.9.0")[0]
+    assert "needs jaxlib<=0.10.2,>=0.10.1, but jaxlib 0.9.0" in said(jaxlib="0.9.0")[0]
 
 
 def test_torch_xla_beside_todays_torch_is_told():
-    assert "ended with torch 2.9" in said(torch_xla="2.9.0")[0]
+    assert "its last release was for torch 2.9" in said(torch_xla="2.9.0")[0]
     assert said(torch_xla="2.9.0", torch="2.9.1") == []
 
 
@@ -62,9 +62,9 @@ def test_torch_xla_beside_todays_torch_is_told():
         ("gcr.io/cloud-tpu-v2-images/fake_tensorflow:latest", "v4", None),
         (None, "v4", None),
         ("v2-alpha-tpuv5-lite", "v6e", "that of TPU v6e is v2-alpha-tpuv6e"),
-        ("tpu-vm-pt-1.13", "v3", "brings torch 1.13, and torch 2.13.0 is installed"),
+        ("tpu-vm-pt-1.13", "v3", "brings torch 1.13, but torch 2.13.0 is installed"),
         ("pytorch-1.9", None, "brings torch 1.9"),
-        ("2.4.1", "v3", "is TensorFlow's"),
+        ("2.4.1", "v3", "is for TensorFlow"),
     ],
 )
 def test_a_machine_made_with_other_software_is_told(software, generation, expected):

@@ -62,7 +62,7 @@ def test_a_rate_that_the_catalog_lacks_stays_unknown():
     ("name", "said"),
     [
         ("v5e-7", "v5e-8"),
-        ("v4-4", "cores, two a chip"),
+        ("v4-4", "cores, two per chip"),
         ("v3-2048", "a plan for 1024 chips is too large. Choose v3-8, "),
         ("v7-8", 'Did you mean "v'),
         ("H1000", 'Did you mean "H100"'),

@@ -153,7 +153,7 @@ def test_a_run_killed_with_sigkill_is_continued_without_gap_or_repetition(run_di
 
 def test_a_run_killed_with_sigkill_and_never_continued_is_shown_as_killed(run_dir, database):
     killed_run(run_dir, steps=10, checkpoint_at=5)
-    assert deliver_pending(run_dir)  # waits for the courier that the killed process left
+    assert deliver_pending(run_dir)  # waits for the uploader that the killed process left
     run = only_run(database)
     assert run.info.status == "KILLED"
     assert len(points(database, run.info.run_id, "loss")) == 10
@@ -202,13 +202,13 @@ def test_a_run_deleted_from_the_tracker_is_continued_as_a_new_one(run_dir, datab
     assert only_run(database).info.run_id == again.run_id != first
 
 
-def test_a_courier_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, database):
+def test_an_uploader_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, database):
     logger = MLflow()
     logger.setup(run_dir, {})
     run_id = logger.run_id
-    courier = logger._attempt._courier._process
-    courier.kill()
-    courier.wait()
+    uploader = logger._attempt._uploader._process
+    uploader.kill()
+    uploader.wait()
     logger.log_metrics({"loss": 1.0}, 0, 0)
     logger.finalize("success")
     assert points(database, run_id, "loss") == [(0, 1.0)]
@@ -216,7 +216,7 @@ def test_a_courier_that_is_killed_is_replaced_at_the_end_at_the_latest(run_dir, 
 
 
 def test_data_loading_workers_that_live_on_do_not_delay_the_end(run_dir, database):
-    """They inherit the pipe to the courier, so its end of input never comes."""
+    """They inherit the pipe to the uploader, so its end of input never comes."""
     logger = MLflow()
     logger.setup(run_dir, {})
     assert logger.run_id

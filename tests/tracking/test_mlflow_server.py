@@ -52,9 +52,9 @@ def expected(steps):
     return [(step, step / 10) for step in steps]
 
 
-def spooled_steps(run_dir):
-    (spool,) = pending(run_dir)
-    records = [json.loads(line) for line in spool.read_text().splitlines(keepends=True) if line.endswith("\n")]
+def queued_steps(run_dir):
+    (queue,) = pending(run_dir)
+    records = [json.loads(line) for line in queue.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return [record["step"] for record in records if record["kind"] == "metrics"]
 
 
@@ -71,7 +71,7 @@ def test_a_server_killed_in_the_middle_gets_all_of_it_in_order_when_it_is_back(r
     wait_until(lambda: Progress.load(run_dir).error)
     log_steps(logger, range(100, 150))
     logger.flush()
-    wait_until(lambda: spooled_steps(run_dir) == list(range(150)))
+    wait_until(lambda: queued_steps(run_dir) == list(range(150)))
     server.start()
     log_steps(logger, range(150, 200))
     wait_until(lambda: Progress.load(run_dir).error is None)
@@ -83,7 +83,7 @@ def test_a_server_killed_in_the_middle_gets_all_of_it_in_order_when_it_is_back(r
     said = [record.getMessage() for record in caplog.records if record.name.startswith("footplate")]
     assert len(said) == 1
     assert "can't be reached" in said[0]
-    assert "Training goes on" in said[0]
+    assert "Training continues" in said[0]
 
 
 def test_a_server_that_hangs_stops_nothing(run_dir, server):
@@ -95,7 +95,7 @@ def test_a_server_that_hangs_stops_nothing(run_dir, server):
     try:
         log_steps(logger, range(5000))
         logger.flush()
-        wait_until(lambda: spooled_steps(run_dir) == list(range(5000)))
+        wait_until(lambda: queued_steps(run_dir) == list(range(5000)))
         state = logger.state_dict()
         assert (state["run_id"], state["step"]) == (run_id, 4999)
     finally:
@@ -118,7 +118,7 @@ def test_a_run_whose_server_was_never_there_is_delivered_whole_later(run_dir, se
     logger.log_model(types.SimpleNamespace(module=Doubler(), run_dir=run_dir, global_step=20))
     logger.finalize("success")
     assert logger.run_id is None
-    assert "did not get all of this run" in caplog.text
+    assert "did not receive all of this run" in caplog.text
     assert not deliver_pending(run_dir)
 
     server.start()

@@ -79,7 +79,7 @@ def test_a_failure_is_reported_once_until_it_has_passed(caplog):
         pass
     writer.close(1)
     assert [record.getMessage() for record in caplog.records] == [
-        "metrics.csv can't be written (the disk is full); training goes on and it is tried again."
+        "metrics.csv can't be written (the disk is full). Training continues, and the write is retried."
     ]
 
 

@@ -193,7 +193,7 @@ def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(tr
     with pytest.raises(Mistake):
         trainer().fit(FailsIn("forward"), KeepsItsPlace())
     assert saved_steps(tmp_path / "run") == [12]
-    assert "KeepsItsPlace has handed out a batch that was not trained on, and can't take it back" in caplog.text
+    assert "KeepsItsPlace delivered a batch that was not trained on, and can't go back to it" in caplog.text
     again = trainer()
     again.fit(FailsIn(), KeepsItsPlace(), ckpt_path="last")
     assert again.global_step == 24

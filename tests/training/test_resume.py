@@ -232,7 +232,7 @@ def losses(lines: list[str]) -> dict[int, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_a_killed_process_continues_where_it_was(number, code, tmp_path):
-    tests = str(Path(__file__).parent.parent)
+    tests = str(Path(__file__).parents[1])
     paused, quick = tmp_path / "paused.py", tmp_path / "quick.py"
     paused.write_text(textwrap.dedent(SCRIPT.format(tests=tests, pause=True)))
     quick.write_text(textwrap.dedent(SCRIPT.format(tests=tests, pause=False)))

@@ -104,7 +104,7 @@ class Looks(Classifier):
 def test_a_hook_that_fetches_the_weights_at_every_batch_is_told(trainer):
     made = trainer(accelerator="xla", max_epochs=1)
     made.fit(Looks(), loader(20))
-    assert any("Looks may look at the weights at every batch" in one for one in pitfalls_of(made).told)
+    assert any("Looks may read the weights at every batch" in one for one in pitfalls_of(made).told)
 
 
 def test_a_plain_training_is_told_nothing(trainer):
@@ -127,13 +127,13 @@ def test_on_a_tpu_precision_rows_and_sizes_are_told_in_a_run(trainer, monkeypatc
     assert sum("Batches of 12 rows give each of 4 device(s) 3" in one for one in told) == 1
     assert sum("multiply 128 × 128 at once" in one for one in told) == 1
     assert sum("log_every_n_steps=1 waits" in one for one in told) == 1
-    assert sum("A v5e-1 has 1 device(s) on each of its hosts, and JAX has found" in one for one in told) == 1
+    assert sum("A v5e-1 has 1 device(s) on each of its hosts, but JAX finds" in one for one in told) == 1
 
 
 def test_bfloat16_is_not_spoken_of():
     assert full_precision("bf16-mixed") is None
     assert full_precision("bf16-true") is None
-    assert "six of those" in full_precision("32-true")
+    assert "six products for one" in full_precision("32-true")
 
 
 def test_eight_rows_for_each_device_are_enough():

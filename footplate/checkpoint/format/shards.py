@@ -1,16 +1,16 @@
-"""Sharded tensors in a checkpoint: each rank writes the parts that it has, and any number of ranks can read them.
+"""Sharded tensors in a checkpoint: each rank writes its own parts, and any number of ranks can read them.
 
-    state.safetensors          written by rank 0: the run state, where a `Sharded` stands for each sharded tensor
-    shard-00000.safetensors    written by rank 0: its part of each of these, under the tensor's name
+    state.safetensors          written by rank 0: the run state, with a `Sharded` in place of each sharded tensor
+    shard-00000.safetensors    written by rank 0: its part of each sharded tensor, under the tensor's name
     shard-00001.safetensors    written by rank 1: …
 
-Where a part begins in its whole stands in the file's header, as `torch.distributed.checkpoint` writes it into safetensors
-files (`HuggingFaceStorageWriter`), whose reader therefore reads these. Its own format isn't used: its metadata is a pickle,
-and loading a pickle may run code.
+The file's header gives the offset of each part in the whole tensor, in the form that `torch.distributed.checkpoint` uses
+for safetensors files (`HuggingFaceStorageWriter`). Its reader can therefore read these files. Footplate doesn't use
+torch's own format, because its metadata is a pickle, and loading a pickle may run code.
 
-`cut_out` takes the sharded tensors out of a live state on each rank; `put_together` makes them whole, one file after the
-other, so that what is read needs room for the whole and one part of it. From there on it is a state like any other, which
-`Strategy.parts` cuts anew for however many ranks there are.
+On each rank, `cut_out` takes the sharded tensors out of a live state. `put_together` assembles them again, one file after
+the other, so that reading needs memory for the whole and one part. The result is a state like any other, which
+`Strategy.parts` shards again for any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from torch import Tensor
 from footplate.checkpoint.format.statefile import Sharded
 from footplate.core.errors import CheckpointError
 
-_NOTE, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"  # of torch.distributed.checkpoint
+# Keys of torch.distributed.checkpoint.
+_SHARDING_INFO, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 @dataclass(frozen=True)
 class Shards:
-    """What a rank has of sharded tensors.
+    """A rank's parts of the sharded tensors.
 
     Attributes:
-        parts: its part of each, by the tensor's name; none where it is empty.
-        begins: at which index of the whole a part begins, in each dimension.
+        parts: its part of each tensor, by the tensor's name; empty parts are left out.
+        offsets: the index in the whole tensor at which each part begins, in each dimension.
     """
 
     parts: dict[str, Tensor] = field(default_factory=dict)
-    begins: dict[str, list[int]] = field(default_factory=dict)
+    offsets: dict[str, list[int]] = field(default_factory=dict)
 
     def notes(self) -> dict[str, str]:
-        """What the header of its file says of it."""
-        return {_NOTE: json.dumps({name: {_BEGINS: begins} for name, begins in self.begins.items()})}
+        """The metadata for the header of the rank's file."""
+        return {_SHARDING_INFO: json.dumps({name: {_OFFSETS: offsets} for name, offsets in self.offsets.items()})}
 
 
 def file_name(rank: int) -> str:
-    """The file that a rank's parts are in."""
+    """Name of the file with a rank's parts."""
     return f"shard-{rank:05d}.safetensors"
 
 
 def cut_out(state: Any) -> tuple[Any, Shards]:
-    """A state with a `Sharded` in the place of each sharded tensor, and what this rank has of those."""
+    """Replace each sharded tensor in a state by a `Sharded`; return that state and this rank's parts."""
     shards = Shards()
     with torch.no_grad():
         return _Cutter(shards).cut(state, ""), shards
@@ -61,31 +62,36 @@ def cut_out(state: Any) -> tuple[Any, Shards]:
 def put_together(
     state: Any, files: Iterable[tuple[dict[str, Tensor], dict[str, str]]], source: str, device: Any
 ) -> Any:
-    """The counterpart of `cut_out`: a state with whole tensors.
+    """Replace each `Sharded` in a state by its whole tensor: the inverse of `cut_out`.
 
     Args:
-        state: as it was read.
+        state: the state as it was read.
         files: the tensors and the metadata of each file of shards.
-        source: the checkpoint's name, for messages.
-        device: where tensors come to.
+        source: the checkpoint's name, for error texts.
+        device: the device for the tensors.
 
     Raises:
-        CheckpointError: the parts don't make up the wholes.
+        CheckpointError: the parts don't make up the whole tensors.
     """
     wanted: dict[str, Sharded] = {}
-    _find(state, wanted)
-    whole = {one.name: torch.empty(one.shape, dtype=one.dtype, device=device) for one in wanted.values()}
+    _collect(state, wanted)
+    whole = {
+        sharded.name: torch.empty(sharded.shape, dtype=sharded.dtype, device=device) for sharded in wanted.values()
+    }
+
+    # Replicas save the same part, which counts once.
     missing = {name: tensor.numel() for name, tensor in whole.items()}
-    placed: set[tuple[str, tuple[int, ...]]] = set()
+    copied: set[tuple[str, tuple[int, ...]]] = set()
     for parts, notes in files:
-        for name, begins in _begins(notes, source).items():
-            if name not in whole or (name, begins) in placed:
+        for name, offsets in _offsets(notes, source).items():
+            if name not in whole or (name, offsets) in copied:
                 continue
-            placed.add((name, begins))
-            missing[name] -= _place(parts.get(name), begins, whole[name], f"{source}: {name}")
-    lacking = [name for name, count in missing.items() if count]
-    if lacking:
-        raise CheckpointError(f"{source} is damaged: its shards don't make up {lacking[0]}. Nothing of it was loaded.")
+            copied.add((name, offsets))
+            missing[name] -= _copy_part(parts.get(name), offsets, whole[name], f"{source}: {name}")
+
+    incomplete = [name for name, count in missing.items() if count]
+    if incomplete:
+        raise CheckpointError(f"{source} is damaged: its shards don't make up {incomplete[0]}. Nothing was loaded.")
     return _fill(state, whole)
 
 
@@ -107,11 +113,12 @@ class _Cutter:
         return value
 
     def _keep(self, tensor: Any, path: str) -> str:
-        """Keep this rank's part, and give the name; several names of one tensor are one."""
+        """Keep this rank's part and return its name. A tensor with several names is kept once."""
         part = tensor.to_local()
         identity = (part.device, part.data_ptr(), part.dtype, part.shape, part.stride())
         if part.numel() and identity in self._seen:
             return self._seen[identity]
+
         name, number = path, 1
         while name in self._names:
             number += 1
@@ -120,16 +127,17 @@ class _Cutter:
         if part.numel():
             self._seen[identity] = name
             (chunk,) = tensor.__create_chunk_list__()
-            self._shards.parts[name], self._shards.begins[name] = part, list(chunk.offsets)
+            self._shards.parts[name], self._shards.offsets[name] = part, list(chunk.offsets)
         return name
 
 
-def _find(value: Any, found: dict[str, Sharded]) -> None:
+def _collect(value: Any, wanted: dict[str, Sharded]) -> None:
+    """Add every `Sharded` in a state to `wanted`, by its name."""
     if isinstance(value, Sharded):
-        found[value.name] = value
+        wanted[value.name] = value
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
-            _find(item, found)
+            _collect(item, wanted)
 
 
 def _fill(value: Any, whole: dict[str, Tensor]) -> Any:
@@ -142,23 +150,25 @@ def _fill(value: Any, whole: dict[str, Tensor]) -> Any:
     return value
 
 
-def _begins(notes: dict[str, str], source: str) -> dict[str, tuple[int, ...]]:
+def _offsets(notes: dict[str, str], source: str) -> dict[str, tuple[int, ...]]:
     try:
-        return {name: tuple(map(int, one[_BEGINS])) for name, one in json.loads(notes[_NOTE]).items()}
+        entries = json.loads(notes[_SHARDING_INFO])
+        return {name: tuple(map(int, entry[_OFFSETS])) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{source} is damaged: a file of shards doesn't say where they belong.") from error
+        raise CheckpointError(f"{source} is damaged: a file of shards lacks the offsets of its parts.") from error
 
 
-def _place(part: Tensor | None, begins: tuple[int, ...], whole: Tensor, what: str) -> int:
-    """Copy a part to its place; returns how many numbers it has."""
+def _copy_part(part: Tensor | None, offsets: tuple[int, ...], whole: Tensor, what: str) -> int:
+    """Copy a part into the whole tensor; return the part's number of elements."""
     fits = (
         part is not None
         and part.dtype is whole.dtype
-        and len(begins) == part.ndim == whole.ndim
-        and all(0 <= first <= first + n <= m for first, n, m in zip(begins, part.shape, whole.shape, strict=True))
+        and len(offsets) == part.ndim == whole.ndim
+        and all(0 <= first <= first + n <= m for first, n, m in zip(offsets, part.shape, whole.shape, strict=True))
     )
     if part is None or not fits:
-        raise CheckpointError(f"{what} is damaged: a shard doesn't fit into it. Nothing of it was loaded.")
-    box = tuple(slice(first, first + n) for first, n in zip(begins, part.shape, strict=True))
+        raise CheckpointError(f"{what} is damaged: a shard doesn't fit into the tensor. Nothing was loaded.")
+
+    box = tuple(slice(first, first + n) for first, n in zip(offsets, part.shape, strict=True))
     whole[box].copy_(part)
     return part.numel()

@@ -1,4 +1,4 @@
-"""A run state as one flat file: a header that says what is where, and the bytes of all tensors behind it.
+"""A run state as one flat file: a header that locates every tensor, followed by the bytes of all tensors.
 
     {"state_dict": {"weight": tensor}, "progress": {"epoch": 3}}
 
@@ -6,10 +6,10 @@
               __metadata__: {"state_dict": {"weight": <tensor "state_dict.weight">}, "progress": {"epoch": 3}}, as JSON
     bytes     0 … 24
 
-The layout is safetensors' (https://github.com/huggingface/safetensors#format), so anything that reads it can take the
-weights out; the tree of plain values around them travels as JSON in its metadata. There is nothing in it that could be
-run. `Snapshot` copies a live state into one block of host memory, kept from save to save, which is written as it is: for
-the training loop a save costs one pass over the state's memory.
+The layout is that of safetensors (https://github.com/huggingface/safetensors#format), so any reader of safetensors can
+extract the weights. The tree of plain values around the tensors is JSON in the file's metadata. Nothing in the file is
+code. `Snapshot` copies a live state into one block of host memory, which is reused from save to save and written without
+another copy. A save costs the training loop one pass over the state's memory.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from torch import Tensor
 
 from footplate.core.errors import CheckpointError
 
-_TAG = "$"  # marks what JSON has no form for: {"$": "tuple", "of": [1, 2]}
+# Marks values that JSON has no form for: {"$": "tuple", "of": [1, 2]}
+_TAG = "$"
 _TREE = "footplate"
-_PIECE = 16 << 20  # bytes that are written at once
+_PIECE_NBYTES = 16 << 20
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, RecursionError)
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _DTYPES = {
@@ -50,7 +51,7 @@ _TORCH_TYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstanc
 
 @dataclass(frozen=True)
 class Written:
-    """What is known of a file that was written: its size and the CRC-32 of its bytes."""
+    """Size of a file and CRC-32 of its bytes."""
 
     nbytes: int
     crc32: int
@@ -58,7 +59,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a file: its type, shape, and bytes."""
+    """A tensor of a file: its type, shape and size in bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -66,18 +67,18 @@ class Entry:
 
     @property
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """What stands in a state for a tensor whose parts lie in other files; see `shards.py`.
+    """A reference to a tensor whose parts are in other files; see `shards.py`.
 
     Attributes:
-        name: of its parts in those files.
+        name: the name of its parts in these files.
         dtype: its type.
-        shape: of the whole.
+        shape: the shape of the whole tensor.
     """
 
     name: str
@@ -87,11 +88,11 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a file's header says.
+    """The content of a file's header.
 
     Attributes:
-        header_nbytes: its size.
-        tree: the state in JSON's terms, with the names of its tensors in their places.
+        header_nbytes: size of the header.
+        tree: the state in JSON's terms, with references to its tensors.
         tensors: each tensor by its name.
     """
 
@@ -100,10 +101,11 @@ class Outline:
     tensors: dict[str, Entry]
 
     def tensors_of(self, part: str) -> dict[str, Entry]:
-        """The tensors that a top-level part of the state refers to; one that several share is counted in each."""
+        """The tensors that a top-level part of the state refers to. A tensor shared by several parts counts in each."""
         references = _references(self.tree.get(part) if isinstance(self.tree, dict) else None)
         return {
-            one["of"]: self._sharded(one) if one[_TAG] == "sharded" else self.tensors[one["of"]] for one in references
+            reference["of"]: self._sharded(reference) if reference[_TAG] == "sharded" else self.tensors[reference["of"]]
+            for reference in references
         }
 
     @staticmethod
@@ -114,13 +116,13 @@ class Outline:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A state in host memory, which shares nothing with the live one.
+    """A state in host memory that shares no memory with the live one.
 
     Attributes:
-        tree: the state in JSON's terms, with the names of its tensors in their places.
+        tree: the state in JSON's terms, with references to its tensors.
         index: the header's entries of the tensors, as JSON.
         data: uint8 (nbytes,), the tensors' bytes one after the other.
-        notes: what else its header's metadata say, for other readers.
+        notes: additional metadata for the header, for other readers.
     """
 
     tree: Any
@@ -129,20 +131,23 @@ class Frozen:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, file: RawIOBase) -> Written:
-        """Write header and bytes."""
+        """Write the header and the tensors' bytes."""
         metadata = json.dumps({**self.notes, _TREE: json.dumps(self.tree, separators=(",", ":"))})
         header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
         data = _bytes_of(self.data)
+        starts = range(0, len(data), _PIECE_NBYTES)
+
         checksum = 0
-        for piece in (memoryview(header), *(data[start : start + _PIECE] for start in range(0, len(data), _PIECE))):
+        for piece in (memoryview(header), *(data[start : start + _PIECE_NBYTES] for start in starts)):
             checksum = zlib.crc32(piece, checksum)
-            while piece:  # an unbuffered file may take less than it is given
+            # One call may write only a part to an unbuffered file.
+            while piece:
                 piece = piece[file.write(piece) :]
         return Written(len(header) + len(data), checksum)
 
 
 class Snapshot:
-    """Copies states into host memory that is used again for the next one; only one copy lives at a time."""
+    """Copies states into host memory that is reused. The next copy overwrites the one before."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -152,14 +157,14 @@ class Snapshot:
         self._views: list[Tensor] = []
 
     def take(self, state: Any, notes: Mapping[str, str] | None = None) -> Frozen:
-        """Copy every tensor to the host and every container.
+        """Copy a state: every tensor to the host, and every container.
 
         Args:
             state: the live state.
             notes: see `Frozen`.
 
         Raises:
-            CheckpointError: a value that can't be kept, named by its path.
+            CheckpointError: a value can't be saved; the text names its path.
         """
         encoder = _Encoder()
         tree = encoder.encode(state, "")
@@ -167,6 +172,7 @@ class Snapshot:
         kinds = [(name, tensor.dtype, tensor.shape, tensor.device.type) for name, tensor in encoder.tensors.items()]
         if kinds != self._kinds:
             self._arrange(kinds)
+
         if tensors:
             with torch.inference_mode(False), torch.no_grad():
                 torch._foreach_copy_(self._views, tensors, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
@@ -175,12 +181,13 @@ class Snapshot:
         return Frozen(tree, self._index, self._data, notes or {})
 
     def _arrange(self, kinds: list[tuple[str, torch.dtype, torch.Size, str]]) -> None:
-        """Give each tensor its place: those of wide types first, so that every one is aligned."""
+        """Lay out the tensors in memory: wide types first, so that every tensor is aligned."""
         total = sum(shape.numel() * dtype.itemsize for _, dtype, shape, _ in kinds)
         pinned = any(device == "cuda" for *_, device in kinds)
         with torch.inference_mode(False):
             if self._memory.numel() < total or (pinned and not self._memory.is_pinned()):
                 self._memory = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+
             views: dict[str, Tensor] = {}
             entries, start = [], 0
             for name, dtype, shape, _ in sorted(kinds, key=lambda kind: -kind[1].itemsize):
@@ -195,51 +202,52 @@ class Snapshot:
 
 
 def freeze(state: Any) -> Frozen:
-    """A state copied into memory of its own."""
+    """Copy a state into memory of its own."""
     return Snapshot().take(state)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """Write a plain safetensors file; what several names share is written for each.
+    """Write a plain safetensors file. A tensor with several names is written once for each.
 
     Raises:
-        CheckpointError: a tensor that the format has no type for, by its name.
+        CheckpointError: the format has no type for a tensor; the text gives its name.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:
-            raise CheckpointError(f"{name}: a {_kind_of(tensor)} has no place in a safetensors file.")
+            raise CheckpointError(f"{name}: a {_kind_of(tensor)} can't be written to a safetensors file.")
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, start + tensor.nbytes],
         }
         start += tensor.nbytes
+
     file.write(_frame(json.dumps(header)))
     for _, tensor in ordered:
         file.write(_bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
 
 
 def _frame(header: str) -> bytes:
-    """A header as it stands in a file: its length, and padding, so that the tensors behind it are aligned."""
+    """Encode a header: its length, its text, and padding that aligns the tensors after it."""
     text = header.encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
 def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple[Any, Written]:
-    """The state in a file, and what the file's bytes say of themselves.
+    """Read the state in a file; return it with the size and checksum of the bytes.
 
     Args:
-        file: at its beginning.
-        nbytes: how many it has.
-        source: its name, for messages.
-        device: where tensors come to.
+        file: the file, at its beginning.
+        nbytes: its size.
+        source: its name, for error texts.
+        device: the device for the tensors.
 
     Raises:
-        CheckpointError: it is no such file, or is damaged.
+        CheckpointError: the file is not a state file, or is damaged.
     """
     tensors, metadata, written = read_tensors(file, nbytes, source, device)
     try:
@@ -251,7 +259,7 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
 def read_tensors(
     file: BinaryIO, nbytes: int, source: str, device: Any = "cpu"
 ) -> tuple[dict[str, Tensor], dict[str, str], Written]:
-    """The tensors in a file by name, its header's metadata, and what its bytes say of themselves; see `read`."""
+    """Read the tensors in a file by name, its header's metadata, and the size and checksum of its bytes; see `read`."""
     try:
         size, header, checksum = _read_header(file, nbytes)
         tensors: dict[str, Tensor] = {}
@@ -260,32 +268,34 @@ def read_tensors(
             tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
             raw = _bytes_of(tensor)
             if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
-                raise ValueError(f"{name} is cut short")
+                raise ValueError(f"{name} is truncated")
             size, checksum = size + len(raw), zlib.crc32(raw, checksum)
             tensors[name] = tensor.to(device)
         if file.read(1):
-            raise ValueError("there are bytes behind its end")
+            raise ValueError("there are bytes after its end")
         return tensors, header["__metadata__"], Written(size, checksum)
     except _DAMAGED as error:
         raise _damaged(source, error) from error
 
 
 def _damaged(source: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{source} can't be read: it is damaged ({error}). Nothing of it was loaded.")
+    return CheckpointError(f"{source} can't be read: it is damaged ({error}). Nothing was loaded.")
 
 
 def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
-    """What a file's header says is in it; no tensor is read. The arguments are those of `read`.
+    """Read a file's header, and no tensor. The arguments are those of `read`.
 
     Raises:
-        CheckpointError: it is no such file, or is damaged.
+        CheckpointError: the file is not a state file, or is damaged.
     """
     try:
         size, header, _ = _read_header(file, nbytes)
         tree = json.loads(header.pop("__metadata__")[_TREE])
         entries = {
-            name: Entry(_DTYPES[one["dtype"]], tuple(one["shape"]), one["data_offsets"][1] - one["data_offsets"][0])
-            for name, one in header.items()
+            name: Entry(
+                _DTYPES[field["dtype"]], tuple(field["shape"]), field["data_offsets"][1] - field["data_offsets"][0]
+            )
+            for name, field in header.items()
         }
     except _DAMAGED as error:
         raise CheckpointError(f"{source} can't be read: it is damaged ({error}).") from error
@@ -300,24 +310,24 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _read_header(file: BinaryIO, nbytes: int) -> tuple[int, dict[str, Any], int]:
-    """How many bytes the header has, what it says, and the checksum up to its end."""
+    """Read the header; return its size, its content, and the checksum up to its end."""
     length = file.read(8)
     count = int.from_bytes(length, "little")
     if len(length) < 8 or count > nbytes - 8:
-        raise ValueError("its header is cut short")
+        raise ValueError("its header is truncated")
     text = file.read(count)
     return 8 + count, json.loads(text), zlib.crc32(text, zlib.crc32(length))
 
 
 class _Encoder:
-    """Turns a state into JSON's terms, and gathers its tensors by name: their path in the state."""
+    """Turns a state into JSON's terms, and collects its tensors, named by their path in the state."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._seen: dict[Any, str] = {}
 
     def encode(self, value: Any, path: str) -> Any:
-        """`value` in JSON's terms; `path` is where it is in the state."""
+        """Return `value` in JSON's terms. `path` is its path in the state."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, Tensor):
@@ -347,12 +357,14 @@ class _Encoder:
             return {_TAG: "dtype" if isinstance(value, torch.dtype) else "device", "of": str(value)}
         if isinstance(value, complex):
             return {_TAG: "complex", "of": [value.real, value.imag]}
-        for plain in (str, int, float):  # a subclass of one of these, such as torch's version
+
+        # Subclasses of plain types, such as torch's version.
+        for plain in (str, int, float):
             if isinstance(value, plain):
                 return plain(value)
         raise CheckpointError(
-            f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be kept in a checkpoint, "
-            "since loading it would run code. Return plain values and tensors from state_dict()."
+            f"{path}: a {type(value).__module__}.{type(value).__qualname__} can't be saved in a checkpoint, "
+            "because loading it would run code. Return plain values and tensors from state_dict()."
         )
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Any:
@@ -378,12 +390,12 @@ class _Encoder:
         for plain in (bool, int, float, str):
             if isinstance(key, plain):
                 return plain(key)
-        raise CheckpointError(f"{path}: the key {key!r} can't be kept in a checkpoint; use text or numbers.")
+        raise CheckpointError(f"{path}: the key {key!r} can't be saved in a checkpoint. Use text or numbers.")
 
     @staticmethod
     def _sharded(value: Sharded, path: str) -> Any:
         if value.dtype not in _NAMES:
-            raise CheckpointError(f"{path}: a sharded tensor of {value.dtype} can't be kept in a checkpoint.")
+            raise CheckpointError(f"{path}: a sharded tensor of {value.dtype} can't be saved in a checkpoint.")
         return {_TAG: "sharded", "of": value.name, "dtype": _NAMES[value.dtype], "shape": list(value.shape)}
 
     def _tensor(self, tensor: Tensor, path: str) -> Any:
@@ -391,11 +403,13 @@ class _Encoder:
             if tensor.dtype is torch.complex128 and tensor.layout is torch.strided:
                 return {_TAG: "complex128", "of": self._tensor(torch.view_as_real(tensor.resolve_conj()), path)}
             raise CheckpointError(
-                f"{path}: a {_kind_of(tensor)} can't be kept in a checkpoint. Return a dense tensor from state_dict()."
+                f"{path}: a {_kind_of(tensor)} can't be saved in a checkpoint. Return a dense tensor from state_dict()."
             )
         if tensor.device.type == "meta":
-            raise CheckpointError(f"{path}: the tensor is on the meta device, so it has no values to keep.")
-        memory = (tensor.device, tensor.data_ptr())  # an address is one of its device
+            raise CheckpointError(f"{path}: the tensor is on the meta device, so it has no values to save.")
+
+        # An address alone is ambiguous: each device has its own addresses.
+        memory = (tensor.device, tensor.data_ptr())
         identity = (memory, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         name = self._seen.get(identity) if tensor.numel() else None
         if name is None:
@@ -406,6 +420,7 @@ class _Encoder:
                 name = f"{path}#{number}"
             self.tensors[name] = tensor
             self._seen[identity] = name
+
         reference = {_TAG: "tensor", "of": name}
         if not tensor.is_contiguous():
             for label, (dimensions, memory_format) in _FORMATS.items():
@@ -421,7 +436,7 @@ def _kind_of(tensor: Tensor) -> str:
 
 
 def _references(value: Any) -> Iterator[dict[str, Any]]:
-    """What stands for tensors in a part of a tree."""
+    """All references to tensors in a part of a tree."""
     if isinstance(value, dict):
         if value.get(_TAG) in ("tensor", "sharded"):
             yield value

@@ -1,10 +1,10 @@
-"""What a store of checkpoints can do. A checkpoint is a directory with two files, or more where a model is sharded:
+"""The contract of a store of checkpoints. A checkpoint is a directory with two files, or more if a model is sharded:
 
     state.safetensors    the run state
-    shard-….safetensors  what each rank has of sharded tensors
-    meta.json            the marker: what it is, and each file's size and checksum
+    shard-….safetensors  each rank's parts of sharded tensors
+    meta.json            the marker: a description of the run, and each file's size and checksum
 
-Without its marker it is no checkpoint: the marker is the last to come and the first to go.
+A directory without a marker is no checkpoint. The marker is written last and deleted first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SUFFIX = ".ckpt"
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """A place in an object store, with as much of `Path` as checkpoints need. It can't be mistaken for a local path.
+    """A path in an object store. It has the part of `Path` that checkpoints need, and is never taken for a local path.
 
     Attributes:
         uri: such as `s3://bucket/run`, without a slash at its end.
@@ -41,12 +41,12 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
+        """The part after the last slash."""
         return self.uri.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What comes before it."""
+        """The part before the last slash."""
         return RemotePath(self.uri.rpartition("/")[0])
 
 
@@ -54,72 +54,72 @@ Place: TypeAlias = Path | RemotePath
 
 
 class Store(ABC):
-    """Keeps checkpoints. All methods may be called in any thread.
+    """Stores checkpoints. All methods may be called in any thread.
 
-    Whatever can't be reached, read or written is a `CheckpointError`.
+    A path that can't be reached, read or written raises `CheckpointError`.
     """
 
     @abstractmethod
     def prepare(self, directory: Any) -> None:
-        """Make a directory, if it isn't there, and see that it can be written to.
+        """Create a directory if it doesn't exist, and check that it can be written to.
 
         Raises:
-            ConfigError: it can't.
+            ConfigError: the directory can't be written to.
         """
 
     @abstractmethod
     def sweep(self, directory: Any) -> None:
-        """Remove what killed writes and deletions have left in a directory."""
+        """Remove what interrupted writes and deletions left in a directory."""
 
     @abstractmethod
     def kind(self, path: Any) -> Literal["directory", "file"] | None:
-        """What lies there, whole or not; a link stands for what it points to."""
+        """Return what is at a path, complete or not. Links are followed."""
 
     @abstractmethod
     def find(self, directory: Any, deep: bool = True) -> list[Any]:
-        """Every place in a directory (or, `deep`, anywhere below) that may be a checkpoint, by name; no links."""
+        """List every path in a directory (with `deep`, anywhere below) that may be a checkpoint, by name, without links."""
 
     @abstractmethod
     def resolve(self, path: Any) -> Any:
-        """The checkpoint that a link stands for; any other path as it is."""
+        """Return the checkpoint that a link points to; return any other path unchanged."""
 
     @abstractmethod
     def read_marker(self, path: Any) -> bytes | None:
-        """The marker of a checkpoint; None when there is none."""
+        """Read the marker of a checkpoint; None if there is none."""
 
     @abstractmethod
     def size(self, path: Any, name: str) -> int | None:
-        """The bytes of one file of a checkpoint; of the path itself, if `name` is empty. None when there is none."""
+        """Size in bytes of one file of a checkpoint, or of the path itself if `name` is empty; None if there is no file."""
 
     @abstractmethod
     def open(self, path: Any, name: str) -> BinaryIO:
-        """One file of a checkpoint; or the path itself, if `name` is empty."""
+        """Open one file of a checkpoint, or the path itself if `name` is empty."""
 
     @abstractmethod
     def write(self, path: Any, state: Frozen, meta: dict[str, Any]) -> None:
-        """Write a checkpoint, whole or not at all; one that was there before is replaced by it."""
+        """Write a checkpoint, completely or not at all. An existing one is replaced."""
 
     @abstractmethod
     def write_file(self, path: Any, write: Callable[[BinaryIO], object]) -> None:
-        """Let `write` fill a plain file, which is there whole or not at all; one that was there is replaced by it."""
+        """Write a plain file with `write`, completely or not at all. An existing one is replaced."""
 
     @abstractmethod
     def delete(self, path: Any) -> None:
-        """Delete a checkpoint. One that can't be deleted is said, and left."""
+        """Delete a checkpoint. If that fails, log a warning and leave it."""
 
     @abstractmethod
     def point(self, link: Any, target: Any) -> None:
-        """Let `link` (such as `last.ckpt`) stand for a checkpoint. Where that can't be, it is said and left."""
+        """Make `link` (such as `last.ckpt`) point to a checkpoint. If that fails, log a warning."""
 
     @abstractmethod
     def unpoint(self, link: Any) -> None:
-        """Remove a link that `point` has made; anything else is left alone."""
+        """Remove a link that `point` made. Anything else stays."""
 
 
 def marker(meta: dict[str, Any], written: Written, shards: Mapping[str, Written] | None = None, **more: str) -> bytes:
-    """The content of a marker: `meta`, the time, what the state's file must be, and what each of its shards'."""
+    """Encode a marker: `meta`, the time, and the size and checksum of the state and of each shard."""
     files = {STATE: {**_figures(written), **more}}
-    files |= {name: _figures(one) for name, one in (shards or {}).items()}
+    files |= {name: _figures(shard) for name, shard in (shards or {}).items()}
     created = max(time.time(), _latest + 0.001)
     note_time(created)
     return json.dumps({**meta, "created": created, "files": files}).encode()
@@ -129,10 +129,11 @@ def _figures(written: Written) -> dict[str, Any]:
     return {"bytes": written.nbytes, "crc32": written.crc32}
 
 
-_latest = 0.0  # of the times at which the checkpoints that this process has seen were made
+# The latest creation time of any checkpoint that this process has seen.
+_latest = 0.0
 
 
 def note_time(created: float) -> None:
-    """Let the next checkpoint be newer than one that was seen, though the machine's clock be put back in between."""
+    """Make the next checkpoint newer than this time, even if the machine's clock is set back in between."""
     global _latest
     _latest = max(_latest, created)

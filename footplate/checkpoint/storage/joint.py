@@ -1,21 +1,22 @@
-"""A checkpoint that several ranks write into one directory, each a file of its own: complete or not there.
+"""A checkpoint that several ranks write into one directory: each rank writes its own file.
 
-    rank 0        .tmp-ckpt-TOKEN/                           made first, and looked for by the others
+    rank 0        .tmp-ckpt-TOKEN/                           created first; the other ranks write into it
     every rank    .tmp-ckpt-TOKEN/shard-00001.safetensors    its shards, synced
-                  .tmp-ckpt-TOKEN/shard-00001.json           its word that they are: their size and checksum
-    rank 0        .tmp-ckpt-TOKEN/state.safetensors          all that isn't sharded, synced
-                  waits for the word of every rank
+                  .tmp-ckpt-TOKEN/shard-00001.json           its receipt: the file is complete; size and checksum
+    rank 0        .tmp-ckpt-TOKEN/state.safetensors          everything that isn't sharded, synced
+                  waits for the receipt of every rank
                   .tmp-ckpt-TOKEN/meta.json                  the marker, with the size and checksum of every file
                   renames the directory to the checkpoint's name
 
-All of that happens in background threads while the ranks train on. They tell each other by files alone: a collective call
-in such a thread could come before one of the main thread on one rank and after it on another, and both would wait for
-ever; a group of its own would avoid that, but not the wait for a rank that has died. The directory they share anyway.
+This happens in background threads while the ranks continue to train. The threads communicate through files only, because
+the ranks share the directory anyway. A collective call in a background thread could run before a collective call of the
+main thread on one rank and after it on another, and both would wait forever. A separate process group would avoid that
+deadlock, but not the wait for a rank that has died.
 
-A rank that dies, or whose disk is full, never gives its word. The others learn of it in their main threads, which meet
-before the next save and at the end (`Trainer.wait_for_save`); rank 0 then gives up after `LOST_S`, and removes what there
-is. If rank 0 dies, what is left is a `.tmp-…` that the next run sweeps away. Either way the checkpoint isn't there, and one
-that was there before is as it was.
+A rank that dies, or whose disk is full, never writes its receipt. The other ranks learn this in their main threads, which
+meet before the next save and at the end (`Trainer.wait_for_save`). Rank 0 then gives up after `LOST_S` and removes the
+directory. If rank 0 dies, a `.tmp-…` remains, which the next run removes. In both cases there is no new checkpoint, and an
+older one at the same path is unchanged.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from footplate.checkpoint.storage.local import TEMPORARY, cannot_write, replace,
 from footplate.core.errors import CheckpointError
 
 POLL_S = 0.02
-LOST_S = 2.0  # how long rank 0 still waits for the others once it is told to make haste
+# How long rank 0 still waits for the other ranks once one of them may be lost.
+LOST_S = 2.0
 
 
 def begin(path: Path) -> str:
-    """Make the directory of a save that all ranks make together, on rank 0; gives its token.
+    """Create the directory of a joint save and return its token. Only rank 0 calls this.
 
     Raises:
-        CheckpointError: it can't be made.
+        CheckpointError: the directory can't be created.
     """
     token = uuid.uuid4().hex
     try:
@@ -53,28 +55,28 @@ def begin(path: Path) -> str:
 
 
 def abandon(path: Path, token: str) -> None:
-    """Remove it again."""
+    """Remove the directory of a joint save."""
     shutil.rmtree(directory_of(path, token), ignore_errors=True)
 
 
 def write_part(path: Path, token: str, name: str, part: Frozen) -> None:
-    """Write one rank's file of a checkpoint, and give the word for it.
+    """Write one rank's file of a checkpoint, and then its receipt.
 
     Args:
         path: the checkpoint.
-        token: of this save; the same on all ranks, and never used before.
-        name: the file's.
-        part: what is in it.
+        token: the nonce of this save, the same on all ranks.
+        name: the file's name.
+        part: the file's content.
 
     Raises:
-        CheckpointError: it can't be written.
+        CheckpointError: the file can't be written.
     """
     directory = directory_of(path, token)
     try:
         written = _write(directory / name, part)
         draft = directory / f"{name}.tmp"
         draft.write_text(json.dumps([written.nbytes, written.crc32]))
-        draft.rename(_word(directory, name))
+        draft.rename(_receipt(directory, name))
     except OSError as error:
         raise cannot_write(path, error) from error
 
@@ -82,23 +84,23 @@ def write_part(path: Path, token: str, name: str, part: Frozen) -> None:
 def complete(
     path: Path, token: str, names: list[str], state: Frozen, meta: dict[str, Any], haste: threading.Event
 ) -> None:
-    """Write the rest of a checkpoint, wait for the parts of all ranks, and let it be one; on rank 0.
+    """Write the rest of a checkpoint, wait for the parts of all ranks, and rename it to its path. Only rank 0 calls this.
 
     Args:
         path: the checkpoint.
         token: see `write_part`.
-        names: of the files of all ranks.
-        state: what isn't sharded.
-        meta: see `META`.
+        names: the names of the files of all ranks.
+        state: everything that isn't sharded.
+        meta: the content of the marker.
         haste: set when a rank may be lost.
 
     Raises:
-        CheckpointError: it can't be written, or a part didn't come.
+        CheckpointError: the checkpoint can't be written, or a part is missing.
     """
     directory = directory_of(path, token)
     try:
         written = _write(directory / STATE, state)
-        parts = _words(path, directory, names, haste)
+        parts = _receipts(path, directory, names, haste)
         with (directory / META).open("xb") as file:
             file.write(marker(meta, written, parts))
             file.flush()
@@ -114,23 +116,24 @@ def complete(
         raise cannot_write(path, error) from error
 
 
-def _words(path: Path, directory: Path, names: list[str], haste: threading.Event) -> dict[str, Written]:
-    """What the ranks say of their files, once all have; their words are taken away."""
-    found: dict[str, Written] = {}
+def _receipts(path: Path, directory: Path, names: list[str], haste: threading.Event) -> dict[str, Written]:
+    """Wait for the receipts of all ranks, and remove them."""
+    received: dict[str, Written] = {}
     deadline = None
     while True:
         for name in names:
-            word = _word(directory, name)
-            if name not in found and word.exists():
-                found[name] = Written(*json.loads(word.read_text()))
-                word.unlink()
-        if len(found) == len(names):
-            return found
+            receipt = _receipt(directory, name)
+            if name not in received and receipt.exists():
+                received[name] = Written(*json.loads(receipt.read_text()))
+                receipt.unlink()
+        if len(received) == len(names):
+            return received
+
         if haste.is_set():
             deadline = deadline or time.monotonic() + LOST_S
             if time.monotonic() > deadline:
-                missing = ", ".join(sorted(set(names) - found.keys()))
-                raise CheckpointError(f"The checkpoint {path} could not be written: {missing} never came.")
+                missing = ", ".join(sorted(set(names) - received.keys()))
+                raise CheckpointError(f"The checkpoint {path} could not be written: {missing} was never written.")
         time.sleep(POLL_S)
 
 
@@ -142,9 +145,9 @@ def _write(file: Path, content: Frozen) -> Written:
 
 
 def directory_of(path: Path, token: str) -> Path:
-    """Where the ranks write until the checkpoint is complete."""
+    """The directory that the ranks write into until the checkpoint is complete."""
     return path.with_name(f"{TEMPORARY}{token}")
 
 
-def _word(directory: Path, name: str) -> Path:
+def _receipt(directory: Path, name: str) -> Path:
     return directory / f"{name.removesuffix('.safetensors')}.json"

@@ -1,8 +1,8 @@
 """Checkpoints on a disk of this machine.
 
-A write goes to `.tmp-…` beside its target, is synced, and is renamed: no move between file systems is needed, and at
-every moment the target is the old checkpoint or the new one. Where it replaces one, that steps aside to `.old-…` for as
-long as the renaming takes; `sweep` puts it back if the process was killed in between.
+A checkpoint is written to `.tmp-…` beside its target, synced, and renamed. No move between file systems is needed, and at
+every moment the target is the old checkpoint or the new one. If the target exists, it is renamed to `.old-…` first and
+deleted afterwards. If the process is killed in between, `sweep` restores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEMPORARY, _REPLACED = ".tmp-ckpt-", ".old-"
 
 
 class LocalStore(Store):
-    """See the module's docstring; paths are `Path`s."""
+    """A store on disk. Paths are `Path`s. The module's docstring describes it."""
 
     def prepare(self, directory: Path) -> None:
         try:
@@ -58,12 +58,12 @@ class LocalStore(Store):
         if not directory.is_dir():
             return []
         found = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
-        return sorted(path for path in found if not path.is_symlink() and not _is_spare(path))
+        return sorted(path for path in found if not path.is_symlink() and not _is_replaced(path))
 
     def resolve(self, path: Path) -> Path:
         target = path.resolve() if path.is_symlink() else path
-        spare = target.with_name(f"{_REPLACED}{target.name}")
-        return spare if spare.exists() and not target.exists() else target
+        old = target.with_name(f"{_REPLACED}{target.name}")
+        return old if old.exists() and not target.exists() else target
 
     def read_marker(self, path: Path) -> bytes | None:
         try:
@@ -115,15 +115,16 @@ class LocalStore(Store):
             temporary.unlink(missing_ok=True)
 
     def delete(self, path: Path) -> None:
-        """Remove a checkpoint. It loses its name first, so that no half of it is left under that if this is cut off."""
-        going = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+        """Delete a checkpoint. It is renamed first, so that an interruption leaves no half of it under its name."""
+        doomed = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
         try:
-            path.rename(going)
+            path.rename(doomed)
             for name in (META, STATE):
-                (going / name).unlink(missing_ok=True)
-            going.rmdir()
-        except OSError:  # it is gone, or holds more than is ours, or the directory can't be written to
-            shutil.rmtree(going, ignore_errors=True)
+                (doomed / name).unlink(missing_ok=True)
+            doomed.rmdir()
+        except OSError:
+            # The checkpoint is gone, or holds other files, or the directory can't be written to.
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def point(self, link: Path, target: Path) -> None:
         temporary = link.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
@@ -131,10 +132,15 @@ class LocalStore(Store):
             temporary.symlink_to(os.path.relpath(target, link.parent))
         except OSError as error:
             log.warning(
-                "%s can't be linked to %s here (%s); resuming finds it all the same.", link, target.name, error.strerror
+                "%s can't be linked to %s (%s). Resuming finds the checkpoint without the link.",
+                link,
+                target.name,
+                error.strerror,
             )
             return
-        if link.is_dir() and not link.is_symlink():  # a copy that followed the link has made it a checkpoint of its own
+
+        # If a run was copied and the copy followed the link, then the link is a checkpoint of its own.
+        if link.is_dir() and not link.is_symlink():
             replace(temporary, link)
         else:
             temporary.replace(link)
@@ -148,13 +154,13 @@ def _replaced_by(old: Path) -> Path:
     return old.with_name(old.name[len(_REPLACED) :])
 
 
-def _is_spare(path: Path) -> bool:
-    """Whether a checkpoint has stepped aside for one that is there."""
+def _is_replaced(path: Path) -> bool:
+    """Return True for an `.old-…` whose replacement is complete."""
     return path.name.startswith(_REPLACED) and _replaced_by(path).exists()
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Give a finished checkpoint its name; one that has it steps aside, and is removed."""
+    """Rename a finished checkpoint to its path, and remove one that was there."""
     if not os.path.lexists(path):
         temporary.rename(path)
         return
@@ -162,6 +168,7 @@ def replace(temporary: Path, path: Path) -> None:
         path.unlink()
         temporary.rename(path)
         return
+
     old = path.with_name(f"{_REPLACED}{path.name}")
     _discard(old)
     path.rename(old)
@@ -170,7 +177,7 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory, a file or a link, if it is there."""
+    """Remove a directory, a file or a link if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -178,7 +185,7 @@ def _discard(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Let the names in a directory be on the disk."""
+    """Sync the entries of a directory to the disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -187,7 +194,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def cannot_write(path: Path, error: Exception) -> CheckpointError:
-    """What is said of a checkpoint that could not be written."""
+    """The error for a checkpoint that could not be written."""
     code = getattr(error, "errno", None)
     free = ""
     existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
@@ -195,7 +202,7 @@ def cannot_write(path: Path, error: Exception) -> CheckpointError:
         free = f" ({shutil.disk_usage(existing).free / 1e6:,.0f} MB free)"
     if code == errno.ENOSPC:
         return CheckpointError(
-            f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are whole. "
+            f"The disk is full{free}: the checkpoint {path} could not be written. Earlier checkpoints are complete. "
             'Free some space, or set another default_root_dir, and resume with ckpt_path="last".'
         )
     reason = os.strerror(code) if code else (str(error) or type(error).__name__).splitlines()[0]

@@ -1,18 +1,18 @@
-"""Checkpoints in S3 and Google Cloud Storage, where nothing can be renamed.
+"""Checkpoints in S3 and Google Cloud Storage, which can't rename objects.
 
-    checkpoints/epoch=3.ckpt/state-5f1c….safetensors    uploaded first, in parts, under a name of its own
-    checkpoints/epoch=3.ckpt/meta.json                  the marker: names that object; put last
+    checkpoints/epoch=3.ckpt/state-5f1c….safetensors    uploaded first, in parts, under a new name
+    checkpoints/epoch=3.ckpt/meta.json                  the marker, written last; it names that object
     checkpoints/last.ckpt                               a pointer: {"points_to": "epoch=3.ckpt"}
 
-A write puts the state, then the marker, then removes the state that an older marker had named: at every moment the marker
-names a whole state, the old one or the new one. A deletion takes the marker first. What a process leaves that is killed in
-between is a state that no marker names; `sweep` removes it. Parts of an upload that was never finished are invisible and
-can't be reached from here: a rule of the bucket that aborts unfinished multi-part uploads after a day removes them.
+A write uploads the state, then the marker, and then removes the state that the older marker named. At every moment the
+marker names a complete state, the old one or the new one. A deletion removes the marker first. A process that is killed in
+between leaves a state that no marker names; `sweep` removes it. The parts of an unfinished upload are invisible, and
+Footplate can't delete them. Set a rule on the bucket that aborts unfinished multi-part uploads after a day.
 
-The state goes up straight from the memory it was copied into, some parts at a time (`_IN_FLIGHT`), so an upload takes
-little memory of its own. Every request is repeated, more and more slowly, while the service fails or can't be reached;
-after some minutes (`DELAYS_S`, and as long again in the library's own attempts) that is an error. Credentials and
-endpoints are those of tables: see `footplate.data.remote.location`.
+The state is uploaded straight from the memory that it was copied into, some parts at a time (`_IN_FLIGHT_NBYTES`), so an
+upload needs little memory of its own. Every request is retried with increasing delays while the service fails or can't be
+reached. After some minutes (`DELAYS_S`, and as long again in the library's own attempts) it is an error. Credentials and
+endpoints are the same as for tables: see `footplate.data.remote.location`.
 """
 
 from __future__ import annotations
@@ -39,28 +39,35 @@ from footplate.data.remote.location import connect
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-DELAYS_S = (0.5, 1, 2, 4, 8, 16, 30)  # before each repetition
-_ATTEMPTS = 5  # of pyarrow's own, for each part of an upload
-_IN_FLIGHT = 64 << 20  # bytes that may be on their way up at once
-_PIECE = 16 << 20  # bytes that are asked for at once
-_AHEAD = 8 << 20  # bytes that are asked for where less is wanted
+
+# The delay before each retry.
+DELAYS_S = (0.5, 1, 2, 4, 8, 16, 30)
+# pyarrow's own attempts for each part of an upload.
+_ATTEMPTS = 5
+# The most that an upload sends before it waits for the service.
+_IN_FLIGHT_NBYTES = 64 << 20
+# The most that one request reads.
+_REQUEST_NBYTES = 16 << 20
+# The least that one request reads, to prefetch for small reads.
+_READ_AHEAD_NBYTES = 8 << 20
 _SETTINGS = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR")
 _OURS = re.compile(r"(?P<checkpoint>.*\.ckpt)/(state[^/]*\.safetensors|meta\.json)")
-_FINAL = re.compile(  # what no repetition can mend
+# Errors that a retry can't fix.
+_FINAL = re.compile(
     r"ACCESS_DENIED|NO_SUCH_|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|INVALID_(CLIENT_)?TOKEN|EXPIRED_TOKEN|"
     r"No such directory|PERMISSION_DENIED|UNAUTHENTICATED|NOT_FOUND|INVALID_ARGUMENT|HTTP status 40[0134]|Permission denied"
 )
 
 
 class ObjectStore(Store):
-    """See the module's docstring; paths are `RemotePath`s."""
+    """A store in a bucket. Paths are `RemotePath`s. The module's docstring describes it."""
 
     def __init__(self, filesystem: pafs.FileSystem) -> None:
         self._files = filesystem
 
     @classmethod
     def of(cls, place: RemotePath) -> ObjectStore:
-        """The store of a place, with the credentials and endpoints of the environment as it is now."""
+        """The store of a place, with the current credentials and endpoints of the environment."""
         settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
         return cls(_filesystem(place.uri.partition("://")[0], tuple(sorted(settings.items()))))
 
@@ -72,16 +79,17 @@ class ObjectStore(Store):
         except CheckpointError as error:
             raise ConfigError(
                 f"ModelCheckpoint: {directory} can't be written to ({error}). Check the bucket's name and the credentials: "
-                "s3:// takes AWS_ACCESS_KEY_ID and its like, AWS_REGION and AWS_ENDPOINT_URL; gs:// takes "
+                "s3:// uses AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; gs:// uses "
                 "GOOGLE_APPLICATION_CREDENTIALS."
             ) from error
 
     def sweep(self, directory: RemotePath) -> None:
         objects: dict[str, set[str]] = {}
         for name in self._list(directory):
-            found = _OURS.fullmatch(name)
-            if found is not None:
-                objects.setdefault(found.group("checkpoint"), set()).add(name)
+            match = _OURS.fullmatch(name)
+            if match is not None:
+                objects.setdefault(match.group("checkpoint"), set()).add(name)
+
         for checkpoint, names in objects.items():
             content = self.read_marker(directory / checkpoint)
             if content is None:
@@ -119,7 +127,7 @@ class ObjectStore(Store):
     def open(self, path: RemotePath, name: str) -> BinaryIO:
         file = self._file(path, name)
         source = self._ask(f"{file} can't be read", lambda: self._files.open_input_file(_key(file)))
-        return cast(BinaryIO, io.BufferedReader(_Ranges(self, file, source), _AHEAD))
+        return cast(BinaryIO, io.BufferedReader(_RangeReader(self, file, source), _READ_AHEAD_NBYTES))
 
     def write(self, path: RemotePath, state: Frozen, meta: dict[str, Any]) -> None:
         name = f"state-{uuid.uuid4().hex}.safetensors"
@@ -129,7 +137,7 @@ class ObjectStore(Store):
             self._put(path / META, marker(meta, written, object=name))
         except CheckpointError as error:
             raise CheckpointError(
-                f"The checkpoint {path} could not be written. {error} Earlier checkpoints are whole."
+                f"The checkpoint {path} could not be written. {error} Earlier checkpoints are complete."
             ) from error
         if before:
             self._remove(path / before)
@@ -141,31 +149,31 @@ class ObjectStore(Store):
 
     def delete(self, path: RemotePath) -> None:
         self._remove(path / META)
-        self._forget(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
+        self._try_delete(f"{path} can't be deleted", lambda: self._files.delete_dir(_key(path)))
 
     def point(self, link: RemotePath, target: RemotePath) -> None:
         name = target.uri.removeprefix(f"{link.parent}/")
         try:
             self._put(link, json.dumps({"points_to": name}).encode())
         except CheckpointError as error:
-            log.warning("%s Resuming finds the newest checkpoint all the same.", error)
+            log.warning("%s Resuming finds the newest checkpoint without it.", error)
 
     def unpoint(self, link: RemotePath) -> None:
         if self.resolve(link) != link:
             self._remove(link)
 
     def _file(self, path: RemotePath, name: str) -> RemotePath:
-        """The object that is a file of a checkpoint."""
+        """The object that holds a file of a checkpoint."""
         if name == STATE:
             name = _state_in(self.read_marker(path) or b"") or STATE
         return path / name if name else path
 
     def _upload(self, file: RemotePath, state: Frozen) -> Written:
         with self._files.open_output_stream(_key(file), buffer_size=None) as stream:
-            written = state.write(cast(io.RawIOBase, _Bounded(stream)))
-        found = self._files.get_file_info(_key(file)).size
-        if found != written.nbytes:
-            raise OSError(f"{file} has {found} bytes instead of {written.nbytes}")
+            written = state.write(cast(io.RawIOBase, _BoundedUpload(stream)))
+        nbytes = self._files.get_file_info(_key(file)).size
+        if nbytes != written.nbytes:
+            raise OSError(f"{file} has {nbytes} bytes instead of {written.nbytes}")
         return written
 
     def _put(self, file: RemotePath, content: bytes | memoryview) -> None:
@@ -183,10 +191,10 @@ class ObjectStore(Store):
         return self._ask(f"{file} can't be read", get)
 
     def _remove(self, file: RemotePath) -> None:
-        self._forget(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
+        self._try_delete(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
 
-    def _forget(self, what: str, request: Callable[[], None]) -> None:
-        """Delete something, if it is there; where that fails it is said, and swept some other day."""
+    def _try_delete(self, what: str, request: Callable[[], None]) -> None:
+        """Delete something if it exists. A failure is logged, and a later `sweep` tries again."""
         try:
             self._ask(what, request)
         except CheckpointError as error:
@@ -204,10 +212,10 @@ class ObjectStore(Store):
         return [info.path[start:] for info in infos if info.type == pafs.FileType.File]
 
     def _ask(self, what: str, request: Callable[[], T]) -> T:
-        """Make a request, again and again while the service fails.
+        """Make a request, and retry it while the service fails.
 
         Raises:
-            CheckpointError: it failed for good, or for too long.
+            CheckpointError: the error is final, or all retries failed.
         """
         for delay_s in (*DELAYS_S, None):
             try:
@@ -216,30 +224,30 @@ class ObjectStore(Store):
                 final = isinstance(error, (FileNotFoundError, PermissionError)) or _FINAL.search(str(error))
                 if final or delay_s is None:
                     raise CheckpointError(f"{what}: {_first_line(error)}.") from error
-                log.info("%s: %s. Trying again in %g s.", what, _first_line(error), delay_s)
+                log.info("%s: %s. Retrying in %g s.", what, _first_line(error), delay_s)
                 time.sleep(delay_s)
         raise AssertionError
 
 
-class _Bounded:
-    """What a state is written to: an upload that may be so many bytes behind, and no more."""
+class _BoundedUpload:
+    """An upload that flushes before too many bytes are in flight."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream = stream
-        self._behind = 0
+        self._in_flight = 0
 
     def write(self, piece: bytes | memoryview) -> int:
         nbytes = memoryview(piece).nbytes
         self._stream.write(piece)
-        self._behind += nbytes
-        if self._behind >= _IN_FLIGHT:
+        self._in_flight += nbytes
+        if self._in_flight >= _IN_FLIGHT_NBYTES:
             self._stream.flush()
-            self._behind = 0
+            self._in_flight = 0
         return nbytes
 
 
-class _Ranges(io.RawIOBase):
-    """An object, read range by range; a range that fails is asked for again."""
+class _RangeReader(io.RawIOBase):
+    """Reads an object in ranges. A range that fails is retried."""
 
     def __init__(self, store: ObjectStore, file: RemotePath, source: pa.NativeFile) -> None:
         self._store = store
@@ -252,7 +260,7 @@ class _Ranges(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        nbytes = min(len(view), _PIECE, self._source.size() - self._position)
+        nbytes = min(len(view), _REQUEST_NBYTES, self._source.size() - self._position)
         if nbytes <= 0:
             return 0
         content = self._store._ask(f"{self._path} can't be read", lambda: self._source.read_at(nbytes, self._position))
@@ -272,12 +280,12 @@ def _filesystem(scheme: str, settings: tuple[tuple[str, str], ...]) -> pafs.File
 
 
 def _key(path: RemotePath) -> str:
-    """Bucket and key, as pyarrow wants them."""
+    """Bucket and key in pyarrow's form."""
     return path.uri.partition("://")[2]
 
 
 def _state_in(content: bytes) -> str:
-    """The object that a marker names as the state; nothing, if it can't be read."""
+    """The object that a marker names as the state; empty if the marker can't be read."""
     try:
         return str(json.loads(content)["files"][STATE].get("object", STATE))
     except (ValueError, KeyError, TypeError, AttributeError):

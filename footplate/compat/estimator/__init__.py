@@ -10,7 +10,7 @@
     weights.py      weights of a checkpoint into the modules, all or some
     exporters.py    files for those who serve the model, written as it is trained
 
-What is there and what differs: docs/tpu.md.
+What is there and what differs: docs/guide/estimators.md.
 """
 
 from footplate.compat.estimator.estimator import Estimator, train_and_evaluate

@@ -154,7 +154,7 @@ class Saving(ours.ModelCheckpoint):
         """The worst of the kept checkpoints, when there are `save_top_k` of them; empty before."""
         if not self.best_k_models:
             return ""
-        return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._superseded()
+        return list(self.best_k_models)[-1] if self.save_top_k == -1 else self._kept.superseded()
 
     @property
     def best_k_models(self) -> dict[str, Any]:

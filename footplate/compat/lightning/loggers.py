@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.compat.lightning._class_between import is_lightnings
 from footplate.core.errors import ConfigError
 from footplate.tracking.base import Logger, Status
-from footplate.tracking.params import plain, with_epoch
+from footplate.tracking.parameters import plain, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
 if TYPE_CHECKING:

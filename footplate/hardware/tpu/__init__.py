@@ -1,13 +1,13 @@
-"""TPUs: what their names mean, what this machine says of its own, and the second route to them.
+"""TPUs: the names of slices, the environment of this machine, and a second way to use them.
 
     names.py           `v3-8`, `v5litepod-16`: generation, chips, cores, hosts, topology, memory; from `data/`
-    surroundings.py    which TPU this is: the environment's variables, or the metadata server
-    metadata.py        that server, as far as it speaks of a TPU
-    older.py           XRT_TPU_CONFIG, from the days of TPU nodes
-    versions.py        jax, jaxlib, libtpu, torch, torch_tpu: which go together
-    findings.py        all of this together, for the doctor and for a trainer that begins
-    pitfalls.py        what makes training slow on a TPU without a word, as sentences with a hint
-    native.py          the `tpu` device of torch itself, from the package torch_tpu
+    environment.py     the TPU of this machine, from environment variables and the metadata server
+    metadata.py        the metadata server's attributes about a TPU
+    xrt_config.py      XRT_TPU_CONFIG, the variable of the former TPU nodes
+    versions.py        matching versions of jax, jaxlib, libtpu, torch and torch_tpu
+    report.py          all of this together, for the doctor and for the beginning of training
+    pitfalls.py        causes of silent slowness on a TPU, each as a text with a hint
+    torch_tpu.py       torch's own device `tpu`, from the package torch_tpu
 
-Nothing here has run on a TPU.
+Nothing in this package has run on a TPU.
 """

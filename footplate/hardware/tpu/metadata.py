@@ -1,11 +1,11 @@
-"""The metadata server of a Compute Engine machine, as far as it speaks of a TPU.
+"""The metadata server of a Compute Engine machine: its attributes about a TPU.
 
     GET http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type
     Metadata-Flavor: Google                                                                  → v5litepod-16
 
-It is asked where a TPU is attached and the environment doesn't say all, never anywhere else: a name that can't be resolved
-costs seconds. `GCE_METADATA_HOST` names another host and port, as for Google's own tools; `TPU_SKIP_MDS_QUERY` forbids to
-ask, as for libtpu. Whoever has another source of the same words gives a function like `attribute`.
+Footplate asks the server only if a TPU is attached and the environment lacks values, because a name that can't be resolved
+costs seconds. `GCE_METADATA_HOST` sets another host and port, as for Google's own tools. `TPU_SKIP_MDS_QUERY` disables the
+queries, as for libtpu. Another source of the same attributes is a function of type `Attribute`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Attribute = Callable[[str], str | None]
 
 
 def no_server(name: str) -> None:
-    """An attribute of a machine that has no metadata server: None."""
+    """Return None for every attribute: a machine without a metadata server."""
 
 
 def server(environ: Mapping[str, str]) -> Attribute:
-    """A function from an attribute's name to its value, or to None where there is none or nobody answers.
+    """Make a function from an attribute's name to its value, or to None if there is no such attribute or no answer.
 
     A server that can't be reached isn't asked again.
 
     Args:
-        environ: the environment, for `GCE_METADATA_HOST` and `TPU_SKIP_MDS_QUERY`.
+        environ: the environment variables, for `GCE_METADATA_HOST` and `TPU_SKIP_MDS_QUERY`.
     """
     if environ.get("TPU_SKIP_MDS_QUERY"):
         return no_server
@@ -48,12 +48,12 @@ def server(environ: Mapping[str, str]) -> Attribute:
 
 
 def tpu_env(text: str) -> dict[str, str]:
-    """The attribute `tpu-env`, a line for each value: `RUNTIME_VERSION: 'v2-alpha-tpuv6e'`."""
+    """Parse the attribute `tpu-env`, which has a line for each value: `RUNTIME_VERSION: 'v2-alpha-tpuv6e'`."""
     return dict(re.findall(r"^(\w+):\s*'?(.*?)'?\s*$", text, re.MULTILINE))
 
 
 def _ask(host: str, name: str) -> str | None:
-    """Raises: OSError: nobody answers, or not in time."""
+    """Raises: OSError: the server doesn't answer, or not in time."""
     import urllib.request
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -65,6 +65,7 @@ def _ask(host: str, name: str) -> str | None:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT_S) as answer:
             return answer.read().decode(errors="replace").strip() or None
     except HTTPError:
-        return None  # there is no such attribute
+        # There is no such attribute.
+        return None
     except HTTPException as error:
         raise OSError(str(error)) from error

@@ -1,11 +1,12 @@
-"""The names of TPU slices, and what they stand for.
+"""The names of TPU slices and their meaning.
 
     v3-8, v4-8, v5p-8        eight cores, which are four chips
-    v5e-8, v6e-8             eight chips; `v5litepod-8` is how the Cloud writes the first
+    v5e-8, v6e-8             eight chips; `v5litepod-8` is Google Cloud's name of the first
 
-A *chip* has one or two cores. A *device* is what JAX counts and what holds a copy of a model: on v2 and v3 each core is
-one, from v4 on the cores of a chip work as one. A *host* is the machine that a program runs on; a large slice has several.
-The tables are `data/generations.csv` and `data/slices.csv`; `source` names rows of the catalog's sources.csv.
+A *chip* has one or two cores. A *device* is the unit that JAX counts and that holds a copy of a model. On v2 and v3, each
+core is a device. From v4 on, the cores of a chip form one device. A *host* is the machine that a program runs on; a large
+slice has several hosts. The tables are `data/generations.csv` and `data/slices.csv`. Their column `source` refers to rows
+of the catalog's sources.csv.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ class Generation:
 
     Attributes:
         name: such as `v5e`.
-        aliases: what else its slices are called: `v5litepod`.
+        aliases: other names of its slices: `v5litepod`.
         catalog: its chip's name in the catalog.
-        counts: what the number in a slice's name counts.
-        cores_per_chip: cores of a chip.
-        devices_per_chip: devices that JAX sees in a chip.
-        hbm_gb: memory of a chip, in GB.
-        unit: how many rows and columns its matrix units have.
-        software: the software version that a machine of this generation is to be made with.
+        counts: the unit of the number in a slice's name.
+        cores_per_chip: cores per chip.
+        devices_per_chip: JAX devices per chip.
+        hbm_gb: memory per chip, in GB.
+        unit: rows and columns of its matrix units.
+        software: the software version to create a machine of this generation with.
         source: keys of the catalog's sources.
-        as_of: the year in which these said so.
+        as_of: the year of the sources.
     """
 
     name: str
@@ -52,22 +53,22 @@ class Generation:
 
     @property
     def counted_per_chip(self) -> int:
-        """How many of what a slice's name counts a chip is."""
+        """What a chip adds to the number in a slice's name."""
         return self.cores_per_chip if self.counts == "cores" else 1
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Some chips that work together.
+    """A slice: chips that work together.
 
     Attributes:
-        generation: of its chips.
+        generation: generation of its chips.
         count: the number in its name.
-        chips: how many chips it has.
-        topology: how they are wired: `2x4`.
-        hosts: how many machines they are attached to.
+        chips: number of chips.
+        topology: arrangement of the chips: `2x4`.
+        hosts: number of machines that the chips are attached to.
         source: a key of the catalog's sources.
-        as_of: the year in which it said so.
+        as_of: the year of the source.
     """
 
     generation: Generation
@@ -80,22 +81,22 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """Its name: `v5e-8`."""
+        """The slice's name: `v5e-8`."""
         return f"{self.generation.name}-{self.count}"
 
     @property
     def cores(self) -> int:
-        """How many cores it has."""
+        """Number of cores."""
         return self.chips * self.generation.cores_per_chip
 
     @property
     def devices(self) -> int:
-        """How many devices JAX sees in all of it."""
+        """Number of JAX devices in the whole slice."""
         return self.chips * self.generation.devices_per_chip
 
     @property
     def devices_per_host(self) -> int:
-        """How many of them are attached to one machine."""
+        """Number of JAX devices on each host."""
         return self.devices // self.hosts
 
     def __str__(self) -> str:
@@ -103,17 +104,17 @@ class Slice:
         hosts = f"{_plural(self.hosts, 'host')} with {_plural(self.devices_per_host, 'device')} each"
         return (
             f"TPU {self.generation.name}: {_plural(self.chips, 'chip')}{cores}, {self.topology}, {hosts}, "
-            f"{self.generation.hbm_gb} GB a chip"
+            f"{self.generation.hbm_gb} GB per chip"
         )
 
 
 @cache
 def generations() -> dict[str, Generation]:
-    """The generations, by name, the oldest first."""
-    found = {}
+    """All generations by name, the oldest first."""
+    by_name = {}
     for row in _rows("generations"):
         counts: Literal["cores", "chips"] = "cores" if row["counts"] == "cores" else "chips"
-        found[row["generation"]] = Generation(
+        by_name[row["generation"]] = Generation(
             name=row["generation"],
             aliases=tuple(row["aliases"].split()),
             catalog=row["catalog"],
@@ -126,13 +127,13 @@ def generations() -> dict[str, Generation]:
             source=row["source"],
             as_of=int(row["as_of"]),
         )
-    return found
+    return by_name
 
 
 @cache
 def slices() -> dict[str, Slice]:
-    """The slices, by name, in the order of the file."""
-    found = [
+    """All slices by name, in the order of the file."""
+    rows = [
         Slice(
             generation=generations()[row["generation"]],
             count=int(row["count"]),
@@ -144,43 +145,43 @@ def slices() -> dict[str, Slice]:
         )
         for row in _rows("slices")
     ]
-    return {one.name: one for one in found}
+    return {row.name: row for row in rows}
 
 
 def generation_of(name: str) -> Generation | None:
-    """The generation of a slice's name, whether or not there is a slice of that size; None for any other name."""
+    """Return the generation of a slice's name, even if there is no slice of that size; None for any other name."""
     parts = re.fullmatch(r"(v\d+[a-z]*)-\d+", name.strip().lower())
     if parts is None:
         return None
-    return next((one for one in generations().values() if parts[1] in (one.name, *one.aliases)), None)
+    return next((known for known in generations().values() if parts[1] in (known.name, *known.aliases)), None)
 
 
 def slice_of(name: str) -> Slice:
-    """The slice of a name, in any of its spellings: `v5e-16`, `V5litepod-16`.
+    """Return the slice of a name, in any of its spellings: `v5e-16`, `V5litepod-16`.
 
     Raises:
-        ConfigError: there is no such generation, or no slice of it with so many; names those that there are.
+        ConfigError: there is no such generation, or no slice of this size; the text lists the known ones.
     """
     generation = generation_of(name)
     if generation is None:
         raise ConfigError(
-            f'"{name[:60]}" names no TPU slice. {did_you_mean(name, [f"{one}-8" for one in generations()])}'
+            f'"{name[:60]}" names no TPU slice. {did_you_mean(name, [f"{known}-8" for known in generations()])}'
         )
-    found = slices().get(f"{generation.name}-{int(name.rpartition('-')[2])}")
-    if found is None:
-        unit = "chips" if generation.counts == "chips" else "cores, two a chip"
+    slice_ = slices().get(f"{generation.name}-{int(name.rpartition('-')[2])}")
+    if slice_ is None:
+        unit = "chips" if generation.counts == "chips" else "cores, two per chip"
         raise ConfigError(
-            f'"{name}": {generation.name} slices are named by their {unit}; there are {sizes(generation)}.'
+            f'"{name}": {generation.name} slices are named by their {unit}. Use one of {sizes(generation)}.'
         )
-    return found
+    return slice_
 
 
 def sizes(generation: Generation, most_chips: int | None = None) -> str:
-    """The names of a generation's slices, of up to so many chips, as a list in a sentence."""
+    """List the names of a generation's slices with up to `most_chips` chips, as text."""
     return ", ".join(
-        one.name
-        for one in slices().values()
-        if one.generation is generation and (most_chips is None or one.chips <= most_chips)
+        slice_.name
+        for slice_ in slices().values()
+        if slice_.generation is generation and (most_chips is None or slice_.chips <= most_chips)
     )
 
 
@@ -189,5 +190,5 @@ def _rows(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

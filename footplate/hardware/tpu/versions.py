@@ -1,11 +1,11 @@
-"""Which versions of the packages behind a TPU go together: what each says of the others, against what is there.
+"""Version checks of the packages for a TPU: the requirements in their metadata against the installed versions.
 
-    jax        says which jaxlib and, in its extra `tpu`, which libtpu it was made with
-    torch_tpu  says which torch and which libtpu
-    torch_xla  was made for one torch, and ended with torch 2.9
+    jax        requires a jaxlib and, in its extra `tpu`, a libtpu
+    torch_tpu  requires a torch and a libtpu
+    torch_xla  supports one torch; its last release was for torch 2.9
 
-Where they don't fit, a program may fail in a strange place, or run slowly without a word. What the machine itself was
-made with (its *software version*) is checked too, as far as its name tells.
+If versions don't match, a program may fail in an unrelated place, or run slowly without an error. The *software version*
+of the machine is checked, too, if its name is known.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from footplate.hardware.packages import is_older
 from footplate.hardware.tpu.names import Generation
 
 PACKAGES = ("torch", "jax", "jaxlib", "libtpu", "torch_tpu", "torch_xla")
-NEEDED_BY_TPU = {"jax": "tpu"}  # a package whose needs on a TPU are those of an extra
-LAST_TORCH_XLA = "2.10"  # torch from which on there is no torch_xla
+# Packages whose requirements on a TPU are in an extra.
+NEEDED_BY_TPU = {"jax": "tpu"}
+# The first torch without a torch_xla.
+FIRST_WITHOUT_TORCH_XLA = "2.10"
 
 Requires = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one package says of another: `jax` needs `libtpu` to be `==0.0.42.*`."""
+    """A requirement of one package on another: `jax` needs `libtpu` to be `==0.0.42.*`."""
 
     package: str
     other: str
@@ -35,23 +37,23 @@ class Need:
 
 
 def installed() -> dict[str, str]:
-    """The versions of those of the packages that are installed; imports none of them."""
-    found = {}
+    """Return the versions of the installed packages, without importing them."""
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def requires(package: str) -> Sequence[str]:
-    """What an installed package's metadata says that it requires."""
+    """Return the requirements in an installed package's metadata."""
     return importlib.metadata.requires(package) or ()
 
 
 def needs(packages: Mapping[str, str], requires: Requires = requires) -> list[Need]:
-    """What these packages say of each other."""
+    """Return the requirements that these packages have on each other."""
     return [
         Need(package, other, specifiers)
         for package in packages
@@ -62,74 +64,77 @@ def needs(packages: Mapping[str, str], requires: Requires = requires) -> list[Ne
 
 
 def mismatches(packages: Mapping[str, str], requires: Requires = requires) -> list[str]:
-    """Packages that don't go together, each with what to do.
+    """List packages whose versions don't match, each with its solution.
 
     Args:
         packages: the installed versions, by name.
         requires: a function from a package's name to the lines of its `Requires-Dist`.
     """
-    said = []
+    warnings = []
     known = needs(packages, requires)
     for need in known:
-        there = packages[need.other]
-        if fits(there, need.specifiers):
+        version = packages[need.other]
+        if fits(version, need.specifiers):
             continue
+
+        # Other packages may need exactly the installed version, so that no version suits all.
         rivals = [
-            one
-            for one in known
-            if one.other == need.other and one.package != need.package and fits(there, one.specifiers)
+            rival
+            for rival in known
+            if rival.other == need.other and rival.package != need.package and fits(version, rival.specifiers)
         ]
-        also = "".join(f"; {one.package} {packages[one.package]} needs {one.specifiers}" for one in rivals)
+        also = "".join(f"; {rival.package} {packages[rival.package]} needs {rival.specifiers}" for rival in rivals)
         hint = (
-            f"Keep {need.package} and {rivals[0].package} in environments of their own"
+            f"Install {need.package} and {rivals[0].package} into separate environments"
             if rivals
-            else f'Install what goes with it: pip install "{need.package}{_extra(need.package)}=={packages[need.package]}"'
+            else f'Install what matches: pip install "{need.package}{_extra(need.package)}=={packages[need.package]}"'
         )
-        said.append(
-            f"{need.package} {packages[need.package]} needs {need.other}{need.specifiers}, and {need.other} {there} is "
+        warnings.append(
+            f"{need.package} {packages[need.package]} needs {need.other}{need.specifiers}, but {need.other} {version} is "
             f"installed{also}. {hint}."
         )
+
     torch = packages.get("torch")
-    if "torch_xla" in packages and torch is not None and not is_older(torch, LAST_TORCH_XLA):
-        said.append(
-            f"torch_xla {packages['torch_xla']} is installed beside torch {torch}: torch_xla ended with torch 2.9 and "
-            "can't be used with it. Footplate doesn't need it: pip uninstall torch_xla."
+    if "torch_xla" in packages and torch is not None and not is_older(torch, FIRST_WITHOUT_TORCH_XLA):
+        warnings.append(
+            f"torch_xla {packages['torch_xla']} is installed with torch {torch}, but its last release was for torch 2.9. "
+            "Footplate doesn't need it: pip uninstall torch_xla."
         )
-    return said
+    return warnings
 
 
 def wrong_software(software: str | None, generation: Generation | None, torch: str | None) -> str | None:
-    """What to say of a software version that a TPU machine was made with; None where it fits or its name tells nothing.
+    """Return a warning about a TPU machine's software version; None if it matches or its name is unknown.
 
     Args:
-        software: such as `v2-alpha-tpuv5-lite`, or `tpu-vm-pt-1.13`, as the metadata server says.
-        generation: of the machine's TPU.
-        torch: the installed version.
+        software: the metadata server's value, such as `v2-alpha-tpuv5-lite` or `tpu-vm-pt-1.13`.
+        generation: the generation of the machine's TPU.
+        torch: the installed version of torch.
     """
     if software is None:
         return None
-    made = f"The machine's software is {software}"
-    hint = f" Make the machine with --version={generation.software}." if generation is not None else ""
+    prefix = f"The machine's software is {software}"
+    hint = f" Create the machine with --version={generation.software}." if generation is not None else ""
     old = re.fullmatch(r"(?:tpu-vm-pt|pytorch)-(\d+(?:\.\d+)*)(?:-.*)?", software)
     if old and torch is not None:
-        return f"{made}, which brings torch {old[1]}, and torch {torch} is installed.{hint}"
+        return f"{prefix}, which brings torch {old[1]}, but torch {torch} is installed.{hint}"
     if re.match(r"tpu-vm-tf-|\d+\.\d+", software):
-        return f"{made}, which is TensorFlow's.{hint}"
+        return f"{prefix}, which is for TensorFlow.{hint}"
     if re.match(r"v2-alpha-tpu|tpu-ubuntu2204-base$", software) and generation and software != generation.software:
-        return f"{made}, and that of TPU {generation.name} is {generation.software}.{hint}"
+        return f"{prefix}, but that of TPU {generation.name} is {generation.software}.{hint}"
     return None
 
 
 def fits(version: str, specifiers: str) -> bool:
-    """Whether a version such as `0.0.42.1` is one that `>=0.0.41,<0.1` or `==0.0.42.*` allows."""
-    return all(_allows(one.strip(), _numbers(version)) for one in specifiers.split(","))
+    """Return True if specifiers such as `>=0.0.41,<0.1` or `==0.0.42.*` allow a version such as `0.0.42.1`."""
+    return all(_allows(specifier.strip(), _numbers(version)) for specifier in specifiers.split(","))
 
 
 def _read(line: str, extra: str | None) -> tuple[str, str]:
-    """`jaxlib<=0.10.2,>=0.10.1; extra == "tpu"` as name and specifiers; without them where it is of another extra."""
+    """Split `jaxlib<=0.10.2,>=0.10.1; extra == "tpu"` into name and specifiers. Those of other extras come out empty."""
     text, _, marker = line.partition(";")
-    asked = re.search(r"""extra == ['"]([^'"]+)""", marker)
-    if asked and asked[1] != extra:
+    needed_by = re.search(r"""extra == ['"]([^'"]+)""", marker)
+    if needed_by and needed_by[1] != extra:
         return "", ""
     name = re.match(r"[\w.-]+", text.strip())
     if name is None:
@@ -145,17 +150,17 @@ def _allows(specifier: str, version: tuple[int, ...]) -> bool:
         begins = version[: len(bound)] == bound
         return not begins if operator == "!=" else begins
     size = max(len(version), len(bound))
-    here, there = (one + (0,) * (size - len(one)) for one in (version, bound))
+    actual, limit = (numbers + (0,) * (size - len(numbers)) for numbers in (version, bound))
     if operator == "~=":
-        return here >= there and version[: len(bound) - 1] == bound[:-1]
+        return actual >= limit and version[: len(bound) - 1] == bound[:-1]
     return {
-        "==": here == there, "===": here == there, "!=": here != there,
-        ">=": here >= there, "<=": here <= there, ">": here > there, "<": here < there,
+        "==": actual == limit, "===": actual == limit, "!=": actual != limit,
+        ">=": actual >= limit, "<=": actual <= limit, ">": actual > limit, "<": actual < limit,
     }.get(operator or "", True)  # fmt: skip
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a release: of `2.13.0+cpu` and `2.13.0rc1`, (2, 13, 0)."""
+    """Return the numbers of a release: (2, 13, 0) for `2.13.0+cpu` and `2.13.0rc1`."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in release[0].split(".")) if release else ()
 

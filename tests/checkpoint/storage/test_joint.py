@@ -55,7 +55,9 @@ def test_a_part_that_never_comes_is_not_waited_for_in_haste_and_the_older_checkp
         time.sleep(0.1)
         assert not writing.done()
         haste.set()
-        with pytest.raises(CheckpointError, match=r"a\.ckpt could not be written: shard-00001\.safetensors never came"):
+        with pytest.raises(
+            CheckpointError, match=r"a\.ckpt could not be written: shard-00001\.safetensors was never written"
+        ):
             writing.result(joint.LOST_S + 60)
     assert [file.name for file in tmp_path.iterdir()] == ["a.ckpt"]
     assert checkpoint.read_meta(path)["number"] == 0

@@ -7,8 +7,8 @@ import pytest
 from footplate.core.errors import ConfigError
 from footplate.hardware.base import Device
 from footplate.hardware.registry import get_accelerator
-from footplate.hardware.tpu import native
-from footplate.hardware.tpu.native import NativeTPU, why_not
+from footplate.hardware.tpu import torch_tpu
+from footplate.hardware.tpu.torch_tpu import TorchTPU, why_not
 
 
 def test_what_is_missing_is_named_from_the_ground_up():
@@ -24,17 +24,17 @@ def test_without_a_tpu_it_is_refused_with_the_reason():
 
 @pytest.fixture
 def four_chips(monkeypatch):
-    monkeypatch.setattr(native, "tpu_chips", lambda: [Device(index, "TPU chip") for index in range(4)])
+    monkeypatch.setattr(torch_tpu, "tpu_chips", lambda: [Device(index, "TPU chip") for index in range(4)])
     monkeypatch.delenv("LOCAL_RANK", raising=False)
 
 
 def test_one_process_takes_one_chip(four_chips):
-    assert NativeTPU().parse_devices("auto") == [0]
-    assert NativeTPU().parse_devices([2]) == [2]
+    assert TorchTPU().parse_devices("auto") == [0]
+    assert TorchTPU().parse_devices([2]) == [2]
 
 
 def test_several_chips_are_left_to_a_launcher(four_chips, monkeypatch):
     with pytest.raises(ConfigError, match=r"torchrun after torch.tpu.distributed.set_tpu_launch_env"):
-        NativeTPU().parse_devices(4)
+        TorchTPU().parse_devices(4)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert NativeTPU().parse_devices("auto") == [0, 1, 2, 3]
+    assert TorchTPU().parse_devices("auto") == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Small moves with files that every logger makes: append to one or replace it whole, move an older one aside."""
+"""Safe file operations for loggers: replace a file atomically, append completely or not at all, rename an older file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, finds either the old text or the new, never a part."""
+    """Replace a text file atomically: a reader, or a crash, sees the old text or the new one."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Append to a file: all of `data` or, raising OSError, nothing."""
+    """Append all of `data` to a file. If it raises OSError, nothing was appended."""
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         written = 0
@@ -28,7 +28,7 @@ def append_whole(path: Path, data: bytes) -> None:
 
 
 def move_aside(path: Path) -> Path | None:
-    """Rename what is at `path` to the first free of `name-1.ext`, `name-2.ext` …; None when nothing is there."""
+    """Rename a file or directory to the first free of `name-1.ext`, `name-2.ext` …; return None if there is nothing."""
     if not path.exists():
         return None
     candidates = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))

@@ -1,4 +1,4 @@
-"""Parameters as loggers record them: plain, flat where asked, and without passwords."""
+"""Parameters in the form that loggers record: plain values, flattened on request, and without passwords."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it; what JSON can't hold, by its `repr`. URIs lose their credentials."""
+    """Convert a value for JSON; values that JSON has no form for become their `repr`. Credentials in URIs are removed."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, Mapping):
@@ -21,7 +21,7 @@ def plain(value: Any) -> Any:
 
 
 def flatten(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested parameters as one level of plain values; the names are joined with a slash.
+    """Flatten nested parameters to one level of plain values; the names are joined with a slash.
 
     >>> flatten({"model": {"lr": 0.1}, "epochs": 3, "sizes": [1, 2]})
     {'model/lr': 0.1, 'epochs': 3, 'sizes': '[1, 2]'}
@@ -37,7 +37,7 @@ def flatten(hparams: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_credentials(text: str) -> str:
-    """`text` with the user and password of every URI in it removed.
+    """Remove the user and password of every URI in a text.
 
     >>> without_credentials("https://me:secret@tracker.example/api")
     'https://tracker.example/api'
@@ -46,5 +46,5 @@ def without_credentials(text: str) -> str:
 
 
 def with_epoch(metrics: dict[str, float], epoch: int | None) -> dict[str, float]:
-    """A copy of the metrics, with the epoch among them if there is one."""
+    """Copy metrics, and add the epoch if there is one."""
     return dict(metrics) if epoch is None else {**metrics, "epoch": epoch}

@@ -1,13 +1,16 @@
-"""A checkpoint that Lightning wrote, as a run state that training can be continued from.
+"""Checkpoints that Lightning wrote, as run states that training can continue from.
 
-Lightning's file has most of what ours has, under names that ours took over: weights, hyper-parameters, the states of
-optimizers, schedulers and callbacks. How far the run was stands in its loops' counters:
+`footplate.checkpoint.foreign` lists `LIGHTNING` by name and imports it when it is needed. Lightning is not imported.
 
-    loops.fit_loop.epoch_loop.batch_progress    batches of the epoch, and of the run; whether that was the epoch's last
-    loops.fit_loop.epoch_progress               epochs that have begun, and that are done
+A Lightning file has weights, hyper-parameters, and the states of optimizers, schedulers and callbacks under the names that
+Footplate uses too. The progress of the run is in the counters of Lightning's loops:
 
-What it lacks: the order of the data and the states of random generators (both are then ours, from the trainer's seed),
-metrics that an unfinished epoch has collected, gradients of an unfinished accumulation window. Lightning is not imported.
+    loops.fit_loop.epoch_loop.batch_progress    batches of the epoch and of the run, and if the last one ended the epoch
+    loops.fit_loop.epoch_progress               epochs that have begun, and epochs that are complete
+
+A Lightning file lacks the order of the data and the states of random generators: Footplate derives both from the trainer's
+seed. It also lacks the metrics that an unfinished epoch has collected, and the gradients of an unfinished accumulation
+window.
 """
 
 from __future__ import annotations
@@ -19,23 +22,25 @@ from typing import Any
 
 import torch
 
+from footplate.checkpoint.foreign import ForeignFormat
 from footplate.checkpoint.run_state import FORMAT, Progress
 from footplate.core.version import __version__
 
-_OURS = ("loops", "precision_plugin", "MixedPrecision", "native_amp_scaling_state")
+# Keys whose content a run state has under other names.
+_TRANSLATED = ("loops", "precision_plugin", "MixedPrecision", "native_amp_scaling_state")
 
 
 def is_lightnings(state: dict[str, Any]) -> bool:
-    """Whether a state was written by Lightning, rather than under its names."""
+    """Return True if Lightning itself wrote a state. Footplate's states use Lightning's names, too."""
     return "pytorch-lightning_version" in state and "footplate" not in state
 
 
 def translate(state: dict[str, Any]) -> dict[str, Any]:
-    """Lightning's state under our names. What it has beyond them is kept, for hooks that look for it.
+    """Translate Lightning's state into a run state. Additional entries are kept, for hooks that read them.
 
-    Without loops, optimizers or schedulers in it, it is one of weights only.
+    A state without loops, optimizers or schedulers becomes a state of weights only.
     """
-    result = {name: value for name, value in state.items() if name not in _OURS}
+    result = {name: value for name, value in state.items() if name not in _TRANSLATED}
     result |= {
         "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
         "made_by": f"Lightning {state['pytorch-lightning_version']}",
@@ -45,6 +50,7 @@ def translate(state: dict[str, Any]) -> dict[str, Any]:
     loop = state.get("loops", {}).get("fit_loop")
     if loop is None or "optimizer_states" not in state:
         return result
+
     progress = _progress(loop, state["epoch"], state["global_step"])
     scaler = state.get("MixedPrecision") or state.get("native_amp_scaling_state")
     callbacks = state.get("callbacks", {})
@@ -60,17 +66,20 @@ def translate(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress(loop: dict[str, Any], epoch: int, global_step: int) -> Progress:
-    """How far the run was.
+    """The progress of the run.
 
-    A save in `on_train_batch_end` comes when the batch is processed but not yet completed, one after validation when it is
-    both. With the last batch the epoch's schedulers have been stepped, so that nothing of the epoch is left to do.
+    Lightning saves in `on_train_batch_end` when the batch is processed but not yet completed, and after validation when it
+    is both. After the last batch of an epoch, the schedulers have been stepped and nothing of the epoch is left to do.
     """
     batches = loop["epoch_loop.batch_progress"]
     epochs = loop["epoch_progress"]["current"]
     progress = Progress(epoch=epoch, batches=batches["total"]["processed"], global_step=global_step)
-    if epochs["completed"] >= epochs["ready"]:  # saved after fit(), or before it: between two epochs
+
+    # Saved before or after fit(): between two epochs.
+    if epochs["completed"] >= epochs["ready"]:
         progress.epoch = epochs["completed"]
         return progress
+
     progress.batch_idx = batches["current"]["processed"]
     progress.epoch_ended = bool(batches["is_last_batch"])
     if batches["current"]["completed"] == progress.batch_idx:
@@ -79,13 +88,16 @@ def _progress(loop: dict[str, Any], epoch: int, global_step: int) -> Progress:
 
 
 def _early_stopping(key: str, state: Any) -> tuple[str, Any]:
-    """The state of Lightning's EarlyStopping under the key of ours; any other as it is."""
-    found = re.fullmatch(r"EarlyStopping(\{.*\})", key)
-    if found is None:
+    """Translate the key and state of Lightning's EarlyStopping; return other callbacks unchanged."""
+    match = re.fullmatch(r"EarlyStopping(\{.*\})", key)
+    if match is None:
         return key, state
-    settings = ast.literal_eval(found.group(1))
+    settings = ast.literal_eval(match.group(1))
     return f"EarlyStopping[{settings['monitor']},{settings['mode']}]", {
         "wait_count": state["wait_count"],
         "stopped_epoch": state["stopped_epoch"],
         "best_score": float(state["best_score"]),
     }
+
+
+LIGHTNING = ForeignFormat("Lightning", is_lightnings, translate)

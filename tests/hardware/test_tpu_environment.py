@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.hardware.tpu import findings, metadata
-from footplate.hardware.tpu.older import Endpoint, read_config, what_it_means_today
-from footplate.hardware.tpu.surroundings import Surroundings, contradictions, look, wrong_count
+from footplate.hardware.tpu import metadata
+from footplate.hardware.tpu.environment import TPUEnvironment, contradictions, read_environment, wrong_count
+from footplate.hardware.tpu.report import examine_tpu
+from footplate.hardware.tpu.xrt_config import Endpoint, explain, read_config
 
 V5E_16 = {
     "accelerator-type": "v5litepod-16",
@@ -60,18 +61,20 @@ def google():
 
 
 def test_the_variables_say_slice_host_and_hosts():
-    found = look({"TPU_ACCELERATOR_TYPE": "v3-32", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b, c,d"})
+    found = read_environment(
+        {"TPU_ACCELERATOR_TYPE": "v3-32", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b, c,d"}
+    )
     assert (found.slice.name, found.worker_id, found.hostnames) == ("v3-32", "1", ("a", "b", "c", "d"))
     assert contradictions(found) == []
 
 
 def test_where_nothing_says_anything_nothing_is_known():
-    assert not look({}).known
-    assert contradictions(look({})) == []
+    assert not read_environment({}).known
+    assert contradictions(read_environment({})) == []
 
 
 def test_the_metadata_server_says_what_the_environment_does_not(google):
-    found = look({}, metadata.server(google.environ))
+    found = read_environment({}, metadata.server(google.environ))
     assert found.slice.name == "v5e-16"
     assert found.worker_id == "2"
     assert found.hostnames == ("10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5")
@@ -80,7 +83,7 @@ def test_the_metadata_server_says_what_the_environment_does_not(google):
 
 
 def test_a_variable_counts_more_than_the_metadata_server(google):
-    found = look(
+    found = read_environment(
         {"TPU_ACCELERATOR_TYPE": "v6e-8", "TPU_WORKER_HOSTNAMES": "localhost"}, metadata.server(google.environ)
     )
     assert found.slice.name == "v6e-8"
@@ -92,23 +95,23 @@ def test_a_server_that_is_not_there_is_asked_once():
         taken.bind(("127.0.0.1", 0))
         silent = taken.getsockname()[1]  # which is somebody's, so nobody else listens there
         ask = metadata.server({"GCE_METADATA_HOST": f"127.0.0.1:{silent}"})
-        assert not look({}, ask).known
+        assert not read_environment({}, ask).known
 
 
 def test_a_machine_without_a_tpu_asks_nobody(google):
-    assert not findings.examine(google.environ, chips=0).surroundings.known
+    assert not examine_tpu(google.environ, chips=0).environment.known
     assert google.asked == []
 
 
 def test_libtpus_variable_forbids_to_ask(google):
-    assert not look({}, metadata.server({**google.environ, "TPU_SKIP_MDS_QUERY": "1"})).known
+    assert not read_environment({}, metadata.server({**google.environ, "TPU_SKIP_MDS_QUERY": "1"})).known
     assert google.asked == []
 
 
 def test_an_attached_tpu_is_described_with_what_is_wrong(google):
     google.attributes["tpu-env"] = "RUNTIME_VERSION: 'tpu-vm-pt-1.13'"
-    found = findings.examine({**google.environ, "TPU_WORKER_ID": "4"}, chips=4)
-    assert dict(found.facts)["slice"] == "TPU v5e: 16 chips, 4x4, 4 hosts with 4 devices each, 16 GB a chip"
+    found = examine_tpu({**google.environ, "TPU_WORKER_ID": "4"}, chips=4)
+    assert dict(found.facts)["slice"] == "TPU v5e: 16 chips, 4x4, 4 hosts with 4 devices each, 16 GB per chip"
     assert any('TPU_WORKER_ID="4": expected a number from 0 to 3' in one for one in found.advice)
     assert any("brings torch 1.13" in one and "v2-alpha-tpuv5-lite" in one for one in found.advice)
 
@@ -117,23 +120,23 @@ def test_an_attached_tpu_is_described_with_what_is_wrong(google):
     ("environ", "said"),
     [
         ({"TPU_ACCELERATOR_TYPE": "v9-8"}, "accelerator type is unknown"),
-        ({"TPU_ACCELERATOR_TYPE": "v3-32", "TPU_WORKER_HOSTNAMES": "a"}, "names 1 host(s), and a v3-32 has 4"),
+        ({"TPU_ACCELERATOR_TYPE": "v3-32", "TPU_WORKER_HOSTNAMES": "a"}, "names 1 host(s), but a v3-32 has 4"),
         ({"TPU_ACCELERATOR_TYPE": "v3-8", "TPU_WORKER_ID": "1"}, 'TPU_WORKER_ID="1": expected 0.'),
         ({"TPU_WORKER_ID": "first"}, "expected a number"),
     ],
 )
 def test_what_cannot_be_so_is_said_with_the_mend(environ, said):
-    (problem,) = contradictions(look(environ))
+    (problem,) = contradictions(read_environment(environ))
     assert said in problem
 
 
 def test_the_count_of_devices_is_checked_against_the_name():
-    v3 = Surroundings(accelerator_type="v3-32")
+    v3 = TPUEnvironment(accelerator_type="v3-32")
     assert wrong_count(v3, 8) is None
-    assert "has 8 device(s) on each of its hosts, and JAX has found 4" in wrong_count(v3, 4)
-    assert wrong_count(Surroundings(accelerator_type="v4-8"), 4) is None
-    assert wrong_count(look({"TPU_ACCELERATOR_TYPE": "v3-8", "TPU_VISIBLE_CHIPS": "0"}), 2) is None
-    assert wrong_count(Surroundings(), 4) is None
+    assert "has 8 device(s) on each of its hosts, but JAX finds 4" in wrong_count(v3, 4)
+    assert wrong_count(TPUEnvironment(accelerator_type="v4-8"), 4) is None
+    assert wrong_count(read_environment({"TPU_ACCELERATOR_TYPE": "v3-8", "TPU_VISIBLE_CHIPS": "0"}), 2) is None
+    assert wrong_count(TPUEnvironment(), 4) is None
 
 
 def test_the_older_form_names_its_endpoints():
@@ -147,18 +150,18 @@ def test_the_older_form_names_its_endpoints():
         ("tpu_worker;0;10.0.0.2:8470", "a TPU node at 10.0.0.2:8470.*(a TPU VM), and unset"),
         ("t;0;10.0.0.2:8470|t;1;10.0.0.3:8470", "on each of them"),
         ("localservice;0;localhost:51011", "of this machine, which is found without it"),
-        ("grpc://10.0.0.2", "in no form that there was"),
+        ("grpc://10.0.0.2", "has no known form"),
     ],
 )
-def test_the_older_form_is_told_what_it_means_today(text, said):
-    sentence = what_it_means_today(text)
+def test_the_older_form_is_told_explain(text, said):
+    sentence = explain(text)
     assert all(part in sentence for part in said.split(".*"))
     assert "unset" in sentence
 
 
 @given(st.text())
 def test_any_text_in_the_older_variable_gets_a_sentence(text):
-    assert what_it_means_today(text).endswith((".", "it."))
+    assert explain(text).endswith((".", "it."))
 
 
 def doctor(**variables: str) -> dict:
@@ -175,4 +178,4 @@ def doctor(**variables: str) -> dict:
 def test_the_doctor_shows_the_slice_and_what_is_wrong():
     found = doctor(TPU_ACCELERATOR_TYPE="v3-8", XRT_TPU_CONFIG="tpu_worker;0;10.0.0.2:8470")
     assert found["tpu"]["slice"].startswith("TPU v3: 4 chips, 8 cores, 2x2, 1 host with 8 devices")
-    assert any("no TPU nodes any more" in one for one in found["advice"])
+    assert any("TPU nodes no longer exist" in one for one in found["advice"])

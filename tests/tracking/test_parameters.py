@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.tracking.params import flatten, plain, without_credentials
+from footplate.tracking.parameters import flatten, plain, without_credentials
 
 names = st.text("abc", min_size=1, max_size=3)
 values = st.recursive(
