@@ -1,4 +1,4 @@
-"""Each row of docs/reference/lightning.md: what it calls supported works as in Lightning, what it calls refused is refused in words.
+"""Each row of docs/reference/lightning.md: supported rows work as in Lightning, and refused rows raise a clear error.
 
 The rows are data (models/table.py). The page's tables must be those that the data makes, and the data must name
 everything that Lightning has, so that neither can grow stale.

@@ -582,7 +582,9 @@ def test_shards_in_memory_have_the_same_number_of_batches_and_lose_no_row(photos
     shards = []
     for shard in range(3):
         filters = [("label_index", "<", 13)]
-        reader = make_batch_reader(photos, filters=filters, schema_fields=["label_index"], cur_shard=shard, shard_count=3)
+        reader = make_batch_reader(
+            photos, filters=filters, schema_fields=["label_index"], cur_shard=shard, shard_count=3
+        )
         shards.append(list(InMemBatchedDataLoader(reader, batch_size)))
     assert len({len(batches) for batches in shards}) == 1
     assert sorted(number for batches in shards for number in labels(batches, "label_index")) == list(range(13))

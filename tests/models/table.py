@@ -1,4 +1,4 @@
-"""What of Lightning runs on Footplate, as data: docs/reference/lightning.md is generated from it and each row of it is tested.
+"""The parts of Lightning that run on Footplate, as data: docs/reference/lightning.md is made from it, and each row is tested.
 
     supported    it does what it does in Lightning
     different    it works, with the difference that is said
