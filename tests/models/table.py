@@ -1,4 +1,4 @@
-"""The parts of Lightning that run on Footplate, as data: docs/reference/lightning.md is made from it, and each row is tested.
+"""The parts of Lightning that run on Footplate, as data. docs/reference/lightning.md is made from it; each row is tested.
 
     supported    it does what it does in Lightning
     different    it works, with the difference that is said

@@ -185,11 +185,8 @@ class Engine:
             pending = [self._pending.pop((run.process_set, name), None) for name in run.names]
         handles = [entry[1] for entry in pending if entry is not None]
 
-        # A rank that has joined has submitted nothing, and takes part with zeros.
-        requests = [
-            zeros(signature) if entry is None else entry[0]
-            for entry, signature in zip(pending, run.signatures, strict=True)
-        ]
+        # A rank that has joined has submitted nothing, and takes part with zeros. Only then does the answer have signatures.
+        requests = [zeros(run.signatures[index]) if entry is None else entry[0] for index, entry in enumerate(pending)]
         try:
             launched = launch(requests, run.numbers, place, run.data)
         except Exception as error:

@@ -1,6 +1,6 @@
 """The forms of a verb: a form that waits, a form that returns a handle, and both in place.
 
-A verb is written once, as a function that takes the arguments and returns an `Operation`. Its forms have the same arguments:
+A verb is written once, as a function that returns an `Operation`. Its forms have the same arguments:
 
     allreduce_async  = begun("allreduce_async", _allreduce, …)              ->  a handle
     allreduce_async_ = begun("allreduce_async_", in_place(_allreduce), …)   ->  a handle

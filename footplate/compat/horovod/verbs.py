@@ -1,8 +1,8 @@
 """The collectives: each has a form that waits, a form that returns a handle (`_async`), and both in place (trailing `_`).
 
 All ranks match an operation by its name; an operation without a name by the order of calls of its kind. Results are
-averages unless `op` is given. The forms that wait and don't work in place are differentiable, as Horovod's are. `forms.py` makes the
-other forms of a verb from one function, which has a leading underscore here.
+averages unless `op` is given. The forms that wait and don't work in place are differentiable, as Horovod's are. `forms.py`
+makes the other forms of a verb from one function, which has a leading underscore here.
 """
 
 from __future__ import annotations
