@@ -185,7 +185,7 @@ class Engine:
             pending = [self._pending.pop((run.process_set, name), None) for name in run.names]
         handles = [entry[1] for entry in pending if entry is not None]
 
-        # A rank that has joined has submitted nothing, and takes part with zeros. Only then does the answer have signatures.
+        # A rank that has joined has submitted nothing, and takes part with zeros. Only its answers have signatures.
         requests = [zeros(run.signatures[index]) if entry is None else entry[0] for index, entry in enumerate(pending)]
         try:
             launched = launch(requests, run.numbers, place, run.data)
