@@ -45,8 +45,8 @@ def take_ckpt_path(trainer: Trainer, given: Any) -> Any:
         trainer.assigned_ckpt_path = trainer.ckpt_path
     if given is not None and trainer.assigned_ckpt_path is not None:
         log.warning(
-            "trainer.ckpt_path was set to %s, but this call was given ckpt_path=%s. The argument is used, and the path that "
-            "was set is cleared.",
+            "trainer.ckpt_path was set to %s, but this call was given ckpt_path=%s. The argument is used, and the "
+            "path that was set is cleared.",
             trainer.assigned_ckpt_path,
             given,
         )
@@ -92,8 +92,8 @@ def warn_of_late_changes(trainer: Trainer) -> None:
     """Warn of callbacks and hooks that were changed in the middle of a call, where they have no effect."""
     if changed(trainer):
         log.warning(
-            "trainer.callbacks was changed in the middle of trainer.%s(): the change takes effect in the next call. Change it "
-            "before the call, or in a setup hook.",
+            "trainer.callbacks was changed in the middle of trainer.%s(): the change takes effect in the next call. Change "
+            "it before the call, or in a setup hook.",
             trainer.stage,
         )
     if replaced := trainer.hooks.replaced():
