@@ -1,8 +1,8 @@
 """The same LightningModule, seed and batches under Lightning's trainer and ours: everything that can be seen is equal.
 
 Weights and learning rates are equal bit for bit, hooks come in the same order with the same epoch, step and batch in
-view, and loggers get the same values (to float32's last digits: we keep means in float64). Intended differences are in
-`DIFFERENT` and in docs/reference/lightning.md. A case there that no longer differs fails, so that both stay up to date.
+view, and loggers are told the same (to float32's last digits: we keep means in float64). What differs on purpose stands
+in `DIFFERENT` and in docs/reference/lightning.md. A case there that no longer differs fails, so neither can grow stale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each row of docs/reference/lightning.md: supported rows work as in Lightning, and refused rows raise a clear error.
+"""Each row of docs/reference/lightning.md: what is supported works as in Lightning, what is refused has an error in words.
 
 The rows are data (models/table.py). The page's tables must be those that the data makes, and the data must name
 everything that Lightning has, so that neither can grow stale.

@@ -1,4 +1,4 @@
-"""The parts of Lightning that run on Footplate, as data. docs/reference/lightning.md is made from it; each row is tested.
+"""What of Lightning runs on Footplate, as data. It generates docs/reference/lightning.md, and each row is tested.
 
     supported    it does what it does in Lightning
     different    it works, with the difference that is said
