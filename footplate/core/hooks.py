@@ -1,12 +1,13 @@
-"""Hooks, resolved once.
+"""Hooks of modules, data modules and callbacks, looked up once per run.
 
-Modules and callbacks have some seventy hooks; a program overrides three. `Hooks` looks each one up when training
-begins and keeps, for every hook name, the functions that really do something, in the order in which they are called:
+Modules and callbacks have some seventy hooks, and a program overrides a few of them. `Hooks` looks each hook up when it is
+first needed. It keeps the functions that override it, in the order in which they are called:
 
     callbacks in their order  →  the data module  →  the module  →  late callbacks
 
-A hook that nobody overrides is an empty tuple, so that asking costs nothing in the loop. Late callbacks (`order` above 0)
-are on their own: `EarlyStopping` acts on what the others log, `ModelCheckpoint` saves what all of them did.
+A hook that no class overrides is an empty tuple, so it costs nothing in the training loop. Late callbacks have an `order`
+above 0, and are called separately: `EarlyStopping` acts on values that other callbacks log, and `ModelCheckpoint` saves the
+work of all others.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ NONE: tuple[Hook, ...] = ()
 class Hooks:
     """The overridden hooks of one run.
 
-    Each hook is a tuple of functions that take the arguments of the module's hook (a callback's `trainer` and `module`
-    arguments are already in place).
+    Each hook is a tuple of functions that take the arguments of the module's hook. A callback's `trainer` and `module`
+    arguments are already bound.
 
     Args:
-        trainer: what callbacks are given first.
-        module: what they are given second; its own hooks come after theirs.
-        datamodule: its hooks come between the two; None for none.
-        callbacks: in the order in which they are called.
-        before_looking: called before each hook of somebody who may look at the weights: where these live on a device of
-            their own, they are fetched. A data module is not expected to look.
-        profile: the context in which a call is recorded under a name; None for no profiler.
+        trainer: the first argument of a callback's hooks.
+        module: the second argument of a callback's hooks. Its own hooks are called after theirs.
+        datamodule: its hooks are called between the callbacks' and the module's; None for no data module.
+        callbacks: the callbacks, in the order in which they are called.
+        before_looking: called before each hook that may read or change the weights, so that weights on another device
+            can be copied back. Hooks of a data module don't count.
+        profile: returns a context that records a call under a name; None for no profiler.
     """
 
     def __init__(
@@ -59,35 +60,34 @@ class Hooks:
             self._owners.append((datamodule, ()))
         self._owners.append((module, ()))
         self._late = [(callback, (trainer, module)) for callback in callbacks if order_of(callback)]
-        self._found: dict[str, tuple[Hook, ...]] = {}
-        self._set_on: dict[
-            tuple[int, str], tuple[Any, Any]
-        ] = {}  # an owner, and what was set on it under a hook's name
+        self._cache: dict[str, tuple[Hook, ...]] = {}
+        # For an owner's id and a hook's name: the owner, and the value that was set on the object under that name.
+        self._set_on: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def get(self, name: str) -> tuple[Hook, ...]:
-        """Every overridden `name`, but for those of late callbacks."""
+        """The overridden hooks of a name, without those of late callbacks."""
         return self._cached(name, name, self._owners)
 
     def late(self, name: str) -> tuple[Hook, ...]:
-        """The overridden `name` of late callbacks."""
+        """The overridden hooks of a name of late callbacks."""
         return self._cached(f"late:{name}", name, self._late)
 
     def weight_readers(self, name: str) -> list[str]:
-        """Who overrides `name` and may look at the weights, or change them, by their classes' names."""
+        """Class names of the callbacks and the module that override a hook and may read or change the weights."""
         owners = [owner for owner in (*self._callbacks, self._module) if may_look(owner)]
         return [type(owner).__name__ for owner in owners if overrides(owner, name)]
 
     @property
     def looking(self) -> list[str]:
-        """The callbacks that may look at the weights, by their classes' names."""
+        """Class names of the callbacks that may read or change the weights."""
         return [type(callback).__name__ for callback in self._callbacks if may_look(callback)]
 
     def callbacks_with(self, name: str) -> list[str]:
-        """The callbacks that override `name`, by their classes' names."""
+        """Class names of the callbacks that override a hook."""
         return [type(callback).__name__ for callback in self._callbacks if overrides(callback, name)]
 
     def replaced(self) -> list[str]:
-        """The hooks that were set on a callback or module after they had been looked up, such as "Net.on_train_end"."""
+        """Hooks that were set on a callback or module after the lookup, such as "Net.on_train_end"."""
         return [
             f"{type(owner).__name__}.{name}"
             for (_, name), (owner, before) in self._set_on.items()
@@ -95,20 +95,20 @@ class Hooks:
         ]
 
     def call(self, name: str, *args: Any, **named: Any) -> None:
-        """Call every overridden `name`, those of late callbacks last."""
+        """Call every overridden hook of a name, those of late callbacks last."""
         for hook in self.get(name):
             hook(*args, **named)
         for hook in self.late(name):
             hook(*args, **named)
 
     def _cached(self, key: str, name: str, owners: list[tuple[Any, tuple[Any, ...]]]) -> tuple[Hook, ...]:
-        found = self._found.get(key)
-        if found is None:
-            found = tuple(self._function(owner, name, args) for owner, args in owners if overrides(owner, name))
-            self._found[key] = found
+        hooks = self._cache.get(key)
+        if hooks is None:
+            hooks = tuple(self._function(owner, name, args) for owner, args in owners if overrides(owner, name))
+            self._cache[key] = hooks
             for owner, _ in owners:
                 self._set_on[id(owner), name] = owner, vars(owner).get(name)
-        return found
+        return hooks
 
     def _function(self, owner: Any, name: str, args: tuple[Any, ...]) -> Hook:
         hook = functools.partial(getattr(owner, name), *args) if args else getattr(owner, name)
@@ -120,22 +120,22 @@ class Hooks:
         if before is None or not may_look(owner):
             return hook
 
-        def looking(*given: Any, **named: Any) -> Any:
+        def after_copying_back(*args: Any, **kwargs: Any) -> Any:
             before()
-            return hook(*given, **named)
+            return hook(*args, **kwargs)
 
-        return looking
+        return after_copying_back
 
     def _title(self, owner: Any) -> str:
-        """What a profiler calls a hook's owner."""
+        """The name of a hook's owner in a profile."""
         if any(owner is callback for callback in self._callbacks):
             return f"[Callback]{getattr(owner, 'state_key', type(owner).__qualname__)}"
         return f"[{'LightningModule' if owner is self._module else 'LightningDataModule'}]{type(owner).__name__}"
 
     def _recorded(self, hook: Hook, action: str, profile: Callable[[str], Any]) -> Hook:
-        def recorded(*given: Any, **named: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             with profile(action):
-                return hook(*given, **named)
+                return hook(*args, **kwargs)
 
         return recorded
 
@@ -146,14 +146,17 @@ def _with_adapted_output(hook: Hook, adapter: Adapter, trainer: Any, output: Any
 
 
 def may_look(owner: Any) -> bool:
-    """Whether a hook's owner may look at the module's weights, or change them: all but data and some callbacks of ours."""
+    """Return True if a hook's owner may read or change the module's weights.
+
+    Data modules never do. Footplate's own callbacks say so themselves, in `sees_weights`.
+    """
     if hasattr(owner, "train_dataloader") and not hasattr(owner, "training_step"):
         return False
     return getattr(owner, "sees_weights", True) or not type(owner).__module__.startswith("footplate.")
 
 
 def order_of(callback: Any) -> int:
-    """When a callback is called; see `Callback`."""
+    """The position of a callback among others; see `Callback.order`."""
     return getattr(callback, "order", 0)
 
 
@@ -180,10 +183,10 @@ def overrides(owner: Any, name: str) -> bool:
 
 
 def step_arguments(step: Callable[..., Any], name: str) -> int:
-    """How many of `(batch, batch_idx, dataloader_idx)` a step function takes.
+    """The number of arguments of `(batch, batch_idx, dataloader_idx)` that a step function takes.
 
     Raises:
-        ConfigError: it asks for the loader's iterator, which would take the loop out of the trainer's hands.
+        ConfigError: the function takes no argument, or the loader's iterator, which only the trainer may advance.
     """
     parameters = inspect.signature(step).parameters
     if "dataloader_iter" in parameters:

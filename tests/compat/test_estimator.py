@@ -338,7 +338,7 @@ HEAD = {"head.weight": "net.4.weight", "head.bias": "net.4.bias"}
 @pytest.mark.parametrize(
     ("chosen", "names", "error", "said"),
     [
-        ("tail", {}, ConfigError, "no tensor whose name begins like that. There are: hidden.0.weight, "),
+        ("tail", {}, ConfigError, "no tensor whose name matches. There are: hidden.0.weight, "),
         (".*", {"hidden": "net"}, ConfigError, 'has no "hidden". There are: hidden.0.weight'),
         (".*", {}, CheckpointError, 'has no "hidden.0.weight". Leave "hidden.0.weight" out'),
         ("head", HEAD, CheckpointError, r"in the shape \(10, 32\), and model_fn makes it \(20, 32\)"),
@@ -424,7 +424,7 @@ def test_a_tpu_estimators_batch_size_is_that_of_the_mode(inputs, tmp_path):
     one.train(inputs, steps=1).evaluate(inputs, steps=1)
     next(one.predict(inputs))
     assert set(asked) == {("train", 50), ("eval", None), ("infer", 25)}
-    with pytest.raises(ConfigError, match="no eval_batch_size was given"):
+    with pytest.raises(ConfigError, match="the TPUEstimator has no eval_batch_size"):
         one.evaluate(lambda params: inputs())
 
 
@@ -441,9 +441,9 @@ def test_what_cannot_be_is_refused_plainly(inputs, tmp_path):
         one.train(inputs, steps=0)
     with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*: train first"):
         one.evaluate(inputs)
-    with pytest.raises(ConfigError, match="can be iterated over again and again"):
+    with pytest.raises(ConfigError, match="can be iterated several times"):
         one.train(lambda: iter(inputs()), steps=1)
-    with pytest.raises(ConfigError, match="without batches"):
+    with pytest.raises(ConfigError, match="returned no batch"):
         one.train(lambda: [], steps=1)
     with pytest.raises(ConfigError, match="sets it itself"):
         RunConfig(trainer={"max_steps": 3})
@@ -455,11 +455,11 @@ def test_what_cannot_be_is_refused_plainly(inputs, tmp_path):
         WarmStartSettings(tmp_path, "(")
     with pytest.raises(ConfigError, match="exports_to_keep=0"):
         LatestExporter("latest", list, exports_to_keep=0)
-    with pytest.raises(ConfigError, match="names told, told: each needs one of its own"):
+    with pytest.raises(ConfigError, match=r"the names are told, told\. Give each exporter its own"):
         train_and_evaluate(one, TrainSpec(inputs, 1), EvalSpec(inputs, exporters=[Told(), Told()]))
     with pytest.raises(ConfigError, match="the name of a directory"):
         FinalExporter("../final", list)
-    with pytest.raises(ConfigError, match="inside of a model_fn"):
+    with pytest.raises(ConfigError, match="outside a model_fn"):
         get_module("net", make_net)
 
 
@@ -475,7 +475,7 @@ OUTSIDE = nn.Linear(49, 10)
         (lambda loss, net: EstimatorSpec("train", loss=loss, train_op=torch.optim.SGD(net.parameters())), "a new one"),
         (
             lambda loss, net: EstimatorSpec("train", loss=loss, train_op=lambda: torch.optim.SGD(OUTSIDE.parameters())),
-            "are of no module from get_module",
+            "of a module that get_module\\(\\) didn't make",
         ),
     ],
 )
@@ -506,5 +506,5 @@ def test_a_module_that_is_first_asked_for_in_the_middle_is_refused(inputs, tmp_p
             get_module("late", lambda: nn.Linear(1, 1))
         return model_fn(features, labels, mode, params)
 
-    with pytest.raises(ConfigError, match=r'get_module\("late"\).*at every call'):
+    with pytest.raises(ConfigError, match=r'get_module\("late"\).*in every call'):
         estimator(tmp_path, fickle).train(inputs, steps=5)

@@ -276,7 +276,7 @@ def wrong_arguments_are_refused():
     plain = make_sgd(model)
     named = list(model.named_parameters())
     wrong = {
-        "found twice: 0.weight": {"named_parameters": [*named, named[0]]},
+        "repeated: 0.weight": {"named_parameters": [*named, named[0]]},
         "5 of the optimizer's 6 parameters have no name": {"named_parameters": named[:1]},
         "pairs of name and parameter": {"named_parameters": model.parameters()},
         "backward_passes_per_step=0": {"backward_passes_per_step": 0},

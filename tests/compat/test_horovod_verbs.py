@@ -308,7 +308,7 @@ def a_name_is_used_once_at_a_time():
     for first in (0, 1):
         if hvd.rank() == first:
             handle = hvd.allreduce_async(mine(1), name="twice")
-            with pytest.raises(ValueError, match='"twice": an operation of this name is under way'):
+            with pytest.raises(ValueError, match='"twice": an operation of this name is running'):
                 hvd.allreduce_async(mine(1), name="twice")
         hvd.barrier()
         if hvd.rank() != first:

@@ -546,7 +546,7 @@ def test_a_reader_without_rows_is_refused(photos):
 
 def in_memory(photos: str, rows: int = 60, **settings: Any) -> InMemBatchedDataLoader:
     reader = make_batch_reader(photos, schema_fields=["label_index"], shuffle_row_groups=False)
-    return InMemBatchedDataLoader(reader, 16, rows_capacity=rows, **settings)
+    return InMemBatchedDataLoader(reader, 16, rows_capacity=rows, **{"shuffle": True, **settings})
 
 
 def test_rows_in_memory_keep_their_order_or_are_mixed_again_in_each_pass(photos: str) -> None:

@@ -2,15 +2,15 @@
 
     from footplate.compat.estimator import Estimator, EstimatorSpec, ModeKeys, get_module
 
-    spec.py         what is passed to and fro
-    inout.py        what an `input_fn` returns, and predictions by rows
-    model.py        what becomes of a `model_fn`
+    spec.py         the arguments of an Estimator, and the answer of a `model_fn`
+    inout.py        batches of an `input_fn`, and predictions by rows
+    model.py        a `model_fn` as a `Module`
     estimator.py    train, evaluate, predict, export
     tpu.py          the same with batch sizes, and several steps in a call
-    weights.py      weights of a checkpoint into the modules, all or some
-    exporters.py    files for those who serve the model, written as it is trained
+    weights.py      loads all or some weights of a checkpoint
+    exporters.py    writes model files for serving during training
 
-What is there and what differs: docs/guide/estimators.md.
+docs/tpu.md lists what is supported and what differs.
 """
 
 from footplate.compat.estimator.estimator import Estimator, train_and_evaluate

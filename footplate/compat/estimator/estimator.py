@@ -1,13 +1,13 @@
-"""`Estimator`: training by global step, in a directory, again and again.
+"""`Estimator`: trains to a global step, with all of its state in a directory.
 
-All that an Estimator knows lies in its `model_dir`. Each call makes a Trainer:
+The state of an Estimator is in its `model_dir`. Each call makes a Trainer:
 
-    train       continues from the newest checkpoint there is, and saves every so many steps and at the end
-    evaluate    loads the newest checkpoint, and measures
-    predict     loads it, and gives the predictions row by row
-    train_and_evaluate    trains, and measures and exports at every checkpoint
+    train       continues from the newest checkpoint, and saves at intervals and at the end
+    evaluate    loads the newest checkpoint, and computes metrics
+    predict     loads the newest checkpoint, and yields predictions row by row
+    train_and_evaluate    trains, and evaluates and exports at every checkpoint
 
-So a script that was killed is started again and goes on, and one with a larger `max_steps` goes on from there.
+So a killed script continues when it is started again. With a larger `max_steps`, a finished script continues too.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ log = logging.getLogger(__name__)
 
 
 class Estimator:
-    """Trains, evaluates and predicts with what a `model_fn` makes of batches (see `footplate.compat.estimator.model`).
+    """Trains, evaluates and predicts with a `model_fn` (see `footplate.compat.estimator.model`).
 
-    An `input_fn` takes nothing, or `params`, and returns something that can be iterated over again and again: a
+    An `input_fn` takes no argument, or `params`. It returns an object that can be iterated several times: a
     `footplate.Loader`, a torch DataLoader, a list. A batch that is a pair is features and labels; any other is features.
 
     Args:
-        model_fn: `(features, labels, mode, params, config) → EstimatorSpec`; it names those that it takes.
-        model_dir: where checkpoints, metrics and exports lie; the config's, or else a new temporary directory. Of a URI of
-            an object store (`gs://bucket/name`) checkpoints alone lie there, all else in `runs/name` of this machine.
+        model_fn: `(features, labels, mode, params, config) → EstimatorSpec`; it may leave out arguments.
+        model_dir: the directory of checkpoints, metrics and exports; by default the config's, or else a new temporary
+            directory. If it is a URI of an object store (`gs://bucket/name`), only checkpoints go there, and all else goes
+            to `runs/name` on this machine.
         config: see `RunConfig`.
-        params: given to `model_fn` and `input_fn`.
-        warm_start_from: a checkpoint, or another Estimator's `model_dir`, whose weights training begins with where there is
-            no checkpoint in `model_dir` yet; or `WarmStartSettings`, for some of them.
+        params: passed to `model_fn` and `input_fn`.
+        warm_start_from: a checkpoint, or another Estimator's `model_dir`, whose weights training begins with if
+            `model_dir` has no checkpoint yet; or `WarmStartSettings`, for some of the weights.
 
     Attributes:
-        run_dir: where metrics and exports lie.
+        run_dir: the directory of metrics and exports.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class Estimator:
     ) -> None:
         self.config = config or RunConfig()
         self.params: dict[str, Any] = dict(params or {})
-        where = model_dir or self.config.model_dir
-        if where is None:
-            where = tempfile.mkdtemp(prefix="footplate-estimator-")
-            log.warning("No model_dir was given: %s is used.", where)
-        self.model_dir = to_place(where)
+        directory = model_dir or self.config.model_dir
+        if directory is None:
+            directory = tempfile.mkdtemp(prefix="footplate-estimator-")
+            log.warning("No model_dir was given: %s is used.", directory)
+        self.model_dir = to_place(directory)
         self.run_dir = self.model_dir if isinstance(self.model_dir, Path) else Path("runs") / self.model_dir.name
         self._model_fn = model_fn
         self._model = self._new_model()
@@ -96,15 +97,15 @@ class Estimator:
         Args:
             input_fn: see the class. It is called twice: for the batch that modules are made with, and for training.
             hooks: callbacks.
-            steps: make so many steps more, over the data as often as needed.
-            max_steps: go on until this global step; nothing is done where it is reached. With neither, to the end of one
-                pass over the data.
+            steps: the number of further steps, with as many passes over the data as needed.
+            max_steps: the global step at which training ends; nothing is done if it is reached. Without `steps` and
+                `max_steps`, training makes one pass over the data.
 
         Returns:
             The Estimator.
 
         Raises:
-            ConfigError: both are given, or what `input_fn` or `model_fn` returned can't be used.
+            ConfigError: both are given, or the result of `input_fn` or `model_fn` can't be used.
         """
         end = self._end(steps, max_steps)
         if end is not None and self.global_step >= end:
@@ -120,25 +121,25 @@ class Estimator:
         hooks: Sequence[Callback] | None = None,
         checkpoint_path: str | Place | None = None,
     ) -> dict[str, float]:
-        """Measure the model of the newest checkpoint, or of another.
+        """Compute the metrics of the model of a checkpoint.
 
         Args:
             input_fn: see the class.
-            steps: on so many batches; None for all.
+            steps: the number of batches; None for all.
             hooks: callbacks.
-            checkpoint_path: of this checkpoint.
+            checkpoint_path: the checkpoint; by default the newest.
 
         Returns:
             `loss`, the metrics, and `global_step`.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no checkpoint.
         """
         self._prepare(ModeKeys.EVAL, input_fn)
         step = self._load(self._model, checkpoint_path)
         trainer = self._trainer(callbacks=list(hooks or ()), saves=False, limit_val_batches=steps)
-        (found,) = trainer.validate(self._model, [self._input(input_fn, ModeKeys.EVAL)], verbose=False)
-        return evaluated(found) | {"global_step": step}
+        (metrics,) = trainer.validate(self._model, [self._input(input_fn, ModeKeys.EVAL)], verbose=False)
+        return evaluated(metrics) | {"global_step": step}
 
     def predict(
         self,
@@ -148,31 +149,31 @@ class Estimator:
         checkpoint_path: str | Place | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """The predictions of the newest checkpoint's model, or of another's; they are made when the first is asked for.
+        """Predict with the model of a checkpoint. All predictions are made before the first is yielded.
 
         Args:
             input_fn: see the class.
-            predict_keys: only these of the predictions.
+            predict_keys: the predictions to yield; None for all.
             hooks: callbacks.
-            checkpoint_path: of this checkpoint.
-            yield_single_examples: one row at a time; else one batch.
+            checkpoint_path: the checkpoint; by default the newest.
+            yield_single_examples: yield one row at a time; else one batch.
 
         Yields:
-            What `model_fn` gave as predictions: a tensor, or a dict of tensors.
+            The predictions of `model_fn`: a tensor, or a dict of tensors.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no checkpoint.
             ConfigError: a key that isn't among the predictions.
         """
         self._prepare(ModeKeys.PREDICT, input_fn)
         self._load(self._model, checkpoint_path)
         trainer = self._trainer(callbacks=list(hooks or ()), saves=False)
         for batch in trainer.predict(self._model, [self._input(input_fn, ModeKeys.PREDICT)]):
-            found = chosen(batch, predict_keys)
+            predictions = chosen(batch, predict_keys)
             if yield_single_examples:
-                yield from rows_of(found)
+                yield from rows_of(predictions)
             else:
-                yield found
+                yield predictions
 
     def export_saved_model(
         self,
@@ -180,22 +181,24 @@ class Estimator:
         serving_input_receiver_fn: Callable[[], Any],
         checkpoint_path: str | Place | None = None,
     ) -> Path:
-        """Write the newest checkpoint's model as a file that `torch.export.load(path).module()` runs without this code.
+        """Write the model of a checkpoint as a file that `torch.export.load(path).module()` runs without this code.
 
         Args:
-            export_dir_base: the file is `TIME/model.pt2` in it.
+            export_dir_base: the directory of exports; the file is `TIME/model.pt2` in it.
             serving_input_receiver_fn: returns an example of features, a batch of any size.
-            checkpoint_path: of this checkpoint.
+            checkpoint_path: the checkpoint; by default the newest.
 
         Returns:
-            The file, which takes features and gives predictions.
+            The file, a model that takes features and returns predictions.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no checkpoint.
             ConfigError: torch can't export the model.
         """
         features = serving_input_receiver_fn()
-        model = self._new_model()  # its own: an exporter's call comes while the other is being trained
+
+        # An exporter calls this while `self._model` is being trained.
+        model = self._new_model()
         model.build(ModeKeys.PREDICT, features)
         self._load(model, checkpoint_path)
         path = Path(export_dir_base) / str(time.time_ns() // 1_000_000) / "model.pt2"
@@ -211,7 +214,7 @@ class Estimator:
         """The newest complete checkpoint in `model_dir`."""
         return weights.newest(self.model_dir)
 
-    # How a call is put together
+    # Parts of a call
 
     def _new_model(self) -> ModelOfFunction:
         return ModelOfFunction(self._model_fn, {mode: self._params_of(mode) for mode in MODES}, self.config)
@@ -220,31 +223,34 @@ class Estimator:
         self, input_fn: InputFn, hooks: Sequence[Callback], end: int | None, evaluation: EvalSpec | None = None
     ) -> None:
         """Train to a global step, or to the end of a pass; with an evaluation, evaluate at every checkpoint."""
+        # The present model may have the weights of a checkpoint that it was evaluated with.
         begins = self.latest_checkpoint() is None
         if begins:
-            self._model = self._new_model()  # the present one may have been evaluated with another checkpoint's weights
+            self._model = self._new_model()
         self._prepare(ModeKeys.TRAIN, input_fn)
         if begins and self._warm_start is not None:
             weights.warm_start(self._model, self._warm_start)
+
         saver = self._saver()
         callbacks = [saver, *hooks, *([_OnePass()] if end is None else [])]
         arguments: dict[str, Any] = {"max_steps": -1 if end is None else end}
-        measured = None
+
+        val_dataloaders = None
         if evaluation is not None:
             self._prepare(ModeKeys.EVAL, evaluation.input_fn)
-            measured = [self._input(evaluation.input_fn, ModeKeys.EVAL)]
+            val_dataloaders = [self._input(evaluation.input_fn, ModeKeys.EVAL)]
             exporters = exporters_of(evaluation)
             if exporters:
                 callbacks.append(Exporting(self, exporters, saver))
-            batches_of_a_step = self.config.trainer.get("accumulate_grad_batches", 1)
+            batches_per_step = self.config.trainer.get("accumulate_grad_batches", 1)
             arguments |= {
-                "val_check_interval": self.config.save_checkpoints_steps * batches_of_a_step,
+                "val_check_interval": self.config.save_checkpoints_steps * batches_per_step,
                 "check_val_every_n_epoch": None,
                 "limit_val_batches": evaluation.steps,
                 "num_sanity_val_steps": 0,
             }
         trainer = self._trainer(callbacks=callbacks, **arguments)
-        trainer.fit(self._model, self._input(input_fn, ModeKeys.TRAIN), measured, ckpt_path="last")
+        trainer.fit(self._model, self._input(input_fn, ModeKeys.TRAIN), val_dataloaders, ckpt_path="last")
 
     def _end(self, steps: int | None, max_steps: int | None) -> int | None:
         """The global step at which training ends; None for the end of a pass."""
@@ -256,26 +262,25 @@ class Estimator:
         return max_steps if steps is None else self.global_step + steps
 
     def _prepare(self, mode: str, input_fn: InputFn) -> None:
-        """Make the modules of a mode, with the first batch of its data, unless there has been a call of it before."""
+        """Make the modules of a mode with the first batch of its data, unless they are made."""
         if mode in self._model.built:
             return
         if self.config.tf_random_seed is not None:
             seed_globals(self.config.tf_random_seed)
-        found = self._input(input_fn, mode)
-        batch = next(iter(found), None)
+        batch = next(iter(self._input(input_fn, mode)), None)
         if batch is None:
-            raise ConfigError("input_fn returned something without batches: is the data empty?")
+            raise ConfigError("input_fn returned no batch, and one is needed to make the modules. Check its data.")
         self._model.build(mode, batch)
 
     def _input(self, input_fn: InputFn, mode: str) -> Any:
         return batches_of(input_fn, self._params_of(mode))
 
     def _params_of(self, mode: str) -> dict[str, Any]:
-        """What `model_fn` and `input_fn` are given."""
+        """The `params` of `model_fn` and `input_fn` in a mode."""
         return self.params
 
     def _trainer(self, callbacks: list[Any], saves: bool = True, **arguments: Any) -> Trainer:
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "log_every_n_steps": self.config.log_step_count_steps,
             "enable_model_summary": False,
             "max_epochs": -1,
@@ -284,10 +289,10 @@ class Estimator:
             **self._hardware(),
             **self.config.trainer,
         }
-        return Trainer(**given, **arguments, callbacks=callbacks, default_root_dir=self.run_dir)
+        return Trainer(**settings, **arguments, callbacks=callbacks, default_root_dir=self.run_dir)
 
     def _hardware(self) -> dict[str, Any]:
-        """Arguments of the Trainer that say where it runs."""
+        """The Trainer's arguments about devices."""
         return {}
 
     def _saver(self) -> ModelCheckpoint:
@@ -300,7 +305,7 @@ class Estimator:
         )
 
     def _load(self, model: ModelOfFunction, path: str | Place | None) -> int:
-        """The weights of a checkpoint, the newest by default; returns its global step."""
+        """Load the weights of a checkpoint, the newest by default. Return its global step."""
         path = path or self.latest_checkpoint()
         if path is None:
             raise CheckpointError(f"There is no checkpoint in {self.model_dir / weights.CHECKPOINTS}: train first.")
@@ -311,28 +316,28 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     """Train until `max_steps`; evaluate and export whenever a checkpoint is saved, and at the end.
 
     Args:
-        estimator: what is trained.
-        train_spec: on what, and how far.
-        eval_spec: on what it is evaluated.
+        estimator: the Estimator.
+        train_spec: the data and the end of training.
+        eval_spec: the data and the exporters of the evaluation.
 
     Returns:
-        What `Estimator.evaluate` returns at the end. What is measured on the way goes to the loggers, as `val_…`.
+        The result of `Estimator.evaluate` at the end. The metrics during training go to the loggers, as `val_…`.
 
     Raises:
-        ConfigError: two exporters have one name, or as `Estimator.train`.
+        ConfigError: two exporters have one name, or a reason of `Estimator.train`.
     """
     exporters = exporters_of(eval_spec)
     if estimator.global_step < train_spec.max_steps:
         estimator._fit(train_spec.input_fn, train_spec.hooks, train_spec.max_steps, eval_spec)
-    found = estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps)
+    metrics = estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps)
     path = estimator.latest_checkpoint()
     assert path is not None
-    export_all(exporters, estimator, path, found, final=True)
-    return found
+    export_all(exporters, estimator, path, metrics, final=True)
+    return metrics
 
 
 class _OnePass(Callback):
-    """Ends training when the data has been gone through, or the rest of it that a checkpoint has left."""
+    """Ends training after one pass over the data, or after the rest of the pass that a checkpoint is in."""
 
     sees_weights = False
 

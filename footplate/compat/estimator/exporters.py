@@ -1,11 +1,11 @@
-"""Exporters: what `train_and_evaluate` hands the model to once it has been evaluated, for those who serve it.
+"""Exporters: `train_and_evaluate` calls them after an evaluation, to write model files for serving.
 
-    LatestExporter    after every evaluation; the newest few files stay
+    LatestExporter    after every evaluation; keeps the newest few files
     FinalExporter     once, when training has ended
 
-Both write `model_dir/export/NAME/TIME/model.pt2`, which `torch.export.load(path).module()` runs anywhere. One of your own
-is a class with a `name` and an `export`. While training goes on, a callback of the trainer calls it (`Exporting`): between
-an evaluation and the next step, when the run has been saved; of several processes, in the first.
+Both write `model_dir/export/NAME/TIME/model.pt2`, which `torch.export.load(path).module()` runs anywhere. An exporter of
+your own is a class with a `name` and an `export`. During training, the callback `Exporting` calls it: after an evaluation,
+when the run has been saved, and before the next step. With several processes, only rank 0 calls exporters.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Exporter(ABC):
-    """Base class.
+    """Base class of exporters.
 
     Attributes:
-        name: its directory in `model_dir/export`.
+        name: the exporter's directory in `model_dir/export`.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Exporter(ABC):
         eval_result: Mapping[str, float],
         is_the_final_export: bool,
     ) -> Path | None:
-        """Write the model of a checkpoint, or not.
+        """Write the model of a checkpoint, or do nothing.
 
         Args:
-            estimator: whose `export_saved_model` may be called.
-            export_path: its directory, which need not be there.
-            checkpoint_path: what has been evaluated.
-            eval_result: what was found: `loss`, the metrics, `global_step`.
-            is_the_final_export: whether training has ended.
+            estimator: its `export_saved_model` may be called.
+            export_path: the exporter's directory, which may not exist yet.
+            checkpoint_path: the checkpoint that was evaluated.
+            eval_result: the result of the evaluation: `loss`, the metrics, `global_step`.
+            is_the_final_export: True if training has ended.
 
         Returns:
-            What was written, if anything.
+            The file that was written; None for none.
         """
 
 
@@ -62,7 +62,7 @@ class FinalExporter(Exporter):
     """Exports once, when training has ended.
 
     Args:
-        name: its directory in `model_dir/export`.
+        name: the exporter's directory in `model_dir/export`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
     """
 
@@ -83,12 +83,12 @@ class FinalExporter(Exporter):
 
 
 class LatestExporter(Exporter):
-    """Exports after every evaluation, and deletes what it wrote before the newest few.
+    """Exports after every evaluation, and keeps the newest few exports.
 
     Args:
-        name: its directory in `model_dir/export`.
+        name: the exporter's directory in `model_dir/export`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
-        exports_to_keep: how many stay; None keeps all.
+        exports_to_keep: the number of exports to keep; None keeps all.
     """
 
     def __init__(
@@ -110,18 +110,16 @@ class LatestExporter(Exporter):
     ) -> Path | None:
         path = estimator.export_saved_model(export_path, self._receiver, checkpoint_path)
         if self._most is not None:
-            times = sorted(
-                (one for one in export_path.iterdir() if one.name.isdecimal()), key=lambda one: int(one.name)
-            )
-            for old in times[: -self._most]:
+            exports = [directory for directory in export_path.iterdir() if directory.name.isdecimal()]
+            for old in sorted(exports, key=lambda directory: int(directory.name))[: -self._most]:
                 shutil.rmtree(old)
         return path
 
 
 class Exporting(Callback):
-    """Between an evaluation on the way and the next step: saves the run, unless it is, and calls the exporters.
+    """Saves the run after an evaluation during training, unless it is saved, and calls the exporters.
 
-    What is evaluated when training ends is left to `train_and_evaluate`.
+    `train_and_evaluate` itself calls the exporters after the evaluation at the end.
     """
 
     order = 2
@@ -136,35 +134,35 @@ class Exporting(Callback):
         path = self._saver.save_now(trainer)
         trainer.wait_for_save()
         if path is not None:
-            found = evaluated(trainer.latest_metrics()) | {"global_step": trainer.global_step}
-            export_all(self._exporters, self._estimator, path, found)
+            metrics = evaluated(trainer.latest_metrics()) | {"global_step": trainer.global_step}
+            export_all(self._exporters, self._estimator, path, metrics)
 
 
 def exporters_of(spec: EvalSpec) -> tuple[Exporter, ...]:
-    """The exporters of an evaluation, of which one alone may be given as it is.
+    """The exporters of an evaluation.
 
     Raises:
-        ConfigError: two have one name, and so one directory.
+        ConfigError: two exporters have one name, and so one directory.
     """
-    found = (spec.exporters,) if isinstance(spec.exporters, Exporter) else tuple(spec.exporters)
-    names = [one.name for one in found]
+    exporters = (spec.exporters,) if isinstance(spec.exporters, Exporter) else tuple(spec.exporters)
+    names = [exporter.name for exporter in exporters]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"EvalSpec(exporters=…): names {', '.join(names)}: each needs one of its own, for its directory."
+            f"EvalSpec(exporters=…): the names are {', '.join(names)}. Give each exporter its own, which is its directory."
         )
-    return found
+    return exporters
 
 
 def export_all(
-    exporters: Sequence[Exporter], estimator: Estimator, path: Place, found: Mapping[str, float], final: bool = False
+    exporters: Sequence[Exporter], estimator: Estimator, path: Place, metrics: Mapping[str, float], final: bool = False
 ) -> None:
-    """Hand a checkpoint to all exporters, in the first of several processes."""
+    """Call all exporters for a checkpoint, on rank 0."""
     if World.from_environ().rank == 0:
-        for one in exporters:
-            one.export(estimator, estimator.run_dir / "export" / one.name, path, found, final)
+        for exporter in exporters:
+            exporter.export(estimator, estimator.run_dir / "export" / exporter.name, path, metrics, final)
 
 
 def _checked(name: str) -> str:
     if not name or Path(name).name != name:
-        raise ConfigError(f'name="{name}": expected the name of a directory, in which exports are put.')
+        raise ConfigError(f'name="{name}": expected the name of a directory for exports, without slashes.')
     return name

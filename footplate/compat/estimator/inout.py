@@ -1,4 +1,4 @@
-"""What goes into an Estimator and what comes out of it: the batches of an `input_fn`, predictions row by row."""
+"""Input and output of an Estimator: the batches of an `input_fn`, and predictions row by row."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ InputFn = Callable[..., Any]
 
 
 def takes_params(input_fn: InputFn) -> bool:
-    """Whether an `input_fn` wants `params`."""
+    """Return True if an `input_fn` has an argument `params`."""
     return "params" in inspect.signature(input_fn).parameters
 
 
 def batches_of(input_fn: InputFn, params: Mapping[str, Any]) -> Any:
-    """What an `input_fn` returns.
+    """Call an `input_fn`, and check its result.
 
     Raises:
-        ConfigError: it can't be iterated over again and again.
+        ConfigError: the result can't be iterated several times.
     """
-    found = input_fn(params=params) if takes_params(input_fn) else input_fn()
-    if isinstance(found, Iterator) or not hasattr(found, "__iter__") or isinstance(found, (tuple, Tensor)):
+    batches = input_fn(params=params) if takes_params(input_fn) else input_fn()
+    if isinstance(batches, Iterator) or not hasattr(batches, "__iter__") or isinstance(batches, (tuple, Tensor)):
         raise ConfigError(
-            f"input_fn returned {type(found).__name__}: expected something that can be iterated over again and again, "
-            "such as a footplate.Loader or a torch DataLoader, whose batches are (features, labels)."
+            f"input_fn returned {type(batches).__name__}: expected an object that can be iterated several times, such as a "
+            "footplate.Loader or a torch DataLoader, whose batches are (features, labels)."
         )
-    return found
+    return batches
 
 
 def features_and_labels(batch: Any) -> tuple[Any, Any]:
-    """A batch that is a pair, as it is; anything else is features without labels."""
+    """Split a batch: a pair is features and labels, anything else is features without labels."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     return batch, None
 
 
 def chosen(predictions: Any, keys: Sequence[str] | None) -> Any:
-    """Those predictions of a batch that were asked for.
+    """Select predictions of a batch by key; None selects all.
 
     Raises:
-        ConfigError: there are no such.
+        ConfigError: a key that isn't among the predictions, or predictions that aren't a dict.
     """
     if keys is None:
         return predictions
     if not isinstance(predictions, Mapping):
-        raise ConfigError("predict_keys chooses among predictions that are a dict; these are a tensor.")
+        raise ConfigError(
+            "predict_keys selects from a dict of predictions, and model_fn returned a tensor. Leave it out."
+        )
     absent = [key for key in keys if key not in predictions]
     if absent:
-        raise ConfigError(f'predict_keys: there is no "{absent[0]}"; there are {", ".join(map(str, predictions))}.')
+        raise ConfigError(f'predict_keys: there is no "{absent[0]}". There are: {", ".join(map(str, predictions))}.')
     return {key: predictions[key] for key in keys}
 
 

@@ -1,10 +1,11 @@
 """A `model_fn` as a `Module`: called for every batch, with torch modules that are made once.
 
-In TensorFlow a `model_fn` builds a graph and is called once for each mode; a variable is made at the first call and found
-by its name afterwards. Here it is called for each batch, and what must be the same each time is asked for by name:
+In TensorFlow, a `model_fn` builds a graph and is called once for each mode; a variable is made in the first call and found
+by its name afterwards. Here, a `model_fn` is called for each batch. It asks for modules by name, and gets the same module
+in each call:
 
     def model_fn(features, labels, mode, params):
-        net = get_module("net", lambda: Net(params["width"]))      # made at the first call, found after it
+        net = get_module("net", lambda: Net(params["width"]))      # made in the first call, found afterwards
         logits = net(features)
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions={"class": logits.argmax(1)})
@@ -12,9 +13,9 @@ by its name afterwards. Here it is called for each batch, and what must be the s
         return EstimatorSpec(mode, loss=loss, train_op=lambda: AdamW(net.parameters(), lr=params["lr"]),
                              eval_metric_ops={"accuracy": (logits.argmax(1) == labels).float().mean()})
 
-Before a mode's first batch there is one call with that batch, in which the modules are made. It is made in evaluation
-mode, so that it leaves no trace in batch norm's statistics; lazy modules learn their sizes from it. With a compiled
-accelerator, later calls happen where the program is captured.
+Before the first batch of a mode, the `model_fn` is called once with this batch to make the modules. The modules are in
+evaluation mode then, so that the call doesn't change batch norm's statistics. Lazy modules get their sizes in this call.
+With a compiled accelerator, later calls happen only while the program is captured.
 """
 
 from __future__ import annotations
@@ -38,36 +39,46 @@ ModelFn = Callable[..., EstimatorSpec]
 
 
 class Parts:
-    """The modules of one model: those there are, and whether more may be made."""
+    """The modules of one model during a call of its `model_fn`.
+
+    Args:
+        modules: the modules that exist.
+        making: True if the call may make more modules.
+
+    Attributes:
+        modes: modules, and whether each is in training mode after the call.
+    """
 
     def __init__(self, modules: nn.ModuleDict, making: bool) -> None:
         self.modules = modules
         self.making = making
-        self.modes: list[tuple[nn.Module, bool]] = []  # to be set when the call has ended
+        self.modes: list[tuple[nn.Module, bool]] = []
 
 
 _present: ContextVar[Parts | None] = ContextVar("footplate_estimator_parts", default=None)
 
 
 def get_module(name: str, make: Callable[[], Made]) -> Made:
-    """Inside a `model_fn`: the module of this name, made at the first call.
+    """Get a module by name inside a `model_fn`; the first call makes it.
 
     Args:
-        name: part of the names in checkpoints; no dots.
-        make: makes it.
+        name: part of the tensors' names in checkpoints; without dots.
+        make: makes the module.
 
     Raises:
-        ConfigError: called elsewhere, or the name is first heard of in the middle of training.
+        ConfigError: called outside a `model_fn`, or a new name in the middle of training.
     """
     parts = _present.get()
     if parts is None:
-        raise ConfigError(f'get_module("{name}") is for the inside of a model_fn, which the Estimator calls.')
+        raise ConfigError(
+            f'get_module("{name}") was called outside a model_fn. Call it inside the model_fn of an Estimator.'
+        )
     if name in parts.modules:
         return parts.modules[name]  # type: ignore[return-value]
     if not parts.making:
         raise ConfigError(
             f"get_module(\"{name}\"): the first call of model_fn in this mode didn't ask for it, so it isn't trained. Ask "
-            "for the same modules at every call."
+            "for the same modules in every call."
         )
     made = make()
     if not isinstance(made, nn.Module):
@@ -81,12 +92,15 @@ def get_module(name: str, make: Callable[[], Made]) -> Made:
 
 
 class ModelOfFunction(Module):
-    """See the module's docstring.
+    """A `model_fn` as a `Module`; see the docstring of this file.
 
     Args:
-        model_fn: takes `features`, and of `labels`, `mode`, `params` and `config` those that it names.
-        params: given to it, by mode.
-        config: given to it.
+        model_fn: takes `features`, and those of `labels`, `mode`, `params` and `config` that it names.
+        params: its `params`, by mode.
+        config: its `config`.
+
+    Attributes:
+        built: the modes whose modules are made.
     """
 
     def __init__(self, model_fn: ModelFn, params: Mapping[str, Mapping[str, Any]], config: Any) -> None:
@@ -97,33 +111,33 @@ class ModelOfFunction(Module):
         self._params = params
         self._config = config
         self._train_op: Callable[[], Any] | None = None
-        self.built: set[str] = set()  # modes whose modules are made
+        self.built: set[str] = set()
 
     @property
     def name(self) -> str:
-        """What its function is called."""
+        """The name of the function."""
         return getattr(self._model_fn, "__name__", type(self._model_fn).__name__)
 
     def build(self, mode: str, batch: Any) -> None:
-        """Make the modules that the function asks for in a mode, by one call with a batch.
+        """Make the modules that the function asks for in a mode, in one call with a batch.
 
         Raises:
-            ConfigError: what the function returned can't be used.
+            ConfigError: the function's result can't be used.
         """
         if mode in self.built:
             return
         parts = Parts(self.parts, making=True)
         parts.modes += [(module, module.training) for module in self.modules()]
         self.eval()
-        with _asking(parts):
+        with _in_call(parts):
             spec = self._call(mode, batch)
         if mode == ModeKeys.TRAIN:
             self._train_op = self._checked_train_op(spec)
         self.built.add(mode)
 
     def answer(self, mode: str, batch: Any) -> EstimatorSpec:
-        """What the function answers for a batch."""
-        with _asking(Parts(self.parts, making=False)):
+        """Call the function with a batch."""
+        with _in_call(Parts(self.parts, making=False)):
             return self._call(mode, batch)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -137,7 +151,9 @@ class ModelOfFunction(Module):
         self.log(f"{MEASURED}loss", spec.loss)
         for name, value in spec.metrics().items():
             if name in TAKEN:
-                raise ConfigError(f'{self.name}: a metric can\'t be called "{name}", which evaluate() has of its own.')
+                raise ConfigError(
+                    f'{self.name}: a metric can\'t be called "{name}", a name that evaluate() uses. Rename it.'
+                )
             self.log(f"{MEASURED}{name}", value)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
@@ -145,20 +161,21 @@ class ModelOfFunction(Module):
 
     def configure_optimizers(self) -> Any:
         assert self._train_op is not None
-        found = self._train_op()
-        if isinstance(found, torch.optim.Optimizer):
-            own = {id(one) for one in self.parameters()}
-            if any(id(one) not in own for group in found.param_groups for one in group["params"]):
+        optimizers = self._train_op()
+        if isinstance(optimizers, torch.optim.Optimizer):
+            own = {id(parameter) for parameter in self.parameters()}
+            trained = (parameter for group in optimizers.param_groups for parameter in group["params"])
+            if any(id(parameter) not in own for parameter in trained):
                 raise ConfigError(
-                    f"{self.name}: the optimizer has parameters that are of no module from get_module(), so they would be "
-                    "in no checkpoint. Make every module inside the model_fn, by get_module(name, make)."
+                    f"{self.name}: the optimizer has parameters of a module that get_module() didn't make, so no "
+                    "checkpoint would have them. Make every module inside the model_fn, with get_module(name, make)."
                 )
-        return found
+        return optimizers
 
     def _call(self, mode: str, batch: Any) -> EstimatorSpec:
         features, labels = features_and_labels(batch)
-        given = {"labels": labels, "mode": mode, "params": self._params[mode], "config": self._config}
-        spec = self._model_fn(features, **{name: value for name, value in given.items() if name in self._names})
+        arguments = {"labels": labels, "mode": mode, "params": self._params[mode], "config": self._config}
+        spec = self._model_fn(features, **{name: value for name, value in arguments.items() if name in self._names})
         if not isinstance(spec, EstimatorSpec):
             raise ConfigError(f"{self.name} returned {type(spec).__name__}: expected an EstimatorSpec.")
         needed = "predictions" if mode == ModeKeys.PREDICT else "loss"
@@ -171,8 +188,8 @@ class ModelOfFunction(Module):
     def _checked_train_op(self, spec: EstimatorSpec) -> Callable[[], Any]:
         if isinstance(spec.train_op, torch.optim.Optimizer):
             raise ConfigError(
-                f"{self.name}: train_op is an optimizer, which would be a new one for every batch. Give the function that "
-                "makes it: train_op=lambda: torch.optim.AdamW(net.parameters(), lr=…)."
+                f"{self.name}: train_op is an optimizer, and each batch would make a new one. Give the function that makes "
+                "it: train_op=lambda: torch.optim.AdamW(net.parameters(), lr=…)."
             )
         if not callable(spec.train_op):
             raise ConfigError(
@@ -183,7 +200,7 @@ class ModelOfFunction(Module):
 
 
 class Serving(nn.Module):
-    """The predictions of a model as a `forward` of its features."""
+    """A module whose `forward` takes features and returns the model's predictions."""
 
     def __init__(self, model: ModelOfFunction) -> None:
         super().__init__()
@@ -194,8 +211,8 @@ class Serving(nn.Module):
 
 
 @contextmanager
-def _asking(parts: Parts) -> Iterator[None]:
-    """Where `get_module` is about these parts; afterwards each is in the mode that it is to be in."""
+def _in_call(parts: Parts) -> Iterator[None]:
+    """Let `get_module` use these parts; afterwards, set each module to training or evaluation mode again."""
     token = _present.set(parts)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an Estimator is told, and what a `model_fn` answers: plain data, under TensorFlow's names."""
+"""Settings of an Estimator and the answer of a `model_fn`: plain data, under TensorFlow's names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from footplate.core.errors import ConfigError
 if TYPE_CHECKING:
     from footplate.compat.estimator.exporters import Exporter
 
+# Arguments of the Trainer that the Estimator sets itself.
 OURS = (
     "max_steps", "max_epochs", "callbacks", "default_root_dir", "iterations_per_loop",
     "limit_val_batches", "val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps",
 )  # fmt: skip
-TAKEN = ("loss", "global_step")  # what evaluate() says of its own
-MEASURED = "val_"  # stands before the names of what is measured, in a trainer's metrics
+# Names that evaluate() uses itself.
+TAKEN = ("loss", "global_step")
+# The prefix of an evaluation's metrics in the trainer.
+MEASURED = "val_"
 
 
 class ModeKeys:
-    """What a `model_fn` is called for; the values are TensorFlow's."""
+    """The modes of a `model_fn`; the values are TensorFlow's."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -36,15 +39,15 @@ MODES = (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT)
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What a `model_fn` answers for one batch.
+    """The answer of a `model_fn` for one batch.
 
     Attributes:
-        mode: the mode that it was called for.
-        predictions: for PREDICT: a tensor, or a dict of tensors; their first dimension is the batch.
+        mode: the mode of the call.
+        predictions: for PREDICT: a tensor, or a dict of tensors. Their first dimension is the batch.
         loss: for TRAIN and EVAL: the mean over the batch.
         train_op: for TRAIN: a function without arguments that returns the optimizer, or anything else that
             `configure_optimizers` may return. It is called once, before the first step.
-        eval_metric_ops: for EVAL: names and means over the batch; the result is their mean over all rows.
+        eval_metric_ops: for EVAL: means over the batch by name. The result is their mean over all rows.
     """
 
     mode: str
@@ -54,12 +57,12 @@ class EstimatorSpec:
     eval_metric_ops: Mapping[str, Any] | None = None
 
     def metrics(self) -> Mapping[str, Any]:
-        """Names and means over the batch, of an evaluation."""
+        """The metrics of an evaluation: means over the batch by name."""
         return self.eval_metric_ops or {}
 
 
 def evaluated(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What was measured, of a trainer's metrics, under the names that a `model_fn` has for it."""
+    """The metrics of an evaluation among a trainer's metrics, under the names of the `model_fn`."""
     return {name.removeprefix(MEASURED): value for name, value in metrics.items() if name.startswith(MEASURED)}
 
 
@@ -68,8 +71,8 @@ class TPUEstimatorSpec(EstimatorSpec):
     """An `EstimatorSpec` with its metrics in TPUEstimator's form.
 
     Attributes:
-        eval_metrics: `(function, tensors)`: the function is given the tensors, one by one or by their names, and returns
-            names and means over the batch.
+        eval_metrics: `(function, tensors)`: the function gets the tensors, one by one or by name, and returns means over
+            the batch by name.
     """
 
     eval_metrics: tuple[Callable[..., Mapping[str, Any]], Any] | None = None
@@ -83,11 +86,11 @@ class TPUEstimatorSpec(EstimatorSpec):
 
 @dataclass(frozen=True)
 class TPUConfig:
-    """What concerns TPUs.
+    """Settings for TPUs.
 
     Attributes:
-        iterations_per_loop: how many steps a call of the compiled program makes.
-        num_shards: how many devices share a batch; None for all.
+        iterations_per_loop: the number of steps in one call of the compiled program.
+        num_shards: the number of devices that share a batch; None for all.
     """
 
     iterations_per_loop: int = 2
@@ -96,15 +99,15 @@ class TPUConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs.
+    """Settings of an Estimator's runs.
 
     Attributes:
-        model_dir: where checkpoints and metrics lie, if the Estimator isn't told.
+        model_dir: the directory of checkpoints and metrics, if the Estimator gets none.
         tf_random_seed: the seed of everything, the modules' first weights included.
-        save_checkpoints_steps: save after every so many steps; in `train_and_evaluate`, evaluate then too.
-        keep_checkpoint_max: keep the newest so many checkpoints; None or 0 keeps all.
-        log_step_count_steps: read and log metrics after every so many steps.
-        tpu_config: for a TPUEstimator.
+        save_checkpoints_steps: the number of steps between two checkpoints; `train_and_evaluate` evaluates then too.
+        keep_checkpoint_max: the number of checkpoints to keep, the newest ones; None or 0 keeps all.
+        log_step_count_steps: the number of steps between two reports of metrics.
+        tpu_config: settings of a TPUEstimator.
         trainer: further arguments of `footplate.Trainer`: `{"accelerator": "xla", "devices": 8}`.
     """
 
@@ -123,21 +126,21 @@ class RunConfig:
             raise ConfigError(
                 f"RunConfig(keep_checkpoint_max={self.keep_checkpoint_max}): expected 1 or more, or None for all."
             )
-        taken = [name for name in OURS if name in self.trainer]
-        if taken:
+        refused = [name for name in OURS if name in self.trainer]
+        if refused:
             raise ConfigError(
-                f"RunConfig(trainer={{{taken[0]!r}: …}}): the Estimator sets it itself, from steps, hooks, model_dir, "
+                f"RunConfig(trainer={{{refused[0]!r}: …}}): the Estimator sets it itself, from steps, hooks, model_dir, "
                 "EvalSpec and TPUConfig. Leave it out."
             )
 
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """What `train_and_evaluate` trains on.
+    """The training of `train_and_evaluate`.
 
     Attributes:
         input_fn: see `Estimator.train`.
-        max_steps: until this global step.
+        max_steps: the global step at which training ends.
         hooks: callbacks.
     """
 
@@ -148,12 +151,12 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """What `train_and_evaluate` evaluates on, at every checkpoint.
+    """The evaluation of `train_and_evaluate` at every checkpoint.
 
     Attributes:
         input_fn: see `Estimator.evaluate`.
-        steps: on so many batches; None for all.
-        exporters: one or several, which write the model for those who serve it.
+        steps: the number of batches; None for all.
+        exporters: an exporter or several, which write the model for serving.
     """
 
     input_fn: Callable[..., Any]
@@ -163,13 +166,13 @@ class EvalSpec:
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """Which tensors of another checkpoint training begins with, where `model_dir` has no checkpoint yet.
+    """The tensors of another checkpoint that training begins with, if `model_dir` has no checkpoint yet.
 
     Attributes:
-        ckpt_to_initialize_from: a checkpoint, or the `model_dir` of an Estimator, whose newest is taken.
-        vars_to_warm_start: how the names of tensors begin, as a regular expression or several: `"net.0."`; by default all,
-            batch norm's statistics among them.
-        var_name_to_prev_var_name: what they are called there, for those that have another name here.
+        ckpt_to_initialize_from: a checkpoint, or the `model_dir` of an Estimator, whose newest checkpoint is used.
+        vars_to_warm_start: a regular expression, or several, that match the beginning of the tensors' names: `"net.0."`.
+            By default all tensors, batch norm's statistics among them.
+        var_name_to_prev_var_name: names in the checkpoint, by name in the model, for tensors whose names differ.
     """
 
     ckpt_to_initialize_from: str | Path
@@ -187,6 +190,6 @@ class WarmStartSettings:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """`vars_to_warm_start`, of which one alone may be given as it is."""
-        given = self.vars_to_warm_start
-        return (given,) if isinstance(given, str) else tuple(given)
+        """The regular expressions of `vars_to_warm_start`."""
+        patterns = self.vars_to_warm_start
+        return (patterns,) if isinstance(patterns, str) else tuple(patterns)

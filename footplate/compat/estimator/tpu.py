@@ -1,4 +1,4 @@
-"""`TPUEstimator`: an Estimator that knows batch sizes, and makes several steps in one call of the compiled program."""
+"""`TPUEstimator`: an Estimator with batch sizes, and several steps in one call of the compiled program."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _ARGUMENTS = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval", ModeKeys.PREDICT: 
 
 
 class TPUEstimator(Estimator):
-    """An Estimator for TPUs: batch sizes belong to it, and several steps are made in one call of the compiled program.
+    """An Estimator for TPUs: it has batch sizes, and makes several steps in one call of the compiled program.
 
-    `params["batch_size"]` is that of the mode, of all devices together, in `input_fn` and in `model_fn`, where it is None
-    if none was given. How many rows one device has, `features` says.
+    `params["batch_size"]` of `input_fn` and `model_fn` is the batch size of the mode, for all devices together; in
+    `model_fn`, it is None if no size was given. `features` has the rows of one device.
 
     Args:
         model_fn: see `Estimator`.
         model_dir: see `Estimator`.
         config: its `tpu_config` has `iterations_per_loop` and `num_shards`.
         params: without `batch_size`.
-        use_tpu: False trains on what `accelerator="auto"` finds.
-        train_batch_size: rows of a batch of training.
-        eval_batch_size: of evaluation.
-        predict_batch_size: of prediction.
+        use_tpu: False trains on the device of `accelerator="auto"`.
+        train_batch_size: the number of rows of a training batch.
+        eval_batch_size: the number of rows of an evaluation batch.
+        predict_batch_size: the number of rows of a prediction batch.
         warm_start_from: see `Estimator`.
     """
 
@@ -47,7 +47,10 @@ class TPUEstimator(Estimator):
         warm_start_from: str | Path | WarmStartSettings | None = None,
     ) -> None:
         if params and "batch_size" in params:
-            raise ConfigError('params["batch_size"] is the TPUEstimator\'s: give train_batch_size=… and its like.')
+            raise ConfigError(
+                'params["batch_size"] is set by the TPUEstimator. Leave it out, and give train_batch_size=…, '
+                "eval_batch_size=… or predict_batch_size=…."
+            )
         self.use_tpu = use_tpu
         sizes = (train_batch_size, eval_batch_size, predict_batch_size)
         self._batch_sizes = dict(zip(_ARGUMENTS, sizes, strict=True))
@@ -59,7 +62,7 @@ class TPUEstimator(Estimator):
     def _input(self, input_fn: InputFn, mode: str) -> Any:
         if self._batch_sizes[mode] is None and takes_params(input_fn):
             raise ConfigError(
-                f"input_fn takes params, and no {_ARGUMENTS[mode]}_batch_size was given to the TPUEstimator."
+                f"input_fn takes params, and the TPUEstimator has no {_ARGUMENTS[mode]}_batch_size. Give one."
             )
         return super()._input(input_fn, mode)
 

@@ -11,19 +11,19 @@
 
     hvd.HorovodRunner(np=-4).run(train_hvd, learning_rate=0.1)
 
-Inside, from the wire up:
+The modules, from the wire up:
 
-    negotiation.py  the table of who has which operation ready         pure
-    link.py         the connections by which ranks tell each other     sockets, one thread
+    negotiation.py  the table of operations that each rank has ready    pure
+    link.py         connections between ranks and rank 0                sockets, one thread
     operations.py   a ready operation on torch.distributed
-    engine.py       submit, start in the agreed order, wait
+    engine.py       submits, starts in the agreed order, waits
     world.py        init, shutdown, rank, size, process sets
-    verbs.py        allreduce, allgather, broadcast, …                 submit.py, forms.py, differentiable.py
+    verbs.py        allreduce, allgather, broadcast, …                  submit.py, forms.py, differentiable.py
     objects.py      parameters, optimizers, Python objects
-    gradients.py    reduced while the backward pass runs               optimizer.py, adasum_optimizer.py
-    elastic.py      commits, and beginning again                       sampler.py
+    gradients.py    gradients reduced during the backward pass          optimizer.py, adasum_optimizer.py
+    elastic.py      commits and retries                                 sampler.py
 
-What is the same as in Horovod, and what isn't, is in docs/reference/horovod.md.
+docs/reference/horovod.md lists each verb, and how it differs from Horovod's.
 """
 
 from footplate.compat.horovod import elastic

@@ -1,7 +1,7 @@
-"""Adasum: a sum of gradients that adds where they are orthogonal and averages where they agree.
+"""Adasum: a combination of gradients that adds orthogonal gradients and averages equal ones.
 
-Two gradients a, b become  (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b ; of 2ᵏ ranks, neighbours are combined pair by pair,
-then the pairs, and so on. (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020.)
+Two gradients a, b become  (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b . With 2ᵏ ranks, neighbours are combined in pairs, then
+the pairs, and so on. (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def combined(tensors: Sequence[Tensor]) -> Tensor:
-    """The Adasum of the ranks' tensors, whose number is a power of two.
+    """Combine the ranks' tensors, whose number is a power of two.
 
     >>> combined([torch.tensor([2.0, 0.0]), torch.tensor([0.0, 4.0])])
     tensor([2., 4.])

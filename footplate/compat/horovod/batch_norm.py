@@ -1,4 +1,4 @@
-"""SyncBatchNorm: batch norm over the rows of all ranks, on any device."""
+"""SyncBatchNorm: batch norm over the rows of all ranks, on the CPU too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from footplate.core.errors import DataError
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`BatchNorm1d`, `2d` and `3d` in one, whose mean and variance in training are those of all ranks' rows.
+    """Batch norm of 1, 2 or 3 dimensions whose mean and variance in training are those of all ranks' rows.
 
-    The arguments are theirs. Two small sums over the ranks go with each forward pass, and two with each backward pass.
+    It has the arguments of `BatchNorm1d`. Each forward pass needs two small sums over the ranks, and so does each backward
+    pass.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -26,12 +27,15 @@ class SyncBatchNorm(_BatchNorm):
         if size() == 1 or not (self.training or not self.track_running_stats):
             return super().forward(input)
         self._check_input_dim(input)
+
+        # One sum over the ranks gives both the sums of the channels and the number of rows.
         over = [dim for dim in range(input.dim()) if dim != 1]
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         rows = wide.new_tensor([input.numel() // input.shape[1]])
-        total = allreduce(torch.cat([wide.sum(over), rows]), op=Sum)  # (channels + 1,)
+        total = allreduce(torch.cat([wide.sum(over), rows]), op=Sum)  # total: (channels + 1,)
         count = total[-1].detach()
         mean = total[:-1] / count
+
         shape = [1, -1] + [1] * (input.dim() - 2)
         centred = wide - mean.view(shape)
         variance = allreduce(centred.square().sum(over), op=Sum) / count

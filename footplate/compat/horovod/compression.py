@@ -1,6 +1,6 @@
-"""What gradients are made into before they travel, and back.
+"""Compression of gradients before they are reduced.
 
-A compressor of your own has these two static methods too; its gradients then travel one by one.
+A compressor of your own has the same two static methods. Its gradients are then reduced one by one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 class Compressor:
-    """The contract."""
+    """The contract of a compressor."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """The tensor that travels, and what `decompress` needs to know."""
+        """Return the compressed tensor, and a context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The counterpart of `compress`, after the reduction."""
+        """Undo `compress`, after the reduction."""
         raise NotImplementedError
 
 
@@ -38,7 +38,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Floating-point tensors travel as float16."""
+    """Sends floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:

@@ -1,4 +1,4 @@
-"""The collectives as functions through which gradients flow, as Horovod defines them."""
+"""The collectives as autograd functions, with the gradients that Horovod defines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from footplate.core.errors import ConfigError
 
 
 class Allreduce(Function):
-    """The gradient is reduced as the values were."""
+    """Allreduce; its gradient is reduced as the values were."""
 
     @staticmethod
     def forward(ctx: Any, name: Any, op: Any, prescale: Any, postscale: Any, process_set: Any, *tensors: Tensor) -> Any:
-        ctx.given = (op, prescale, postscale, process_set)
+        ctx.arguments = (op, prescale, postscale, process_set)
         return tuple(reduce("allreduce", tensors, op, name, prescale, postscale, process_set).result())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.given
+        op, prescale, postscale, process_set = ctx.arguments
         if op not in (Average, Sum):
             raise ConfigError(f"allreduce(op={op}) lets no gradients through: only Average and Sum do.")
         reduced = reduce("allreduce", gradients, op, None, prescale, postscale, process_set).result()
@@ -31,7 +31,7 @@ class Allreduce(Function):
 
 
 class Allgather(Function):
-    """The gradient is averaged, and each rank takes the rows that were its own."""
+    """Allgather; its gradient is averaged, and each rank takes the rows of its own tensors."""
 
     @staticmethod
     def forward(ctx: Any, name: Any, process_set: Any, *tensors: Tensor) -> Any:
@@ -45,12 +45,14 @@ class Allgather(Function):
         reduced = reduce("allreduce", gradients, Average, process_set=process_set).result()
         (rows,) = gather([torch.tensor([ctx.rows])], None, process_set).result()  # rows: (ranks, tensors)
         starts = rows[: process_set.rank()].sum(0).tolist()
-        parts = [one[start : start + n] for one, start, n in zip(reduced, starts, ctx.rows, strict=True)]
+        parts = [
+            gradient[start : start + count] for gradient, start, count in zip(reduced, starts, ctx.rows, strict=True)
+        ]
         return (None, None, *parts)
 
 
 class Broadcast(Function):
-    """The gradient is averaged for the root, and zero elsewhere."""
+    """Broadcast; its gradient is averaged on the root, and zero on the other ranks."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: Any, process_set: Any) -> Any:
@@ -65,7 +67,7 @@ class Broadcast(Function):
 
 
 class Alltoall(Function):
-    """The gradient goes back to where each row came from."""
+    """Alltoall; the gradient of each row goes back to the rank that the row came from."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: Any, process_set: Any) -> Any:
@@ -81,7 +83,7 @@ class Alltoall(Function):
 
 
 class Reducescatter(Function):
-    """The gradients of all ranks' rows are gathered."""
+    """Reducescatter; the gradients of all ranks' rows are gathered."""
 
     @staticmethod
     def forward(ctx: Any, name: Any, op: Any, process_set: Any, prescale: Any, postscale: Any, *tensors: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Horovod's elastic training: a state that is committed, and a function that begins again from the last commit.
+"""Elastic training: a function that is called again from the last commit after a failure.
 
     @hvd.elastic.run
     def train(state):
@@ -10,15 +10,17 @@
 
     train(hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0))
 
-A collective fails on every rank when it fails on one. What then happens depends on why:
+A collective that fails on one rank fails on every rank. What happens next depends on the failure:
 
-    all processes live     they go back to the last commit, meet again, and call the function again
-    a process has ended    the others end too; the launch starts all ranks anew, perhaps fewer, and these take up the last
-                           commit: in a launch, the first rank of each machine writes every commit into the directory that
-                           the machine keeps for the launch, and the newest one of all machines counts
-    the ranks disagree     (`MismatchError`) the error is raised: trying again would end the same
+    all processes live     the ranks restore the last commit, reconnect, and call the function again
+    a process has ended    the other processes end too; the launcher starts all ranks again, perhaps fewer, and these load
+                           the last commit
+    the ranks disagree     (`MismatchError`) the error is raised, because a retry would fail in the same way
 
-After each of the first two, reset callbacks run, the state is sent from rank 0 to all, and the function begins.
+In the first two cases, reset callbacks run, the state is sent from rank 0 to all ranks, and the function begins.
+
+Under a launcher, the first rank of each machine writes every commit into the directory that the machine keeps for the
+launch. The newest commit of all machines is loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _FILE = "horovod-commit.pt"
 
 
 class State:
-    """What must be equal on all ranks, and survive a failure: subclasses say how it is saved, restored and sent."""
+    """A state that is equal on all ranks and survives a failure. A subclass saves, restores and sends it."""
 
     def __init__(
         self, bcast_object: Callable[[Any], Any] = broadcast_object, get_rank: Callable[[], int] = rank
@@ -61,17 +63,17 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions to be called when the ranks have met again, to adapt a learning rate to their number, say."""
+        """Add functions to call after the ranks have reconnected, to adapt a learning rate to their number, say."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called when the ranks have met again."""
+        """Run `reset` and the reset callbacks, after the ranks have reconnected."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Save the state, here and, in a launch, for the next attempt. All ranks call it at the same place."""
+        """Save the state in memory and, under a launcher, for the next attempt. All ranks call it at the same place."""
         self.save()
         self._commits += 1
         directory = worker.kept()
@@ -81,52 +83,54 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Does nothing: a launch has no hosts that come and go unasked, and ends the attempt when one is lost."""
+        """Do nothing: hosts don't join or leave a launch, and the loss of a host ends the attempt."""
 
     def recover(self) -> None:
-        """In a later attempt of a launch: take up the newest commit that any machine has; all ranks call it."""
+        """Load the newest commit of any machine, in a later attempt of a launch. All ranks call it."""
         directory = worker.kept()
         if directory is None or worker.attempt() == 0:
             return
-        found = _read(directory / _FILE) if local_rank() == 0 else None
-        commits = allgather_object(-1 if found is None else found[0], name="elastic.recover")
+
+        # Each file holds the number of its commit and the saved state.
+        commit = _read(directory / _FILE) if local_rank() == 0 else None
+        commits = allgather_object(-1 if commit is None else commit[0], name="elastic.recover")
         newest = max(commits)
         if newest >= 0:
-            self._commits, saved = broadcast_object(found, commits.index(newest), name="elastic.recover")
+            self._commits, saved = broadcast_object(commit, commits.index(newest), name="elastic.recover")
             self.load_saved(saved)
         self.on_reset()
 
     def forget(self) -> None:
-        """The work is done: no attempt is to continue it."""
+        """Delete the saved commit, because the work is done."""
         directory = worker.kept()
         if directory is not None and local_rank() == 0:
             (directory / _FILE).unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Copy the state."""
+        """Copy the state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to the copy."""
+        """Restore the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Make the state that of rank 0, on all ranks."""
+        """Send the state of rank 0 to all ranks."""
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """The copy, to be pickled for the next attempt; None keeps nothing."""
+        """Return the copy, to be pickled for the next attempt; None saves nothing."""
         return None
 
     def load_saved(self, saved: Any) -> None:
-        """Go back to what `saved` has given."""
+        """Restore a copy that `saved` has returned."""
 
     def reset(self) -> None:
-        """Called when the ranks have met again, before the callbacks."""
+        """Called after the ranks have reconnected, before the reset callbacks."""
 
 
 class ObjectState(State):
-    """Python objects as attributes; `kwargs` are their first values."""
+    """A state of Python objects, which are attributes; `kwargs` are their first values."""
 
     def __init__(
         self, bcast_object: Callable[[Any], Any] = broadcast_object, get_rank: Callable[[], int] = rank, **kwargs: Any
@@ -160,23 +164,23 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """Models, optimizers and `ElasticSampler`s by their own means, other objects as `ObjectState` has them.
+    """A state of models, optimizers and `ElasticSampler`s, by their state dicts, and of other Python objects.
 
     Args:
-        model: `state.model`, if given.
-        optimizer: `state.optimizer`, if given.
-        kwargs: more of each kind, by name.
+        model: `state.model`; None for no model.
+        optimizer: `state.optimizer`; None for no optimizer.
+        kwargs: more objects of each kind, by name.
     """
 
     _keepers: dict[str, _Keeper]
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-        given = {**kwargs, "model": model, "optimizer": optimizer}
-        kept = {name: _keeper(value) for name, value in given.items() if isinstance(value, tuple(_KEEPERS))}
-        object.__setattr__(self, "_keepers", kept)
-        for name, keeper in kept.items():
+        values = {**kwargs, "model": model, "optimizer": optimizer}
+        keepers = {name: _keeper(value) for name, value in values.items() if isinstance(value, tuple(_KEEPERS))}
+        object.__setattr__(self, "_keepers", keepers)
+        for name, keeper in keepers.items():
             object.__setattr__(self, name, keeper.value)
-        super().__init__(**{name: value for name, value in given.items() if name not in kept})
+        super().__init__(**{name: value for name, value in values.items() if name not in keepers})
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -209,7 +213,7 @@ class TorchState(ObjectState):
 
 
 class _Keeper:
-    """A value with a `state_dict`, and a copy of that."""
+    """A value with a `state_dict`, and a copy of its state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -232,7 +236,7 @@ class _Model(_Keeper):
 
 class _Optimizer(_Keeper):
     def restore(self) -> None:
-        # An optimizer takes the tensors that it is given as its own.
+        # An optimizer uses the tensors of a loaded state as its own, and would change the copy.
         self.value.load_state_dict(copy.deepcopy(self.copy))
 
     def sync(self) -> None:
@@ -247,29 +251,29 @@ def _keeper(value: Any) -> _Keeper:
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: `function(state, …)` is called with a state that is equal on all ranks, and again after a failure.
+    """Decorate a function that takes a state: it is called with the same state on all ranks, and again after a failure.
 
     Raises:
-        PeerLostError: a process has ended; a launch then starts all ranks anew.
-        MismatchError: the ranks don't ask for the same.
+        PeerLostError: a process has ended; the launcher then starts all ranks again.
+        MismatchError: the ranks disagree about an operation.
     """
 
     @functools.wraps(function)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         state.recover()
-        in_step = False
+        is_synced = False
         while True:
             try:
-                if not in_step:
+                if not is_synced:
                     state.sync()
                 result = function(state, *args, **kwargs)
             except (PeerLostError, MismatchError):
                 raise
             except HorovodInternalError:
                 state.restore()
-                in_step = False
+                is_synced = False
             except HostsUpdatedInterrupt as interrupt:
-                in_step = interrupt.skip_sync
+                is_synced = interrupt.skip_sync
             else:
                 state.forget()
                 return result
@@ -281,12 +285,12 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _write(path: Path, value: Any) -> None:
-    """Whole or not at all, as far as a process that is killed goes."""
+    """Write a file so that a killed process leaves it complete or not written at all."""
     partial = path.with_suffix(f".{os.getpid()}")
     torch.save(value, partial, pickle_module=cloudpickle)
     partial.replace(path)
 
 
 def _read(path: Path) -> Any:
-    # Code may be run by this. The directory is this user's alone, and so is what lies in it.
+    # This can run code. Only this user can write into the directory.
     return torch.load(path, map_location="cpu", weights_only=False) if path.exists() else None

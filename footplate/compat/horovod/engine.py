@@ -1,11 +1,12 @@
-"""The heart of a rank: takes operations, starts each when all ranks have it, and keeps their results until asked.
+"""The engine of a rank: submits operations, starts each when all ranks have it ready, and keeps the results.
 
     submit(…)  ──►  link.ready  ──►  rank 0's table  ──►  receive(Run)  ──►  launch  ──►  finish(handle)
-    any thread                                            one thread at a time, the     whoever wants
-                                                          same order on all ranks       the result
+    any thread                                            one thread at a time, the     the thread that
+                                                          same order on all ranks       needs the result
 
-While a backward pass runs, its hooks submit; answers come in on the link's thread, which starts the transfers; so both go
-on at once. A handle that waits for more than a second says so to rank 0, which can tell when nobody can go on.
+The hooks of a backward pass submit while the pass runs. Answers arrive on the link's thread, which starts the transfers. So
+the backward pass and the transfers overlap. A handle that waits for more than a second tells rank 0, which notices when no
+rank can continue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ Result = TypeVar("Result")
 
 
 class Handle(Generic[Result]):
-    """An operation that was submitted, for `poll` and `synchronize`."""
+    """An operation that was submitted, for `poll` and `synchronize`.
+
+    Attributes:
+        key: the process set and name of the operation.
+        pack: makes the result of the output tensors.
+        begun: set when the operation was started, or has failed.
+        launched: the running operation; None before it starts.
+        position: the index of this operation among the operations that were fused.
+        error: the reason why the operation was not started.
+    """
 
     __slots__ = ("begun", "error", "key", "launched", "pack", "position")
 
@@ -39,18 +49,18 @@ class Handle(Generic[Result]):
         self.pack = pack
         self.begun = threading.Event()
         self.launched: Launched | None = None
-        self.position = 0  # among the operations that were fused
+        self.position = 0
         self.error: BaseException | None = None
 
 
 class Engine:
-    """See the module's docstring.
+    """Runs the operations of this rank; see the module's docstring.
 
     Args:
-        rank: this one.
-        size: how many ranks there are.
-        places: of each process set, this rank's place in it, if it has one.
-        store: torch.distributed's, for the link to be made.
+        rank: the rank of this process.
+        size: the number of ranks.
+        places: for each process set, this rank's place in it; None if it doesn't belong to it.
+        store: torch.distributed's store, which the link is set up with.
     """
 
     def __init__(self, rank: int, size: int, places: Mapping[int, Place | None], store: Any) -> None:
@@ -72,22 +82,22 @@ class Engine:
         numbers: Sequence[int],
         pack: Callable[[list[Tensor]], Result],
     ) -> Handle[Result]:
-        """Announce an operation; doesn't wait.
+        """Announce an operation to rank 0, without waiting.
 
         Args:
-            request: what is to be done.
-            name: by which it is known on all ranks; None to be matched by the order of calls.
+            request: the operation.
+            name: the operation's name on all ranks; None matches it by the order of calls.
             numbers: rows or splits, which may differ between ranks.
-            pack: what `finish` makes of the output tensors.
+            pack: makes the result of the output tensors.
 
         Raises:
-            HorovodInternalError: the ranks are apart.
-            ConfigError: an operation of this name is under way.
+            HorovodInternalError: the ranks are disconnected.
+            ConfigError: an operation of this name is running.
         """
         signature = request.signature
         data = packed(request) if signature.small else b""
         with self._lock:
-            self._look()
+            self._raise_failure()
             if name is None:
                 kind = (signature.process_set, signature.kind)
                 name = f"{signature.kind}.noname.{self._unnamed[kind]}"
@@ -95,7 +105,7 @@ class Engine:
             key = (signature.process_set, name)
             if key in self._pending:
                 raise ConfigError(
-                    f'{signature.kind} "{name}": an operation of this name is under way. Give each its own name, or '
+                    f'{signature.kind} "{name}": an operation of this name is running. Give each its own name, or '
                     "synchronize the first one before."
                 )
             handle = Handle(key, pack)
@@ -106,43 +116,43 @@ class Engine:
         return handle
 
     def finish(self, handle: Handle[Result]) -> Result:
-        """Wait for an operation; its result.
+        """Wait for an operation, and return its result.
 
         Raises:
-            MismatchError: the ranks don't agree on it.
-            HorovodInternalError: it can't be completed.
+            MismatchError: the ranks disagree about the operation.
+            HorovodInternalError: the operation can't be completed.
         """
         while not handle.begun.wait(TICK_S):
-            self._look()
+            self._raise_failure()
             self.link.wait(handle.key)
         if handle.error is not None:
             raise handle.error
         assert handle.launched is not None
         try:
-            outputs = handle.launched.finish(TICK_S, self._look)[handle.position]
+            outputs = handle.launched.finish(TICK_S, self._raise_failure)[handle.position]
         except HorovodInternalError:
             raise
         except RuntimeError as error:
-            self._look_again()
+            self._await_failure()
             raise HorovodInternalError(f'"{handle.key[1]}" failed: {error}') from error
         return handle.pack(outputs)
 
     def done(self, handle: Handle[Any]) -> bool:
-        """Whether `finish` would return, or raise, at once."""
+        """Return True if `finish` would return or raise at once."""
         if not handle.begun.is_set():
             return False
         return handle.launched is None or handle.launched.done
 
     def join(self) -> int:
-        """Take part with zeros until all ranks have joined; the last one that has."""
+        """Take part in sums with zeros until all ranks have joined. Return the rank that joined last."""
         self._joined.clear()
         self.link.join()
         while not self._joined.wait(TICK_S):
-            self._look()
+            self._raise_failure()
         return self._last
 
     def close(self, leaving: bool) -> None:
-        """End it; what is pending fails."""
+        """Close the link. Pending operations fail."""
         self.link.close(leaving)
         self.fail(HorovodInternalError("Horovod has been shut down."))
 
@@ -152,7 +162,8 @@ class Engine:
                 self._start(answer)
             case Joined(last=last):
                 with self._lock:
-                    self._unnamed.clear()  # those who joined early have not counted what the others did
+                    # A rank that joined early has not counted the later unnamed operations of the other ranks.
+                    self._unnamed.clear()
                 self._last = last
                 self._joined.set()
             case Refuse():
@@ -171,9 +182,11 @@ class Engine:
         place = self.places[run.process_set]
         assert place is not None
         with self._lock:
-            found = [self._pending.pop((run.process_set, name), None) for name in run.names]
-        handles = [one[1] for one in found if one is not None]
-        requests = [zeros(run.signatures[index]) if one is None else one[0] for index, one in enumerate(found)]
+            pending = [self._pending.pop((run.process_set, name), None) for name in run.names]
+        handles = [entry[1] for entry in pending if entry is not None]
+
+        # A rank that has joined has submitted nothing, and takes part with zeros. Only its answers have signatures.
+        requests = [zeros(run.signatures[index]) if entry is None else entry[0] for index, entry in enumerate(pending)]
         try:
             launched = launch(requests, run.numbers, place, run.data)
         except Exception as error:
@@ -183,10 +196,11 @@ class Engine:
                 handle.error = wrapped
                 handle.begun.set()
             return
-        for position, one in enumerate(found):
-            if one is not None:
-                one[1].launched, one[1].position = launched, position
-                one[1].begun.set()
+        for position, entry in enumerate(pending):
+            if entry is not None:
+                _, handle = entry
+                handle.launched, handle.position = launched, position
+                handle.begun.set()
 
     def _end(self, key: Key, error: BaseException) -> None:
         with self._lock:
@@ -195,14 +209,14 @@ class Engine:
             handle.error = error
             handle.begun.set()
 
-    def _look(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _look_again(self) -> None:
-        """A transfer has failed: if that is because a process has ended, its connection is about to tell."""
+    def _await_failure(self) -> None:
+        """Wait a second for the reason of a failed transfer: if a process has ended, its connection closes soon."""
         for _ in range(20):
-            self._look()
+            self._raise_failure()
             time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's verbs raise."""
+"""The exceptions of Horovod's verbs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from footplate.core.errors import ConfigError, FootplateError
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation failed; `elastic.run` goes back to the last commit and begins anew."""
+    """A collective operation failed. `elastic.run` restores the last commit and calls the function again."""
 
 
 class PeerLostError(HorovodInternalError):
-    """The process of another rank is no more. Meeting again needs a process in its place, which a launcher starts."""
+    """The process of another rank has ended. Only a launcher can start a process in its place."""
 
 
 class MismatchError(FootplateError, HorovodInternalError):
-    """The ranks don't ask for the same: other names, shapes, types or roots. Trying again doesn't mend it."""
+    """The ranks disagree about an operation: its name, shapes, types or root. A retry would fail in the same way."""
 
 
 class MisuseError(FootplateError, AssertionError):
-    """Methods of a `DistributedOptimizer` called in an order that would train on unreduced gradients."""
+    """The methods of a `DistributedOptimizer` were called in an order that would train on unreduced gradients."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Raise it in a function under `elastic.run` to let all ranks meet again without going back to the last commit.
+    """Raise it in a function under `elastic.run` to reconnect all ranks without restoring the last commit.
 
     Attributes:
-        skip_sync: whether the state is known to be equal on all ranks.
+        skip_sync: True if the state is equal on all ranks, so that it isn't sent from rank 0.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -34,5 +34,5 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def not_initialised() -> ConfigError:
-    """For whoever calls a verb before `init`."""
+    """The error of a verb that is called before `init`."""
     return ConfigError("Horovod has not been initialized: call hvd.init() first.")

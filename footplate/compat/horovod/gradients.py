@@ -1,13 +1,14 @@
-"""Gradients that are reduced while the backward pass still runs.
+"""Reduces gradients during the backward pass.
 
-Parameters are put into buckets, the last ones first, as their gradients are ready in about that order. A bucket is closed
-when it has 25 MB, the first one at 1 MB, so that the transfers begin early. A hook on each parameter counts its gradients;
-with the last one of a bucket, the bucket's gradients are copied into one flat tensor, and its reduction is submitted.
-`synchronize` submits what is left (a parameter without a gradient on this rank counts as zero, since others may have one),
-waits, and copies the results into the gradients.
+1. Parameters are put into buckets, the last parameters first, because their gradients are ready in about that order. A
+   bucket is closed at 25 MB, the first one at 1 MB, so that transfers begin early.
+2. A hook on each parameter counts its gradients. After the last gradient of a bucket, the bucket's gradients are copied
+   into one flat tensor, and the reduction of this tensor is submitted.
+3. `synchronize` submits the remaining buckets, waits, and copies the results into the gradients. A parameter without a
+   gradient on this rank counts as zero, because other ranks may have a gradient.
 
-The flat tensor is of the type in which gradients travel, so that compression to float16 is that copy. A compressor of the
-user's own may look at a gradient as a whole, and a sparse gradient is gathered, not summed: such ones travel by themselves.
+The flat tensor has the type in which gradients are sent, so the copy also compresses to float16. A compressor of the user's
+may need whole gradients, and sparse gradients are gathered instead of summed: these gradients are reduced one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FIRST_BUCKET_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced: the arguments of `DistributedOptimizer`."""
+    """The reduction of gradients: arguments of `DistributedOptimizer`."""
 
     op: ReduceOp
     compression: Any
@@ -44,25 +45,27 @@ class Reduction:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """What gradients are multiplied by before and after they are summed."""
+        """The factors of gradients before and after the sum."""
         return 1.0 / self.predivide, self.predivide
 
     @property
     def fuses(self) -> bool:
-        """Whether gradients can travel together."""
+        """True if several gradients can be reduced as one tensor."""
         return self.compression in (Compression.none, Compression.fp16) and self.op != ReduceOp.Adasum
 
 
 @dataclass(eq=False)
 class _Bucket:
-    """Parameters whose gradients travel together.
+    """Parameters whose gradients are reduced together.
 
     Attributes:
-        name: of its operation.
-        parameters: with their names.
-        missing: how many of them have no gradient yet, in this step.
-        signature, flat, views: what travels, made when it is first needed.
-        finish: waits for it and puts it in place; None until it is submitted.
+        name: the name of the bucket's operation.
+        parameters: the parameters with their names.
+        missing: the number of parameters without a gradient in this step so far.
+        signature: the signature of the flat tensor; made when it is first needed, as the next two.
+        flat: the flat tensor that is reduced.
+        views: the parts of `flat` in the shapes of the gradients.
+        finish: waits for the result and copies it into the gradients; None until the bucket is submitted.
     """
 
     name: str
@@ -79,41 +82,47 @@ class GradientReducer:
 
     Args:
         named: the parameters with their names, in the order of the model.
-        groups: parameters that are to travel together, group by group; None to choose by size.
-        how: the reduction.
-        passes: backward passes before gradients are reduced.
+        groups: groups of parameters that are reduced together; None chooses by size.
+        reduction: how gradients are reduced.
+        passes: the number of backward passes before gradients are reduced.
+
+    Attributes:
+        begun: True if there are gradients that have not been reduced.
     """
 
     def __init__(
         self,
         named: Sequence[tuple[str, nn.Parameter]],
         groups: Sequence[Sequence[nn.Parameter]] | None,
-        how: Reduction,
+        reduction: Reduction,
         passes: int,
     ) -> None:
-        self.how = how
+        self.reduction = reduction
         self.passes = passes
-        self.begun = False  # whether there are gradients that have not been reduced
+        self.begun = False
         self._names = {parameter: name for name, parameter in named}
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._left: dict[nn.Parameter, int] = {}
-        training = [parameter for _, parameter in named if parameter.requires_grad]
+        trained = [parameter for _, parameter in named if parameter.requires_grad]
         if groups is None:
-            self.adopt(training)
+            self.adopt(trained)
             return
-        grouped = [[one for one in group if one.requires_grad] for group in groups]
-        rest = set(training) - {one for group in grouped for one in group}
-        for group in [*grouped, *([one] for one in training if one in rest)]:
+
+        # A parameter outside the given groups is reduced by itself.
+        grouped = [[parameter for parameter in group if parameter.requires_grad] for group in groups]
+        rest = set(trained) - {parameter for group in grouped for parameter in group}
+        for group in [*grouped, *([parameter] for parameter in trained if parameter in rest)]:
             self._add(group)
 
     def adopt(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Reduce the gradients of these too; in buckets by size."""
-        for bucket in by_size(parameters) if self.how.fuses else ([one] for one in reversed(list(parameters))):
+        """Reduce the gradients of these parameters too, in buckets by size."""
+        one_by_one = ([parameter] for parameter in reversed(list(parameters)))
+        for bucket in by_size(parameters) if self.reduction.fuses else one_by_one:
             self._add(bucket)
 
     def knows(self, parameter: nn.Parameter) -> bool:
-        """Whether its gradients are reduced."""
+        """Return True if the gradients of a parameter are reduced."""
         return parameter in self._bucket_of
 
     def synchronize(self) -> None:
@@ -136,18 +145,21 @@ class GradientReducer:
     def _add(self, parameters: Sequence[nn.Parameter]) -> None:
         if not parameters:
             return
-        named = [(self._names.setdefault(one, f"unnamed.{len(self._names)}"), one) for one in parameters]
+        named = [
+            (self._names.setdefault(parameter, f"unnamed.{len(self._names)}"), parameter) for parameter in parameters
+        ]
         bucket = _Bucket(f"gradients.{named[0][0]}", named, missing=len(named))
         self._buckets.append(bucket)
-        me = weakref.ref(self)
+        # The hooks must not keep the reducer of a deleted optimizer alive.
+        reducer = weakref.ref(self)
         for parameter in parameters:
             if parameter not in self._bucket_of:
-                parameter.register_post_accumulate_grad_hook(lambda one: _call(me, one))
+                parameter.register_post_accumulate_grad_hook(lambda ready: _call(reducer, ready))
             self._bucket_of[parameter] = bucket
             self._left[parameter] = self.passes
 
     def ready(self, parameter: nn.Parameter) -> None:
-        """A backward pass has added to this parameter's gradient."""
+        """Count a gradient that a backward pass has added to this parameter."""
         left = self._left[parameter] - 1
         if left < 0:
             raise MisuseError(
@@ -158,14 +170,14 @@ class GradientReducer:
         self.begun = True
         if left == 0:
             bucket = self._bucket_of[parameter]
-            if parameter.grad is not None and parameter.grad.is_sparse and not self.how.sparse_as_dense:
+            if parameter.grad is not None and parameter.grad.is_sparse and not self.reduction.sparse_as_dense:
                 bucket = self._alone(parameter, bucket)
             bucket.missing -= 1
             if bucket.missing == 0:
                 self._submit(bucket)
 
     def _alone(self, parameter: nn.Parameter, bucket: _Bucket) -> _Bucket:
-        """Give a parameter with sparse gradients a bucket of its own, from now on."""
+        """Move a parameter with sparse gradients into a bucket of its own."""
         if len(bucket.parameters) == 1:
             return bucket
         bucket.parameters = [(name, one) for name, one in bucket.parameters if one is not parameter]
@@ -181,17 +193,17 @@ class GradientReducer:
     def _submit(self, bucket: _Bucket) -> None:
         gradients = [_gradient(parameter) for _, parameter in bucket.parameters]
         alone = len(gradients) == 1
-        if alone and gradients[0].is_sparse and not self.how.sparse_as_dense:
+        if alone and gradients[0].is_sparse and not self.reduction.sparse_as_dense:
             bucket.finish = self._submit_sparse(bucket, gradients[0])
-        elif self.how.fuses:
+        elif self.reduction.fuses:
             bucket.finish = self._submit_flat(bucket, gradients)
         else:
             bucket.finish = self._submit_compressed(bucket, gradients)
 
     def _submit_flat(self, bucket: _Bucket, gradients: list[Tensor]) -> Callable[[], None]:
-        dense = [one.to_dense() if one.is_sparse else one for one in gradients]
+        dense = [gradient.to_dense() if gradient.is_sparse else gradient for gradient in gradients]
         if bucket.signature is None:
-            self._shape(bucket, dense)
+            self._make_flat(bucket, dense)
         assert bucket.flat is not None
         assert bucket.signature is not None
         torch._foreach_copy_(bucket.views, dense)  # pyright: ignore[reportPrivateImportUsage]
@@ -208,50 +220,59 @@ class GradientReducer:
 
         return finish
 
-    def _shape(self, bucket: _Bucket, gradients: list[Tensor]) -> None:
-        """What a bucket sends."""
+    def _make_flat(self, bucket: _Bucket, gradients: list[Tensor]) -> None:
+        """Make the flat tensor of a bucket and its signature."""
         like = gradients[0]
-        dtype = torch.float16 if self.how.compression is Compression.fp16 and like.is_floating_point() else like.dtype
+        dtype = (
+            torch.float16 if self.reduction.compression is Compression.fp16 and like.is_floating_point() else like.dtype
+        )
         bucket.flat = torch.empty(sum(one.numel() for one in gradients), dtype=dtype, device=like.device)
         parts = bucket.flat.split([one.numel() for one in gradients])
         bucket.views = [part.view(one.shape) for part, one in zip(parts, gradients, strict=True)]
-        prescale, postscale = self.how.factors
+        prescale, postscale = self.reduction.factors
         bucket.signature = Signature(
             "allreduce",
             (str(dtype).removeprefix("torch."),),
             (tuple(bucket.flat.shape),),
             (bucket.flat.itemsize,),
             bucket.flat.device.type,
-            op=str(self.how.op),
+            op=str(self.reduction.op),
             prescale=prescale,
             postscale=postscale,
-            process_set=self.how.process_set.process_set_id or 0,
+            process_set=self.reduction.process_set.process_set_id or 0,
             parts=", ".join(f"{name} {tuple(parameter.shape)}" for name, parameter in bucket.parameters),
         )
 
     def _submit_compressed(self, bucket: _Bucket, gradients: list[Tensor]) -> Callable[[], None]:
         waits = []
-        prescale, postscale = self.how.factors
+        prescale, postscale = self.reduction.factors
         for (name, _), gradient in zip(bucket.parameters, gradients, strict=True):
-            travelling, ctx = self.how.compression.compress(gradient)
-            submit = allreduce_async_ if travelling is not gradient else allreduce_async
-            given = {"prescale_factor": prescale, "postscale_factor": postscale, "process_set": self.how.process_set}
-            waits.append((gradient, submit(travelling, name=f"gradients.{name}", op=self.how.op, **given), ctx))
+            compressed, ctx = self.reduction.compression.compress(gradient)
+            submit = allreduce_async_ if compressed is not gradient else allreduce_async
+            handle = submit(
+                compressed,
+                name=f"gradients.{name}",
+                op=self.reduction.op,
+                prescale_factor=prescale,
+                postscale_factor=postscale,
+                process_set=self.reduction.process_set,
+            )
+            waits.append((gradient, handle, ctx))
 
         def finish() -> None:
             for gradient, handle, ctx in waits:
-                gradient.copy_(self.how.compression.decompress(synchronize(handle), ctx))
+                gradient.copy_(self.reduction.compression.decompress(synchronize(handle), ctx))
 
         return finish
 
     def _submit_sparse(self, bucket: _Bucket, gradient: Tensor) -> Callable[[], None]:
-        op = Average if self.how.op == Average else ReduceOp.Sum
-        wait = sparse_allreduce_async(gradient, bucket.name, op, self.how.process_set)
+        op = Average if self.reduction.op == Average else ReduceOp.Sum
+        wait = sparse_allreduce_async(gradient, bucket.name, op, self.reduction.process_set)
         return lambda: _replace(gradient, wait())
 
 
 def by_size(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in buckets, the last ones first; those of a bucket have one type and device."""
+    """Divide parameters into buckets, the last parameters first. A bucket's parameters have one type and device."""
     buckets: list[list[nn.Parameter]] = []
     nbytes = limit = 0
     for parameter in reversed(list(parameters)):
@@ -265,14 +286,15 @@ def by_size(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return buckets
 
 
-def _call(me: weakref.ref[Any], parameter: nn.Parameter) -> None:
-    reducer = me()
-    if reducer is not None:  # an optimizer that is no more leaves its hooks behind
+def _call(reference: weakref.ref[Any], parameter: nn.Parameter) -> None:
+    """Count a gradient, unless the optimizer of this hook was deleted."""
+    reducer = reference()
+    if reducer is not None:
         reducer.ready(parameter)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """A parameter's gradient; zero if it has none, as other ranks may have one."""
+    """A parameter's gradient; zeros if it has none, because other ranks may have a gradient."""
     if parameter.grad is None:
         gradient = torch.zeros_like(parameter)
         if parameter.requires_grad:
@@ -282,5 +304,5 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _replace(gradient: Tensor, reduced: Tensor) -> None:
-    """Put a sparse tensor into another one's place."""
+    """Overwrite a sparse gradient."""
     gradient.zero_().add_(reduced)

@@ -1,6 +1,6 @@
-"""Whole models, optimizers and Python objects, made equal on all ranks or gathered from them.
+"""Broadcasts and gathers of whole models, optimizers and Python objects.
 
-Objects travel by cloudpickle, as in Horovod: between ranks of one job, which trust each other.
+Objects are pickled with cloudpickle, as in Horovod. The ranks of a job trust each other.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from footplate.core.errors import ConfigError
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Overwrite parameters with those of `root_rank`.
+    """Overwrite parameters with those of rank `root_rank`.
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()` or `model.parameters()`.
-        root_rank: whose.
+        root_rank: the rank whose values are sent.
         process_set: the ranks that take part.
 
     Raises:
-        ConfigError: something that is no tensor.
-        MismatchError: the ranks have other names, shapes or types.
+        ConfigError: a value that is not a tensor.
+        MismatchError: the ranks have different names, shapes or types.
     """
-    named = sorted(params.items()) if isinstance(params, Mapping) else [_named(one) for one in params]
+    named = sorted(params.items()) if isinstance(params, Mapping) else [_named(param) for param in params]
     for name, tensor in named:
         if not isinstance(tensor, Tensor):
             raise ConfigError(
@@ -43,13 +43,13 @@ def broadcast_parameters(
     parts = ", ".join(name for name, _ in named)
     tensors = [tensor for _, tensor in named]
     for device in dict.fromkeys(tensor.device for tensor in tensors):
-        here = [tensor for tensor in tensors if tensor.device == device]
+        on_device = [tensor for tensor in tensors if tensor.device == device]
         label = f"broadcast_parameters.{device.type}"
-        send(here, root_rank, label, process_set, parts if here == tensors else "").in_place().result()
+        send(on_device, root_rank, label, process_set, parts if on_device == tensors else "").in_place().result()
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give an optimizer the state and the options (learning rate, …) of that of `root_rank`.
+    """Send the state and the options (learning rate, …) of the optimizer of rank `root_rank` to all ranks.
 
     Tensors are sent as tensors, everything else as one object. `model` is accepted and not needed.
     """
@@ -57,7 +57,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     tensors: list[Tensor] = []
     plan = broadcast_object(_without_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
     if not is_root:
-        _find_tensors(plan, tensors)
+        _allocate_tensors(plan, tensors)
     for index, tensor in enumerate(tensors):
         tensors[index] = tensor.detach().clone() if is_root else tensor
     if tensors:
@@ -69,7 +69,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The `obj` of `root_rank`, on all ranks; what the others give is ignored."""
+    """Return the `obj` of rank `root_rank` on all ranks. The `obj` of the other ranks is ignored."""
     label = name or "broadcast_object"
     is_root = context().world.rank == root_rank
     data = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
@@ -80,7 +80,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The `obj` of every rank, in the order of ranks."""
+    """Return the `obj` of every rank, in the order of ranks."""
     label = name or "allgather_object"
     data = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
     lengths = allgather(torch.tensor([len(data)]), f"{label}.lengths", process_set)
@@ -94,7 +94,7 @@ def _named(param: Any) -> tuple[str, Any]:
 
 @dataclass
 class _Missing:
-    """A tensor's place in a state that travels without its tensors."""
+    """Stands for a tensor in a state that is sent without its tensors."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -102,20 +102,20 @@ class _Missing:
 
 
 def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """A state with its tensors taken out, in their order."""
+    """Take the tensors out of a state, in their order."""
     if isinstance(value, Tensor):
         tensors.append(value.cpu())
         return _Missing(tuple(value.shape), value.dtype)
-    return _mapped(value, lambda one: _without_tensors(one, tensors))
+    return _mapped(value, lambda item: _without_tensors(item, tensors))
 
 
-def _find_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Make room for the tensors of a state, in the same order."""
+def _allocate_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Allocate the tensors of a state, in the same order."""
     if isinstance(value, _Missing):
         value.tensor = torch.empty(value.shape, dtype=value.dtype)
         tensors.append(value.tensor)
         return value
-    return _mapped(value, lambda one: _find_tensors(one, tensors))
+    return _mapped(value, lambda item: _allocate_tensors(item, tensors))
 
 
 def _with_tensors(value: Any) -> Any:
@@ -124,7 +124,7 @@ def _with_tensors(value: Any) -> Any:
 
 def _mapped(value: Any, function: Any) -> Any:
     if isinstance(value, dict):
-        return {key: function(one) for key, one in value.items()}
+        return {key: function(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(function(one) for one in value)
+        return type(value)(function(item) for item in value)
     return value

@@ -1,11 +1,11 @@
-"""How an operation runs on torch.distributed, once all ranks are known to start it.
+"""Runs a ready operation on torch.distributed.
 
-`launch` starts it and returns at once; `Launched.finish` waits and gives the results. Both are called on every member of a
-process set, `launch` by the thread that took the answer and in the same order everywhere, `finish` by whoever asked for
-the result. What is only moved (gathered, broadcast, exchanged) travels as bytes, so that any type will do.
+`launch` starts an operation and returns at once; `Launched.finish` waits and returns the results. Every member of a process
+set calls both: `launch` in the thread that received the answer, in the same order on all ranks, and `finish` in the thread
+that needs the result. Values that are only moved (gathered, broadcast, exchanged) are sent as bytes, so any type works.
 
-A small reduction has no transfer: `packed` is what a rank sends when it says that it is ready, `reduced` what rank 0 makes
-of these, and `launch` is given it.
+A small reduction needs no transfer. Each rank sends its tensors, `packed`, with its message to rank 0. Rank 0 reduces them
+with `reduced`, and `launch` gets the result.
 """
 
 from __future__ import annotations
@@ -43,13 +43,21 @@ _COMBINE = {
     "product": torch.mul,
 }
 
-Numbers = Sequence[Sequence[int]]  # of each member, what it has told
-Results = list[list[Tensor]]  # for each request, its tensors
+# The rows or splits of each member.
+Numbers = Sequence[Sequence[int]]
+# The output tensors of each request.
+Results = list[list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A process set, as one of its members sees it. `group`: None of a single rank."""
+    """The place of this rank in a process set.
+
+    Attributes:
+        members: the ranks of the set.
+        index: the position of this rank among them.
+        group: torch's process group; None for a set of one rank.
+    """
 
     members: tuple[int, ...]
     index: int
@@ -62,13 +70,13 @@ class Place:
 
 @dataclass
 class Request:
-    """An operation that was submitted here.
+    """An operation that this rank has submitted.
 
     Attributes:
-        signature: what all ranks agree on.
+        signature: the properties that all ranks must agree on.
         tensors: the inputs.
-        in_place: whether the results go into them.
-        ready: of CUDA tensors, the event after which they have their values.
+        in_place: True if the results are written into the inputs.
+        ready: for CUDA tensors, the event after which they have their values.
     """
 
     signature: Signature
@@ -81,9 +89,9 @@ class Launched:
     """A running operation.
 
     Args:
-        works: torch.distributed's.
-        results: makes the outputs when these have ended.
-        buffers: memory that both use.
+        works: the transfers of torch.distributed.
+        results: makes the outputs when the transfers have ended.
+        buffers: memory that the transfers and `results` use.
     """
 
     def __init__(self, works: Sequence[Any], results: Callable[[], Results], buffers: Sequence[Tensor] = ()) -> None:
@@ -91,39 +99,40 @@ class Launched:
         self.results = results
         self.buffers = buffers
         self._lock = threading.Lock()
-        self._found: Results | None = None
+        self._outputs: Results | None = None
 
     @property
     def done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """True if `finish` would not wait."""
         return all(work.is_completed() for work in self.works)
 
-    def finish(self, tick_s: float, look: Callable[[], None]) -> Results:
-        """Wait for the results; `look` is called each `tick_s` meanwhile, and may raise."""
+    def finish(self, tick_s: float, check: Callable[[], None]) -> Results:
+        """Wait for the results. `check` is called every `tick_s` while waiting, and may raise."""
         with self._lock:
-            if self._found is None:
+            if self._outputs is None:
+                # On CUDA, only the stream waits, not this thread.
                 on_cuda = any(buffer.is_cuda for buffer in self.buffers)
                 for work in self.works:
-                    work.wait() if on_cuda else _wait(work, tick_s, look)  # on CUDA, only the stream waits
+                    work.wait() if on_cuda else _wait(work, tick_s, check)
                 for buffer in self.buffers if on_cuda else ():
                     buffer.record_stream(torch.cuda.current_stream(buffer.device))
-                self._found = self.results()
+                self._outputs = self.results()
                 self.works = self.buffers = ()
-            return self._found
+            return self._outputs
 
 
 def zeros(signature: Signature) -> Request:
-    """What a rank that has joined takes part with."""
+    """Make the request of a rank that has joined: zeros."""
     device = torch.device(signature.device)
-    made = [
+    tensors = [
         torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
         for dtype, shape in zip(signature.dtypes, signature.shapes, strict=True)
     ]
-    return Request(signature, made, in_place=True)
+    return Request(signature, tensors, in_place=True)
 
 
 def launch(requests: Sequence[Request], numbers: Numbers, place: Place, data: bytes = b"") -> Launched:
-    """Start requests of one kind; several of them are sums that were fused. `data`: what a small one has become."""
+    """Start requests of one kind; several requests are fused sums. `data`: the reduced values of a small request."""
     if data:
         return _small(requests[0], data, place)
     with _on_device(requests):
@@ -131,7 +140,7 @@ def launch(requests: Sequence[Request], numbers: Numbers, place: Place, data: by
 
 
 def packed(request: Request) -> bytes:
-    """The tensors of a small request, scaled."""
+    """The tensors of a small request as bytes, multiplied by `prescale`."""
     flats = [tensor.detach().reshape(-1).contiguous() for tensor in request.tensors]
     if request.signature.prescale != 1.0:
         flats = [flat.clone() for flat in flats]
@@ -141,7 +150,7 @@ def packed(request: Request) -> bytes:
 
 
 def reduced(signature: Signature, packs: Sequence[bytes]) -> bytes:
-    """What several ranks have packed, as one: summed, or what the signature says.
+    """Reduce the packed tensors of several ranks with the signature's operation.
 
     >>> summed = reduced(Signature("allreduce", ("uint8",), ((3,),), (1,), op="sum"), [bytes([1, 2, 3]), bytes([4, 5, 6])])
     >>> list(summed)
@@ -153,7 +162,7 @@ def reduced(signature: Signature, packs: Sequence[bytes]) -> bytes:
 
 
 def _unpacked(signature: Signature, data: bytes) -> list[Tensor]:
-    """The flat tensors in it."""
+    """The flat tensors of packed data."""
     counts = [math.prod(shape) for shape in signature.shapes]
     sizes = [count * itemsize for count, itemsize in zip(counts, signature.itemsizes, strict=True)]
     pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8).split(sizes)
@@ -176,31 +185,32 @@ def _allreduce(requests: Sequence[Request], numbers: Numbers, place: Place) -> L
     if signature.op == "adasum":
         return _adasum(requests[0], place)
     pieces, works = [], []
-    for bucket in buckets((tensor for one in requests for tensor in one.tensors), FUSION_BYTES):
-        own = len(requests) == len(bucket) == 1 and requests[0].in_place and bucket[0].is_contiguous()
-        flat = bucket[0].detach().view(-1) if own else torch.cat([one.detach().reshape(-1) for one in bucket])
+    for bucket in buckets((tensor for request in requests for tensor in request.tensors), FUSION_BYTES):
+        # A single tensor that is changed in place needs no copy.
+        in_place = len(requests) == len(bucket) == 1 and requests[0].in_place and bucket[0].is_contiguous()
+        flat = bucket[0].detach().view(-1) if in_place else torch.cat([one.detach().reshape(-1) for one in bucket])
         _scale(flat, signature.prescale)
         if place.group is not None:
             works.append(dist.all_reduce(flat, _OPS[signature.op], group=place.group, async_op=True))
         pieces.append((flat, bucket))
 
     def results() -> Results:
-        found: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
         for flat, bucket in pieces:
             _finish(flat, signature, place)
-            parts = flat.split([one.numel() for one in bucket])
-            found.update({id(one): part.view(one.shape) for one, part in zip(bucket, parts, strict=True)})
-        return [_placed(one, [found[id(tensor)] for tensor in one.tensors]) for one in requests]
+            parts = flat.split([tensor.numel() for tensor in bucket])
+            outputs.update({id(tensor): part.view(tensor.shape) for tensor, part in zip(bucket, parts, strict=True)})
+        return [_placed(request, [outputs[id(tensor)] for tensor in request.tensors]) for request in requests]
 
     return Launched(works, results, [flat for flat, _ in pieces])
 
 
 def _adasum(request: Request, place: Place) -> Launched:
-    """Every rank gets all ranks' tensors, and combines them for itself."""
-    tensors = [one.detach().clone() for one in request.tensors]
+    """Gather all ranks' tensors on every rank, and combine them there."""
+    tensors = [tensor.detach().clone() for tensor in request.tensors]
     for tensor in tensors:
         _scale(tensor, request.signature.prescale)
-    gathered = [[torch.empty_like(one) for _ in place.members] for one in tensors]
+    gathered = [[torch.empty_like(tensor) for _ in place.members] for tensor in tensors]
     works = []
     for tensor, all_ranks in zip(tensors, gathered, strict=True):
         if place.group is None:
@@ -219,7 +229,7 @@ def _adasum(request: Request, place: Place) -> Launched:
 
 def _reducescatter(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
     (request,) = requests
-    copies = Request(request.signature, [one.detach().clone() for one in request.tensors], in_place=True)
+    copies = Request(request.signature, [tensor.detach().clone() for tensor in request.tensors], in_place=True)
     whole = _allreduce([copies], numbers, place)
 
     def results() -> Results:
@@ -237,46 +247,49 @@ def _allgather(requests: Sequence[Request], numbers: Numbers, place: Place) -> L
     (request,) = requests
     gathered, works = [], []
     for index, tensor in enumerate(request.tensors):
-        rows = [told[index] for told in numbers]
+        rows = [member[index] for member in numbers]
         row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
         longest = max(rows) * row_bytes
         mine = _bytes(tensor.detach().contiguous())
-        found = [mine]
+        pieces = [mine]
         if place.group is not None:
+            # All pieces of one all_gather must have the same length.
             padded = torch.cat([mine, mine.new_zeros(longest - len(mine))]) if len(mine) < longest else mine
-            found = list(mine.new_empty(place.size, longest).unbind())
+            pieces = list(mine.new_empty(place.size, longest).unbind())
             if longest:
-                works.append(dist.all_gather(found, padded, group=place.group, async_op=True))
-        gathered.append((tensor.detach().new_empty(sum(rows), *tensor.shape[1:]), rows, found))
+                works.append(dist.all_gather(pieces, padded, group=place.group, async_op=True))
+        gathered.append((tensor.detach().new_empty(sum(rows), *tensor.shape[1:]), rows, pieces))
 
     def results() -> Results:
-        for whole, rows, found in gathered:
+        for whole, rows, pieces in gathered:
             targets = _bytes(whole).split([n * len(_bytes(whole)) // max(1, sum(rows)) for n in rows])
-            for target, source in zip(targets, found, strict=True):
+            for target, source in zip(targets, pieces, strict=True):
                 target.copy_(source[: len(target)])
         return [[whole for whole, _, _ in gathered]]
 
-    return Launched(works, results, [piece for _, _, found in gathered for piece in found])
+    return Launched(works, results, [piece for _, _, pieces in gathered for piece in pieces])
 
 
 def _broadcast(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
     (request,) = requests
-    root, here = request.signature.root, place.members[place.index]
-    flats = [_bytes(one.detach().contiguous()) for one in request.tensors]  # tensors of all types travel together
-    came: dict[int, Tensor] = {}
+    root, rank = request.signature.root, place.members[place.index]
+
+    # As bytes, tensors of all types fit into one buffer.
+    flats = [_bytes(tensor.detach().contiguous()) for tensor in request.tensors]
+    received: dict[int, Tensor] = {}
     works, buffers = [], []
     for bucket in buckets(flats, FUSION_BYTES):
         buffers.append(torch.cat(bucket))
         if place.group is not None and len(buffers[-1]):
             works.append(dist.broadcast(buffers[-1], src=root, group=place.group, async_op=True))
-        parts = buffers[-1].split([len(one) for one in bucket])
-        came.update({id(one): part for one, part in zip(bucket, parts, strict=True)})
+        parts = buffers[-1].split([len(flat) for flat in bucket])
+        received.update({id(flat): part for flat, part in zip(bucket, parts, strict=True)})
 
     def results() -> Results:
-        if here == root and request.in_place:
+        if rank == root and request.in_place:
             return [list(request.tensors)]
         pairs = zip(flats, request.tensors, strict=True)
-        return [_placed(request, [_from_bytes(came[id(flat)], tensor) for flat, tensor in pairs])]
+        return [_placed(request, [_from_bytes(received[id(flat)], tensor) for flat, tensor in pairs])]
 
     return Launched(works, results, buffers)
 
@@ -286,20 +299,20 @@ def _alltoall(requests: Sequence[Request], numbers: Numbers, place: Place) -> La
     (tensor,) = request.tensors
     row_bytes = math.prod(tensor.shape[1:]) * tensor.itemsize
     sends = numbers[place.index]
-    receives = [told[place.index] for told in numbers]
+    receives = [member[place.index] for member in numbers]
     mine = tensor.detach().contiguous()
     if place.group is None:
         return Launched([], lambda: [[mine.clone(), torch.tensor(receives, dtype=torch.int32)]])
-    found = mine.new_empty(sum(receives), *tensor.shape[1:])
+    received = mine.new_empty(sum(receives), *tensor.shape[1:])
     work = dist.all_to_all_single(
-        _bytes(found), _bytes(mine), [n * row_bytes for n in receives], [n * row_bytes for n in sends],
+        _bytes(received), _bytes(mine), [n * row_bytes for n in receives], [n * row_bytes for n in sends],
         group=place.group, async_op=True,
     )  # fmt: skip
-    return Launched([work], lambda: [[found, torch.tensor(receives, dtype=torch.int32)]], [found, mine])
+    return Launched([work], lambda: [[received, torch.tensor(receives, dtype=torch.int32)]], [received, mine])
 
 
 def _barrier(requests: Sequence[Request], numbers: Numbers, place: Place) -> Launched:
-    """That all ranks start it is all there is to it."""
+    """Do nothing: a barrier is done when all ranks have started it."""
     return Launched([], lambda: [[]])
 
 
@@ -314,7 +327,7 @@ _KINDS = {
 
 
 def shares(rows: int, size: int) -> list[int]:
-    """How many rows each rank gets of a tensor that is scattered: the first ones get one more.
+    """The number of rows of a scattered tensor that each rank gets; the first ranks may get one more.
 
     >>> shares(5, 3)
     [2, 2, 1]
@@ -322,20 +335,22 @@ def shares(rows: int, size: int) -> list[int]:
     return [rows // size + (index < rows % size) for index in range(size)]
 
 
-def _wait(work: Any, tick_s: float, look: Callable[[], None]) -> None:
+def _wait(work: Any, tick_s: float, check: Callable[[], None]) -> None:
     while True:
         try:
             work.wait(timedelta(seconds=tick_s))
             return
-        except RuntimeError:  # the time is over, or the transfer has failed
-            look()
+        except RuntimeError:
+            # The time is over, or the transfer has failed.
+            check()
             if work.is_completed():
                 break
-    work.wait()  # raises what has happened
+    # Raises the error of the transfer.
+    work.wait()
 
 
 def _placed(request: Request, outputs: list[Tensor]) -> list[Tensor]:
-    """Results where they belong: in place, or as they are."""
+    """Write the outputs into the inputs of an operation in place; return the outputs."""
     if not request.in_place:
         return outputs
     with torch.no_grad():
@@ -355,20 +370,20 @@ def _scale(flat: Tensor, factor: float) -> None:
 
 
 def _finish(flat: Tensor, signature: Signature, place: Place) -> None:
-    """What is done to a tensor once it has been summed."""
+    """Divide an average by the number of ranks, and multiply by `postscale`."""
     if signature.op == "average":
         _divide(flat, place.size)
     _scale(flat, signature.postscale)
 
 
 def _divide(flat: Tensor, size: int) -> None:
-    """Integers are rounded towards zero."""
+    """Divide in place; integers are rounded towards zero."""
     if size > 1:
         flat.div_(size) if flat.is_floating_point() else flat.div_(size, rounding_mode="trunc")
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A contiguous tensor as a flat one of bytes, of the same memory."""
+    """A contiguous tensor as flat bytes in the same memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -382,17 +397,17 @@ _streams: dict[torch.device, Any] = {}
 
 @contextlib.contextmanager
 def _on_device(requests: Sequence[Request]) -> Any:
-    """For CUDA tensors: a stream of our own, which waits until they have their values."""
-    tensors = [tensor for one in requests for tensor in one.tensors]
+    """For CUDA tensors: use a stream of our own, which waits until the tensors have their values."""
+    tensors = [tensor for request in requests for tensor in request.tensors]
     if not tensors or not tensors[0].is_cuda:
         yield
         return
     device = tensors[0].device
     with torch.cuda.device(device):
         stream = _streams.setdefault(device, torch.cuda.Stream(device))
-        for one in requests:
-            if one.ready is not None:
-                stream.wait_event(one.ready)
+        for request in requests:
+            if request.ready is not None:
+                stream.wait_event(request.ready)
         for tensor in tensors:
             tensor.record_stream(stream)
         with torch.cuda.stream(stream):

@@ -1,9 +1,9 @@
-"""DistributedOptimizer: an optimizer whose `step` takes the gradients of all ranks.
+"""DistributedOptimizer: an optimizer that reduces the gradients over all ranks before it steps.
 
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-It is still an instance of the class that it was, with the same parameter groups and state, so learning-rate schedulers and
-gradient scalers take it. `gradients.py` has what happens during the backward pass.
+The result is still an instance of the optimizer's class, with the same parameter groups and state, so learning-rate
+schedulers and gradient scalers accept it. `gradients.py` reduces the gradients during the backward pass.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer that averages gradients over all ranks before it steps.
+    """Wrap an optimizer so that it averages gradients over all ranks before it steps.
 
     Args:
-        optimizer: any of torch's kind.
-        named_parameters: `model.named_parameters()`; names tell the parameters in messages.
+        optimizer: a torch optimizer.
+        named_parameters: `model.named_parameters()`; error texts use the names.
         compression: `Compression.none`, `Compression.fp16`, or a compressor of your own.
-        backward_passes_per_step: gradients are summed over so many backward passes, and then reduced.
-        op: Average, Sum, Min, Max, Product; with Adasum, the change that a step makes is what is combined.
+        backward_passes_per_step: the number of backward passes whose gradients are summed before they are reduced.
+        op: Average, Sum, Min, Max, Product; with Adasum, the changes that a step makes are combined.
         gradient_predivide_factor: with Average, divides before the sum and multiplies after it.
         num_groups: the older name of an integer for `groups`.
-        groups: how many groups of parameters travel together, or which; None to choose by size.
+        groups: the number of groups of parameters that are reduced together, or the groups; None chooses by size.
         sparse_as_dense: reduce sparse gradients as dense ones.
         process_set: the ranks whose gradients are reduced.
 
     Raises:
-        ConfigError: arguments that don't go together, or parameters without a name.
+        ConfigError: arguments that contradict each other, or parameters without a name.
     """
     if isinstance(optimizer, _Methods | AdasumMethods):
-        raise ConfigError("DistributedOptimizer was given one already: wrap the plain optimizer, once.")
+        raise ConfigError("DistributedOptimizer was given a DistributedOptimizer: wrap the plain optimizer, once.")
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more.")
     if gradient_predivide_factor != 1.0 and op != Average:
@@ -64,18 +64,19 @@ def DistributedOptimizer(
     named = _named(optimizer, named_parameters)
     if op == Adasum and size() > 1:
         return _adasum(optimizer, named, compression, backward_passes_per_step, process_set)
-    how = Reduction(ReduceOp(op), compression, gradient_predivide_factor, sparse_as_dense, process_set)
+
+    reduction = Reduction(ReduceOp(op), compression, gradient_predivide_factor, sparse_as_dense, process_set)
     wrapped: Any = _as(_Methods, optimizer)
     wrapped._reducer = None
     wrapped._synchronized, wrapped._synchronizes = False, True
     chosen = _groups(named, num_groups or None if groups is None else groups)
     if process_set.included() and size() > 1:
-        wrapped._reducer = GradientReducer(named, chosen, how, backward_passes_per_step)
+        wrapped._reducer = GradientReducer(named, chosen, reduction, backward_passes_per_step)
     return wrapped
 
 
 class _Methods:
-    """What a distributed optimizer does differently; its class comes before the optimizer's own."""
+    """The methods of a distributed optimizer; this class comes before the optimizer's own."""
 
     param_groups: list[dict[str, Any]]
     _reducer: GradientReducer | None
@@ -83,7 +84,7 @@ class _Methods:
     _synchronizes: bool
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take the gradients of all ranks, then step. A closure's gradients are reduced each time it is called."""
+        """Reduce the gradients, then step. The gradients of a closure are reduced after each call of the closure."""
         if closure is not None:
             return super().step(lambda: self._evaluated(closure))  # type: ignore[misc]
         if self._synchronizes:
@@ -98,17 +99,18 @@ class _Methods:
         return super().step()  # type: ignore[misc]
 
     def synchronize(self) -> None:
-        """Reduce the gradients now, to clip them, say; then step within `skip_synchronize`."""
+        """Reduce the gradients now, to clip them, say. Then step within `skip_synchronize`."""
         if self._reducer is not None:
-            groups = (group["params"] for group in self.param_groups)
-            unknown = [one for group in groups for one in group if one.requires_grad and not self._reducer.knows(one)]
-            self._reducer.adopt(unknown)
+            # Parameters may have been added or unfrozen since the last step.
+            parameters = (parameter for group in self.param_groups for parameter in group["params"])
+            reducer = self._reducer
+            reducer.adopt([one for one in parameters if one.requires_grad and not reducer.knows(one)])
             self._reducer.synchronize()
         self._synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, `step` takes the gradients as they are."""
+        """Let `step` use the gradients as they are, within this context."""
         self._synchronizes = False
         try:
             yield
@@ -116,15 +118,15 @@ class _Methods:
             self._synchronizes = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; not between `backward` and `step`.
+        """Clear the gradients. Don't call it between `backward` and `step`.
 
         Raises:
-            MisuseError: there are gradients that have not been reduced.
+            MisuseError: some gradients have not been reduced.
         """
         if self._reducer is not None and self._reducer.begun:
             raise MisuseError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(): gradients are on their way. Call it before backward() or after step()."
+                "optimizer.synchronize(): gradients are being reduced. Call it before backward() or after step()."
             )
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
@@ -149,10 +151,10 @@ class _Methods:
 
 
 def _as(methods: type, optimizer: torch.optim.Optimizer) -> Any:
-    """The same optimizer, its groups and state shared, as an instance of a class with other methods before its own."""
+    """Make an optimizer with the same groups and state, whose class has `methods` before the optimizer's own."""
     kind = type(optimizer)
     wrapped = object.__new__(type(kind.__name__, (methods, kind), {"__module__": __name__}))
-    # A scheduler that has been made for it has put a `step` of the old object into its attributes.
+    # A learning-rate scheduler stores a wrapped `step` of the old object among its attributes.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     return wrapped
 
@@ -167,20 +169,22 @@ def _adasum(optimizer: Any, named: Any, compression: Any, passes: int, process_s
     return wrapped
 
 
-def _named(optimizer: torch.optim.Optimizer, given: Any) -> list[tuple[str, nn.Parameter]]:
+def _named(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's parameters with their names, checked."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if given is None:
+    if named_parameters is None:
         return [(f"noname.{index}", parameter) for index, parameter in enumerate(parameters)]
-    named = list(given)
-    if not all(isinstance(one, tuple) and len(one) == 2 for one in named):
+
+    named = list(named_parameters)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ConfigError(
             "named_parameters: expected pairs of name and parameter, as model.named_parameters() gives them."
         )
+
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"named_parameters: each name may be there once; found twice: {', '.join(twice)}.")
+        raise ConfigError(f"named_parameters: each name may be there once; repeated: {', '.join(twice)}.")
     ids = {id(parameter) for parameter in parameters}
     missing = ids - {id(parameter) for _, parameter in named}
     if missing:
@@ -200,18 +204,18 @@ def _groups(named: Any, groups: int | Sequence[Sequence[nn.Parameter]] | None) -
             raise ConfigError(f"groups={groups}: expected 1 or more, or lists of parameters.")
         count = min(groups, len(parameters))
         ends = [len(parameters) * index // count for index in range(count + 1)]
-        return [_alike(parameters[start:end]) for start, end in itertools.pairwise(ends)]
-    flat = [one for group in groups for one in group]
-    if not all(isinstance(one, Tensor) for one in flat):
+        return [_checked_group(parameters[start:end]) for start, end in itertools.pairwise(ends)]
+    flat = [parameter for group in groups for parameter in group]
+    if not all(isinstance(parameter, Tensor) for parameter in flat):
         raise ConfigError("groups: expected a number, or lists of parameters.")
-    if len({id(one) for one in flat}) < len(flat):
+    if len({id(parameter) for parameter in flat}) < len(flat):
         raise ConfigError("groups: a parameter may be in one group only.")
-    return [_alike(group) for group in groups]
+    return [_checked_group(group) for group in groups]
 
 
-def _alike(group: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    if len({(one.dtype, one.device) for one in group}) > 1:
+def _checked_group(group: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    if len({(parameter.dtype, parameter.device) for parameter in group}) > 1:
         raise ConfigError(
-            "groups: the parameters of a group must have one type and device, since they travel as one tensor."
+            "groups: the parameters of a group must have one type and device, because they are reduced as one tensor."
         )
     return list(group)

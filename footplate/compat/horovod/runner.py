@@ -1,4 +1,4 @@
-"""HorovodRunner, as Databricks had it: a training function in `np` processes."""
+"""HorovodRunner with Databricks' interface: runs a training function in `np` processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from footplate.launch.runner import Runner
 
 
 class HorovodRunner:
-    """Runs a function as Horovod's ranks, over `footplate.Runner`, which has more to set.
+    """Runs a function as Horovod's ranks. `footplate.Runner`, which it uses, has more settings.
 
     Args:
-        np: -4 for four processes on this machine, 4 for four workers of the cluster, 0 for all that it has room for.
-        driver_log_verbosity: `"all"` shows what every rank writes; `"log_callback_only"` only what they give to
+        np: -4 for four processes on this machine, 4 for four workers of the cluster, 0 for all workers that fit.
+        driver_log_verbosity: `"all"` shows the output of every rank; `"log_callback_only"` shows only the messages of
             `footplate.launch.worker.log_to_driver`.
 
     Raises:
-        ConfigError: a number or a word that can't be.
+        ConfigError: a number or a word that is not possible.
     """
 
     def __init__(
@@ -26,11 +26,11 @@ class HorovodRunner:
         self._runner = Runner(np, driver_log_verbosity=driver_log_verbosity)
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Call `main(**kwargs)` on every rank; what it returns on rank 0.
+        """Call `main(**kwargs)` on every rank. Return the result of rank 0.
 
         Raises:
             ConfigError: there is no cluster for a positive `np`.
-            LaunchError: `main` can't be sent, or a rank was lost and no restart is left.
-            Exception: what `main` raised.
+            LaunchError: `main` can't be pickled, or a rank was lost and no restart is left.
+            Exception: the exception that `main` raised.
         """
         return self._runner.run(main, **kwargs)

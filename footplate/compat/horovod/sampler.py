@@ -1,4 +1,4 @@
-"""ElasticSampler: the rows of an epoch, shared out anew when the number of ranks changes in the middle of it."""
+"""ElasticSampler: divides the rest of an epoch again when the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from footplate.compat.horovod.world import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Shares out what is left of an epoch; put it into the `TorchState`, and call `record_batch` after each batch.
+    """Divides the rest of an epoch between the ranks. Put it into the `TorchState`; call `record_batch` after each batch.
 
     Args:
-        dataset: its length counts.
-        shuffle: draw an order for each epoch, the same on all ranks.
-        seed: of these orders.
+        dataset: only its length is used.
+        shuffle: draw a random order for each epoch, the same on all ranks.
+        seed: of the orders.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -30,13 +30,13 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin another epoch. Call it at an epoch's end, or the next attempt would skip rows of the next one."""
+        """Begin an epoch. Call it at the end of an epoch; else the next attempt skips rows of the next epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch of `batch_size` rows is done, on every rank."""
+        """Record that every rank has processed a batch of `batch_size` rows."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def reset(self) -> None:
-        """Share out what is left among the ranks that there are now."""
+        """Divide the rest of the epoch between the present ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
@@ -57,7 +57,7 @@ class ElasticSampler(Sampler[int]):
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        # Every rank gets as many: a few of the first rows come again.
+        # Every rank gets the same number of rows, so a few of the first rows are repeated.
         filled = itertools.islice(itertools.cycle(self.remaining_indices), self.num_samples * self.num_replicas)
         return itertools.islice(filled, self.rank, None, self.num_replicas)
 

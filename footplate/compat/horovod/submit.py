@@ -1,7 +1,7 @@
-"""Operations as the verbs submit them: arguments checked, and what all ranks must agree on written down.
+"""Operations of the verbs: their arguments are checked, and their signatures made.
 
-`reduce`, `gather`, `send` and `exchange` each return an `Operation`: `submit()` announces it and gives a handle, `result()`
-waits for what comes of it.
+`reduce`, `gather`, `send` and `exchange` each return an `Operation`: `submit()` announces it and returns a handle,
+`result()` waits for its result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class ReduceOp(enum.StrEnum):
-    """How values of several ranks become one."""
+    """A reduction of the values of several ranks."""
 
     Average = "average"
     Sum = "sum"
@@ -50,12 +50,12 @@ REDUCIBLE = {
 
 @dataclass(frozen=True)
 class Operation(Generic[Result]):
-    """What a verb is about to do.
+    """An operation that a verb has made and not submitted.
 
     Attributes:
-        request: what is to be done.
-        name: by which it is known on all ranks; None to be matched by the order of calls.
-        pack: makes the result of the outputs.
+        request: the tensors and the signature.
+        name: the operation's name on all ranks; None matches it by the order of calls.
+        pack: makes the result of the output tensors.
         numbers: rows or splits, which may differ between ranks.
     """
 
@@ -65,34 +65,34 @@ class Operation(Generic[Result]):
     numbers: Sequence[int] = ()
 
     def in_place(self) -> Operation[Result]:
-        """The same, with its results put into its inputs."""
+        """The same operation, with its results written into its inputs."""
         return replace(self, request=replace(self.request, in_place=True))
 
     def submit(self) -> Handle[Result]:
-        """Announce it; doesn't wait."""
+        """Announce the operation to rank 0, without waiting."""
         return context().engine.submit(self.request, self.name, self.numbers, self.pack)
 
     def result(self) -> Result:
-        """Do it, and wait for it."""
+        """Submit the operation, and wait for its result."""
         return synchronize(self.submit())
 
 
 def synchronize(handle: Handle[Result] | Callable[[], Result]) -> Result:
-    """Wait for an operation; its result.
+    """Wait for an operation, and return its result.
 
     Raises:
-        HorovodInternalError: it can't be completed; a `MismatchError` if the ranks don't agree on it.
+        HorovodInternalError: the operation can't be completed; a `MismatchError` if the ranks disagree about it.
     """
     return handle() if callable(handle) else context().engine.finish(handle)
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Whether `synchronize` would return at once."""
+    """Return True if `synchronize` would return at once."""
     return context().engine.done(handle)
 
 
 def first(operation: Operation[list[Tensor]]) -> Operation[Tensor]:
-    """An operation on several tensors, as one on a single tensor."""
+    """Turn an operation on a list of one tensor into an operation on the tensor."""
     return Operation(operation.request, operation.name, lambda outputs: outputs[0], operation.numbers)
 
 
@@ -105,7 +105,7 @@ def reduce(
     postscale: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[list[Tensor]]:
-    """An allreduce or a reducescatter of several tensors."""
+    """Make an allreduce or a reducescatter of several tensors."""
     number = member(process_set)
     _check_reduction(kind, op, tensors, process_set)
     signature = signature_of(kind, tensors, number, op=str(op), prescale=float(prescale), postscale=float(postscale))
@@ -115,7 +115,7 @@ def reduce(
 def gather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Operation[list[Tensor]]:
-    """An allgather of several tensors."""
+    """Make an allgather of several tensors."""
     number = member(process_set)
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ConfigError("allgather of a scalar: expected at least one dimension. Use tensor.reshape(1).")
@@ -130,7 +130,7 @@ def send(
     process_set: ProcessSet = global_process_set,
     parts: str = "",
 ) -> Operation[list[Tensor]]:
-    """A broadcast of several tensors; `parts` names them in messages."""
+    """Make a broadcast of several tensors; error texts name them as `parts`."""
     number = member(process_set)
     if root_rank not in process_set.ranks:
         raise ConfigError(f"root_rank={root_rank}: expected one of the ranks that take part, {process_set.ranks}.")
@@ -144,7 +144,7 @@ def exchange(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Operation[tuple[Tensor, Tensor]]:
-    """An alltoall; its result is the rows that came, and how many from each rank."""
+    """Make an alltoall. Its result is the received rows, and the number of rows from each rank."""
     number = member(process_set)
     sends = _splits(tensor, splits, len(process_set.ranks))
     like = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
@@ -155,7 +155,7 @@ def exchange(
 def _check_reduction(kind: str, op: ReduceOp, tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
     for tensor in tensors:
         if tensor.dtype not in REDUCIBLE:
-            known = ", ".join(sorted(str(one).removeprefix("torch.") for one in REDUCIBLE))
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in REDUCIBLE))
             raise ConfigError(f"{kind} of a tensor of {tensor.dtype}: expected one of {known}. Convert it first.")
     if op == Adasum:
         ranks = len(process_set.ranks)
@@ -167,7 +167,9 @@ def _check_reduction(kind: str, op: ReduceOp, tensors: Sequence[Tensor], process
         if op not in (Average, Sum):
             raise ConfigError(f"reducescatter(op={op}): expected Average or Sum.")
         if any(tensor.dim() == 0 for tensor in tensors):
-            raise ConfigError("reducescatter of a scalar: expected at least one dimension, which is shared out.")
+            raise ConfigError(
+                "reducescatter of a scalar: expected at least one dimension, which is divided between the ranks."
+            )
 
 
 def _splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, ranks: int) -> list[int]:
@@ -176,23 +178,27 @@ def _splits(tensor: Tensor, splits: Tensor | Sequence[int] | None, ranks: int) -
     if splits is None:
         if len(tensor) % ranks:
             raise ConfigError(
-                f"alltoall of {len(tensor)} rows to {ranks} ranks: give splits=, as they can't be equal parts."
+                f"alltoall of {len(tensor)} rows to {ranks} ranks: equal parts are not possible. Give splits=."
             )
         return [len(tensor) // ranks] * ranks
     if isinstance(splits, Tensor) and splits.dtype not in (torch.int32, torch.int64):
         raise ConfigError(f"alltoall(splits=…) of {splits.dtype}: expected int32 or int64.")
-    found = [int(n) for n in splits]
-    if len(found) != ranks or sum(found) > len(tensor) or min(found) < 0:
-        raise ConfigError(f"alltoall(splits={found}): expected {ranks} numbers, {len(tensor)} rows together.")
-    if sum(found) < len(tensor):
+    counts = [int(n) for n in splits]
+    if len(counts) != ranks or sum(counts) > len(tensor) or min(counts) < 0:
+        raise ConfigError(f"alltoall(splits={counts}): expected {ranks} numbers, {len(tensor)} rows together.")
+    if sum(counts) < len(tensor):
         raise ConfigError(
-            f"alltoall(splits={found}): these are {sum(found)} rows of {len(tensor)}. Cut the tensor first."
+            f"alltoall(splits={counts}): these are {sum(counts)} rows of {len(tensor)}. Cut the tensor first."
         )
-    return found
+    return counts
 
 
 def member(process_set: ProcessSet) -> int:
-    """The number of a process set which this rank belongs to."""
+    """The number of a process set that this rank belongs to.
+
+    Raises:
+        ConfigError: the set wasn't added, or this rank doesn't belong to it.
+    """
     context()
     if process_set.process_set_id is None:
         raise ConfigError(f"{process_set!r} is not known: call hvd.add_process_set on all ranks first.")
@@ -202,7 +208,7 @@ def member(process_set: ProcessSet) -> int:
 
 
 def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """The reduction that `op` and its older form `average` mean.
+    """The reduction that `op`, or its older form `average`, stands for.
 
     Raises:
         ConfigError: both were given, or there is no such reduction.
@@ -216,8 +222,8 @@ def chosen_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     return ReduceOp(op)
 
 
-def signature_of(kind: str, tensors: Sequence[Tensor], process_set: int, rows: bool = True, **given: Any) -> Signature:
-    """What all ranks must agree on; `rows`: in the first dimension too."""
+def signature_of(kind: str, tensors: Sequence[Tensor], process_set: int, rows: bool = True, **more: Any) -> Signature:
+    """The signature of an operation. With `rows`, all ranks must agree on the first dimension too."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         raise ConfigError(
@@ -230,5 +236,5 @@ def signature_of(kind: str, tensors: Sequence[Tensor], process_set: int, rows: b
         tuple(tensor.itemsize for tensor in tensors),
         next(iter(devices)).type if devices else "cpu",
         process_set=process_set,
-        **given,
+        **more,
     )

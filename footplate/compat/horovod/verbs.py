@@ -1,8 +1,8 @@
-"""The collectives: each with a form that waits, one that returns a handle (`_async`), and one in place (trailing `_`).
+"""The collectives: each has a form that waits, a form that returns a handle (`_async`), and both in place (trailing `_`).
 
-An operation is known by its name on all ranks; without one, by the order of calls of its kind. Results are averages unless
-`op` says otherwise. Those that wait and don't work in place let gradients through, as Horovod's do; the other forms of a
-verb are made from one function, here with a leading underscore (`forms.py`).
+All ranks match an operation by its name; an operation without a name by the order of calls of its kind. Results are
+averages unless `op` is given. The forms that wait and don't work in place are differentiable, as Horovod's are. `forms.py`
+makes the other forms of a verb from one function, which has a leading underscore here.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from footplate.compat.horovod.world import ProcessSet, context, global_process_s
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of a process set are here."""
+    """Wait until all ranks of a process set have called this function."""
     signature = Signature("barrier", process_set=member(process_set))
     Operation(Request(signature, []), None, lambda outputs: None).result()
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data, and take part in the others' sums with zeros until all have said so.
+    """Announce that this rank has no more data, and take part in sums with zeros until all ranks have joined.
 
-    Averages are still taken over all ranks. `device` is accepted and not needed.
+    Averages are still over all ranks. `device` is accepted and not needed.
 
     Returns:
         The rank that joined last.
@@ -77,13 +77,13 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The average (or what `op` says) of all ranks' tensors, which have one shape and type.
+    """Average all ranks' tensors, which have one shape and type; or reduce them with `op`.
 
     Args:
-        tensor: this rank's; left as it is.
+        tensor: the tensor of this rank. It isn't changed.
         average: False is the same as `op=Sum`; use `op`.
-        name: by which it is known on all ranks.
-        compression: what travels in its place.
+        name: the operation's name on all ranks.
+        compression: compresses the tensor before it is sent.
         op: Average, Sum, Adasum, Min, Max or Product.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
@@ -132,7 +132,7 @@ grouped_allreduce_async_ = begun(
 def sparse_allreduce_async(
     tensor: Tensor, name: str | None = None, op: ReduceOp = Average, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """The average or sum of sparse tensors: indices and values are gathered. Returns a function that waits for it."""
+    """Average or sum sparse tensors: indices and values are gathered. Return a function that waits for the result."""
     sparse = tensor.coalesce()
     labels = (f"{name}.indices", f"{name}.values") if name else (None, None)
     indices = allgather_async(sparse.indices().t().contiguous(), labels[0], process_set)
@@ -140,10 +140,10 @@ def sparse_allreduce_async(
     ranks = len(process_set.ranks)
 
     def finish() -> Tensor:
-        found, places = synchronize(values), synchronize(indices)
+        all_values, all_indices = synchronize(values), synchronize(indices)
         if op == Average:
-            found = found / ranks
-        return torch.sparse_coo_tensor(places.t(), found, tensor.shape, device=tensor.device).coalesce()
+            all_values = all_values / ranks
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, device=tensor.device).coalesce()
 
     return finish
 
@@ -156,7 +156,7 @@ def grouped_allgather(
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
-    """All ranks' tensors, put together along the first dimension, in which alone they may differ."""
+    """Concatenate all ranks' tensors along the first dimension, whose size alone may differ."""
     return grouped_allgather([tensor], name, process_set)[0]
 
 
@@ -173,7 +173,7 @@ grouped_allgather_async = begun("grouped_allgather_async", gather, "`grouped_all
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """The tensor of `root_rank` (a rank of the whole world, also in a process set), on all ranks."""
+    """Send the tensor of rank `root_rank` (a rank of the whole world, in a process set too) to all ranks."""
     return Broadcast.apply(tensor, root_rank, name, process_set)
 
 
@@ -194,16 +194,16 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give each rank some rows, and get some from each.
+    """Send rows to each rank, and receive rows from each rank.
 
     Args:
-        tensor: rows for rank 0, then those for rank 1, …
-        splits: how many for each rank (int32 or int64); None for equal parts.
-        name: by which it is known on all ranks.
+        tensor: the rows for rank 0, then the rows for rank 1, …
+        splits: the number of rows for each rank (int32 or int64); None for equal parts.
+        name: the operation's name on all ranks.
         process_set: the ranks that take part.
 
     Returns:
-        The rows that came, in the order of ranks; with `splits`, also how many came from each.
+        The received rows, in the order of ranks; with `splits`, also the number of rows from each rank.
     """
     output, received = Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
@@ -212,7 +212,7 @@ def alltoall(
 alltoall_async = begun(
     "alltoall_async",
     exchange,
-    "`alltoall` that doesn't wait; its result is always the rows and how many came from each rank.",
+    "`alltoall` that doesn't wait. Its result is always the rows and the number of rows from each rank.",
 )
 
 
@@ -239,7 +239,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """The rows that this rank gets of the average (or sum) of all ranks' tensors; the first ranks may get one more."""
+    """Average (or sum) all ranks' tensors, and return this rank's share of the rows; the first ranks may get one more."""
     how = (name, compression, op, process_set, prescale_factor, postscale_factor)
     return grouped_reducescatter([tensor], *how)[0]
 
@@ -273,7 +273,7 @@ grouped_reducescatter_async = begun(
 
 
 def _compressed(compression: Any, tensors: Sequence[Tensor], reduced: Callable[..., Sequence[Tensor]]) -> list[Tensor]:
-    """What a reduction makes of tensors that travel compressed."""
+    """Compress tensors, reduce them, and decompress the results."""
     pairs = [compression.compress(tensor) for tensor in tensors]
-    outputs = reduced(*(travelling for travelling, _ in pairs))
-    return [compression.decompress(one, ctx) for one, (_, ctx) in zip(outputs, pairs, strict=True)]
+    outputs = reduced(*(compressed for compressed, _ in pairs))
+    return [compression.decompress(output, ctx) for output, (_, ctx) in zip(outputs, pairs, strict=True)]

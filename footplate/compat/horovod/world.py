@@ -1,8 +1,8 @@
-"""init and shutdown, and who is who: `rank`, `size`, process sets, and what was built in.
+"""`init` and `shutdown`, rank and size of this process, process sets, and what this torch was built with.
 
-`init` meets the other ranks at `MASTER_ADDR:MASTER_PORT`, as whoever started the processes has said (a Footplate launch,
-torchrun); without that it is a world of one. It makes process groups of its own, so that its collectives never come between
-those that the program itself calls; torch.distributed is initialised if it isn't yet. `shutdown` leaves what it found.
+`init` connects the ranks at `MASTER_ADDR:MASTER_PORT`, which the launcher (Footplate's, torchrun) has set. Without these
+variables there is one rank. `init` makes process groups of its own, so that its collectives never mix with those that the
+program calls itself. It initialises torch.distributed if the program hasn't; `shutdown` ends it only in that case.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from footplate.distributed.world import World
 
 
 class ProcessSet:
-    """Some of the ranks, who run operations together.
+    """A set of ranks that run operations together.
 
     Args:
-        ranks: theirs.
+        ranks: the ranks of the set.
 
     Attributes:
-        process_set_id: its number; None until `init` or `add_process_set` knows it.
-        ranks: sorted.
+        process_set_id: the number of the set; None before `init` or `add_process_set` has added it.
+        ranks: the ranks, sorted.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -50,15 +50,15 @@ class ProcessSet:
         self.ranks: list[int] = sorted(ranks)
 
     def included(self) -> bool:
-        """Whether this process belongs to it."""
+        """Return True if this process belongs to the set."""
         return rank() in self.ranks
 
     def size(self) -> int | None:
-        """How many ranks it has; None if it isn't known to Horovod."""
+        """The number of ranks; None for a set that wasn't added."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """The place of this process among them; None if it has none."""
+        """The position of this process in the set; None if it doesn't belong to it."""
         return self.ranks.index(rank()) if self.process_set_id is not None and self.included() else None
 
     def __repr__(self) -> str:
@@ -71,43 +71,55 @@ global_process_set.process_set_id = GLOBAL
 
 @dataclass
 class _Context:
-    """What `init` has made."""
+    """The state between `init` and `shutdown`.
+
+    Attributes:
+        world: rank and world size.
+        engine: runs the operations.
+        groups: torch's process groups that were made here.
+        owns: True if `init` has initialised torch.distributed.
+        sets: the added process sets by number.
+        last_number: the number of the latest process set; no number is used twice.
+    """
 
     world: World
     engine: Engine
     groups: list[Any]
     owns: bool
     sets: dict[int, ProcessSet] = field(default_factory=dict)
-    numbered: int = GLOBAL  # the number of the latest process set; none is used twice
+    last_number: int = GLOBAL
 
 
 _context: _Context | None = None
-_rounds = 0  # how often this process has met the others: each time, with keys of its own in the store
+# The number of `init`s so far. Each uses keys of its own in the store.
+_rounds = 0
 _store: Any = None
 
 
 def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | None = None) -> None:
-    """Meet the other ranks; does nothing if that has been done.
+    """Connect to the other ranks. A second call changes nothing.
 
     Args:
         comm: not supported: use process sets.
-        process_sets: sets to be made at once, the same on all ranks; "dynamic" is accepted, as all sets are.
+        process_sets: sets to add at once, the same on all ranks. "dynamic" is accepted: sets can always be added.
 
     Raises:
-        ConfigError: `comm` was given, or the environment doesn't say who this process is.
+        ConfigError: `comm` was given, or the environment variables don't give a rank and a world size.
     """
     global _context, _rounds
     if comm is not None:
         raise ConfigError("init(comm=…) is not supported: use hvd.add_process_set(ranks) for a part of the ranks.")
     if _context is not None:
         return
+
     world = World.from_environ()
     owns, number, _rounds = False, _rounds, _rounds + 1
     if dist.is_initialized():
         world = World(dist.get_rank(), dist.get_world_size(), world.local_rank, world.local_size, True)
     elif world.size > 1:
-        _meet(world, number)
+        _init_process_group(world, number)
         owns = True
+
     place, groups, store = Place((0,), 0), [], None
     if world.size > 1:
         groups = [dist.new_group(timeout=TIMEOUT)]
@@ -117,12 +129,12 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
     _context = _Context(world, engine, groups, owns)
     global_process_set.ranks = list(range(world.size))
     if number == 0:
-        atexit.register(_leave_quietly)
-    for one in process_sets if process_sets not in (None, "dynamic") else ():
-        add_process_set(one)
+        atexit.register(_shutdown_at_exit)
+    for process_set in process_sets if process_sets not in (None, "dynamic") else ():
+        add_process_set(process_set)
 
 
-def _meet(world: World, number: int) -> None:
+def _init_process_group(world: World, number: int) -> None:
     global _store
     if _store is None:
         _store = next(iter(rendezvous("env://", timeout=TIMEOUT)))[0]
@@ -138,16 +150,16 @@ def _meet(world: World, number: int) -> None:
 
 
 def shutdown() -> None:
-    """Part from the other ranks; whoever still waits for this one gets a `HorovodInternalError`."""
-    _part(leaving=True)
+    """Disconnect from the other ranks. A rank that still waits for this one gets a `HorovodInternalError`."""
+    _disconnect(leaving=True)
 
 
-def _leave_quietly() -> None:
+def _shutdown_at_exit() -> None:
     with contextlib.suppress(Exception):
-        _part(leaving=False)
+        _disconnect(leaving=False)
 
 
-def _part(leaving: bool) -> None:
+def _disconnect(leaving: bool) -> None:
     global _context
     if _context is None:
         return
@@ -163,15 +175,15 @@ def _part(leaving: bool) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and not `shutdown` since."""
+    """Return True after `init` and before `shutdown`."""
     return _context is not None
 
 
 def context() -> _Context:
-    """What `init` has made.
+    """The state that `init` has made.
 
     Raises:
-        ConfigError: it wasn't called.
+        ConfigError: `init` wasn't called.
     """
     if _context is None:
         raise not_initialised()
@@ -184,17 +196,17 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """The number of ranks, over all machines."""
     return context().world.size
 
 
 def local_rank() -> int:
-    """The place of this process on its machine: the number of its device."""
+    """The rank of this process on its machine, which is the number of its device."""
     return context().world.local_rank
 
 
 def local_size() -> int:
-    """How many ranks are on this machine."""
+    """The number of ranks on this machine."""
     return context().world.local_size
 
 
@@ -204,61 +216,64 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """How many machines there are."""
+    """The number of machines."""
     return int(os.environ.get("GROUP_WORLD_SIZE", -(-size() // local_size())))
 
 
 def is_homogeneous() -> bool:
-    """Whether every machine has as many ranks."""
+    """Return True if every machine has the same number of ranks."""
     return size() == local_size() * cross_size()
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a process set known; all ranks call it, also those outside the set.
+    """Add a process set. All ranks call this function, also the ranks outside the set.
 
     Raises:
-        ConfigError: a rank that doesn't exist, or there is such a set.
+        ConfigError: a rank that doesn't exist, or ranks that are a process set already.
     """
-    found = context()
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    if not made.ranks or not set(made.ranks) <= set(range(size())):
-        raise ConfigError(f"{made!r}: expected ranks from 0 to {size() - 1}.")
-    if made.ranks in [global_process_set.ranks, *(one.ranks for one in found.sets.values())]:
-        raise ConfigError(f"{made!r}: there is a process set of these ranks.")
-    found.numbered += 1
-    number = found.numbered
-    group = dist.new_group(made.ranks, timeout=TIMEOUT) if size() > 1 else None
-    if group is not None and rank() in made.ranks:
-        found.groups.append(group)
+    current = context()
+    added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if not added.ranks or not set(added.ranks) <= set(range(size())):
+        raise ConfigError(f"{added!r}: expected ranks from 0 to {size() - 1}.")
+    if added.ranks in [global_process_set.ranks, *(known.ranks for known in current.sets.values())]:
+        raise ConfigError(f"{added!r}: there is a process set of these ranks. Use it.")
+
+    current.last_number += 1
+    number = current.last_number
+    group = dist.new_group(added.ranks, timeout=TIMEOUT) if size() > 1 else None
+    if group is not None and rank() in added.ranks:
+        current.groups.append(group)
     place = None
-    if rank() in made.ranks:
-        place = Place(tuple(made.ranks), made.ranks.index(rank()), group if len(made.ranks) > 1 else None)
-    found.engine.places[number] = place
-    found.engine.link.add_set(number, made.ranks)
-    found.sets[number] = made
-    made.process_set_id = number
-    _all_here(f"add_process_set {made.ranks}")  # rank 0 knows it before anybody submits
-    return made
+    if rank() in added.ranks:
+        place = Place(tuple(added.ranks), added.ranks.index(rank()), group if len(added.ranks) > 1 else None)
+    current.engine.places[number] = place
+    current.engine.link.add_set(number, added.ranks)
+    current.sets[number] = added
+    added.process_set_id = number
+
+    # Rank 0 must have the set in its table before any rank submits an operation for it.
+    _barrier(f"add_process_set {added.ranks}")
+    return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set; all ranks call it. Returns whether there was one."""
-    found = context()
-    if process_set.process_set_id is None or process_set not in found.sets.values():
+    """Remove a process set. All ranks call this function. Return True if there was such a set."""
+    current = context()
+    if process_set.process_set_id is None or process_set not in current.sets.values():
         return False
-    _all_here(f"remove_process_set {process_set.ranks}")
-    del found.sets[process_set.process_set_id]
+    _barrier(f"remove_process_set {process_set.ranks}")
+    del current.sets[process_set.process_set_id]
     process_set.process_set_id = None
     return True
 
 
-def _all_here(name: str) -> None:
+def _barrier(name: str) -> None:
     engine = context().engine
     engine.finish(engine.submit(Request(Signature("barrier"), []), name, (), lambda outputs: None))
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI here. Nor do operations need its threads: any thread may submit."""
+    """False: there is no MPI here. Any thread may submit an operation."""
     return False
 
 
@@ -273,17 +288,17 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: gloo moves the tensors of the CPU."""
+    """True: gloo moves tensors on the CPU."""
     return True
 
 
 def gloo_built() -> bool:
-    """Whether this torch has gloo."""
+    """Return True if this torch has gloo."""
     return dist.is_gloo_available()
 
 
 def nccl_built() -> int:
-    """The version of this torch's NCCL, such as 22705 for 2.27.5; 0 without."""
+    """The version of this torch's NCCL, such as 22705 for 2.27.5; 0 without NCCL."""
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return 0
     major, minor, patch = nccl.version()[:3]
@@ -291,38 +306,42 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False."""
+    """False: there is no DDL here."""
     return False
 
 
 def ccl_built() -> bool:
-    """False."""
+    """False: there is no oneCCL here."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether this torch is one for CUDA."""
+    """Return True if this torch is built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether this torch is one for ROCm."""
+    """Return True if this torch is built for ROCm."""
     return torch.version.hip is not None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Not there.
+    """Not supported: use `torch.profiler`.
 
     Raises:
-        ConfigError: always, with what to use.
+        ConfigError: always.
     """
-    raise ConfigError("hvd.start_timeline is not supported: torch.profiler.profile records the same, and more.")
+    raise ConfigError(
+        "hvd.start_timeline is not supported: use torch.profiler.profile, which records the same, and more."
+    )
 
 
 def stop_timeline() -> None:
-    """Not there; see `start_timeline`.
+    """Not supported: use `torch.profiler`.
 
     Raises:
-        ConfigError: always, with what to use.
+        ConfigError: always.
     """
-    raise ConfigError("hvd.stop_timeline is not supported: torch.profiler.profile records the same, and more.")
+    raise ConfigError(
+        "hvd.stop_timeline is not supported: use torch.profiler.profile, which records the same, and more."
+    )

@@ -207,7 +207,7 @@ class InMemBatchedDataLoader:
         num_epochs: the number of passes over the rows; None has no end.
         transform_fn: refused: use the reader's `transform_spec`.
         rows_capacity: the number of rows that are kept at most. Further rows of the reader are left out, with a warning.
-        shuffle: mix the rows again in each pass; False keeps the order in which the reader gives them.
+        shuffle: mix the rows again in each pass; False, the default, keeps the order in which the reader gives them.
         seed: of the order.
 
     Raises:
@@ -222,7 +222,7 @@ class InMemBatchedDataLoader:
         num_epochs: int | None = 1,
         transform_fn: Any = None,
         rows_capacity: int = 1024,
-        shuffle: bool = True,
+        shuffle: bool = False,
         seed: int = 0,
         **petastorm_settings: Any,
     ) -> None:

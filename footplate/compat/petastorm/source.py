@@ -103,7 +103,7 @@ def _decoded(field: UnischemaField | None, values: Any) -> list[Any]:
     stored = values if isinstance(values, list) else values.tolist()
     if field is None:
         return stored
-    # A list of numbers travels as the bytes of an array.
+    # A list of numbers is stored as the bytes of an array.
     if field.shape and field.codec is None:
         stored = [None if value is None else np.frombuffer(value, field.numpy_dtype).copy() for value in stored]
     return [field.decode(value) for value in stored]

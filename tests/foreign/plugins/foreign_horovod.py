@@ -12,7 +12,8 @@ import footplate.compat.horovod as ours
 
 def _module(name: str, **names: object) -> types.ModuleType:
     module = types.ModuleType(name)
-    module.__path__ = []  # a package, whose parts are imported by name
+    # With a path, the module is a package, whose parts can be imported.
+    module.__path__ = []
     vars(module).update(names)
     sys.modules[name] = module
     parent, _, last = name.rpartition(".")

@@ -1,6 +1,6 @@
-"""A pytest plugin for the inner run: Footplate's Trainer and LightningCLI wherever Lightning's are.
+"""A pytest plugin for the inner run: replaces Lightning's Trainer and LightningCLI by Footplate's.
 
-With FOREIGN_CONTROL in the environment, Lightning's Trainer stays, which shows what a case does at home.
+With FOREIGN_CONTROL in the environment, Lightning's Trainer stays, which shows what a case does with Lightning.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def pytest_runtest_protocol() -> Iterator[None]:
 
 
 class _Hooks:
-    """Hooks of plugins that Petastorm's conftest expects."""
+    """Hooks of pytest plugins that Petastorm's conftest uses."""
 
     @staticmethod
     def pytest_logger_config(logger_config: object) -> None:

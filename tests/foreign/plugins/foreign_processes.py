@@ -1,6 +1,6 @@
-"""Finds and ends processes by a mark in their environment, which they keep in sessions and groups of their own.
+"""Finds and kills processes by a mark in their environment. They keep the mark in new sessions and process groups.
 
-The runner marks each inner run, the recorder ends what a case that timed out has left.
+The runner marks each inner run. The recorder kills the processes that a case has left behind when it timed out.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ MARK = "FOREIGN_RUN"
 
 
 def marked(mark: str) -> set[int]:
-    """The processes whose mark begins so, except this one."""
+    """The processes whose mark begins with `mark`, except this one."""
     wanted = f"{MARK}={mark}".encode()
-    found: set[int] = set()
+    processes: set[int] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        # The process may have ended, or belong to another user.
+        with contextlib.suppress(OSError):
             environment = (process / "environ").read_bytes().split(b"\0")
             if any(variable.startswith(wanted) for variable in environment):
-                found.add(int(process.name))
-    return found - {os.getpid()}
+                processes.add(int(process.name))
+    return processes - {os.getpid()}
 
 
 def end(mark: str, spared: set[int] = frozenset(), limit_s: float = 10.0) -> set[int]:
-    """End the processes with a mark, and what they start meanwhile; return those that were there."""
+    """Kill the processes with a mark, and those that they start meanwhile. Return the killed processes."""
     ended: set[int] = set()
     until = time.monotonic() + limit_s
     while (remaining := marked(mark) - spared) and time.monotonic() < until:

@@ -1,8 +1,8 @@
 """A pytest plugin for the inner run: records the outcome of each phase of each case, and runs only the wanted cases.
 
-A suite's plugin that replaces a class calls `counts_use_of(cls)`, and in place of a function it puts
-`counts_calls_of(function)`. A case that passes without such an object or call says nothing about Footplate; its outcome is
-"unused". After a case that timed out, the processes that it started are ended.
+A suite's plugin that replaces a class calls `counts_use_of(cls)`. In place of a function it puts
+`counts_calls_of(function)`. A case that passes without such an object or call proves nothing about Footplate; its outcome
+is "unused". After a case that timed out, the processes that it has started are killed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import foreign_processes
 import pytest
 
 _RESULTS = Path(os.environ["FOREIGN_RESULTS"])
-_TESTS = os.environ["FOREIGN_TESTS"]  # where the test files lie, relative to the root: cut from the names of cases
+# The folder of the test files, relative to the root. It is cut from the names of cases.
+_TESTS = os.environ["FOREIGN_TESTS"]
 _WANTED = os.environ.get("FOREIGN_WANTED", "")
 
 
 _MARK = os.environ[foreign_processes.MARK]
 _uses: dict[Callable[..., object], int] = {}
-_before: set[int] = set()  # processes that an earlier case has started
+# Processes that earlier cases have started.
+_before: set[int] = set()
 
 
 def counts_use_of(cls: type) -> None:
@@ -43,7 +45,7 @@ def counts_use_of(cls: type) -> None:
 
 
 def counts_calls_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with its calls counted."""
+    """Wrap a function to count its calls."""
     _uses[function] = 0
 
     @functools.wraps(function)
@@ -55,7 +57,7 @@ def counts_calls_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LeftByKeyboardInterrupt(Exception):
-    """A KeyboardInterrupt that a test let through; pytest itself would end the session."""
+    """A KeyboardInterrupt that a test didn't catch. Pytest itself would end the session."""
 
 
 def _case(nodeid: str) -> str:
@@ -111,12 +113,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
             error=error,
             line=_lines(call.excinfo, item.path) if call.excinfo else "",
         )
-    if "Timeout (>" in error:  # as pytest-timeout says it
+    # The beginning of pytest-timeout's message.
+    if "Timeout (>" in error:
         foreign_processes.end(_MARK, spared=_before)
 
 
 def _lines(excinfo: pytest.ExceptionInfo, test_file: Path) -> str:
-    """The last line of the test that ran, and the line that raised."""
+    """The last line of the test that ran, and the line that raised the exception."""
     frames = traceback.extract_tb(excinfo.tb)
     of_test = [frame for frame in frames if frame.filename == str(test_file)]
     shown = [*of_test[-1:], *frames[-1:]]

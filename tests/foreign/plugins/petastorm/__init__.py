@@ -1,7 +1,8 @@
-"""Petastorm's package for the inner run: its names are those of `footplate.compat.petastorm`.
+"""The package `petastorm` for the inner run: it has the names of `footplate.compat.petastorm`.
 
-It is a package and no plugin, so that the processes that a case starts find it too. A name that the compat module doesn't
-offer is `Absent`: its use raises `NotOffered`, but for the import of a test file, which defines schemas.
+It is a package and not a plugin, so that the processes that a case starts find it too. A name that
+`footplate.compat.petastorm` doesn't have is an `Absent`: its use raises `NotOffered`, except while test files are imported,
+because they define schemas.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class NotOffered(Exception):
 
 
 def refuse_absent_names(refuse: bool) -> None:
-    """Whether the use of an absent name raises; it doesn't while test files are imported."""
+    """Set whether the use of an absent name raises. It must not while test files are imported."""
     global _refusing
     _refusing = refuse
 
 
 class Absent:
-    """Stands for a name of another package that isn't there."""
+    """Stands for a name of a package that isn't installed."""
 
     def __init__(self, name: str) -> None:
         self._name: str = name
@@ -74,7 +75,7 @@ class _AbsentModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of Petastorm and TensorFlow that nothing else finds."""
+    """Finds the modules of Petastorm and TensorFlow that no other finder has."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -92,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class FilesystemResolver:
-    """Petastorm's helper, with which a case looks whether files are gone."""
+    """Petastorm's helper, which a case checks deleted files with."""
 
     def __init__(self, url: str) -> None:
         self._scheme = urlsplit(url).scheme
@@ -103,7 +104,7 @@ class FilesystemResolver:
 
 
 def _writes_no_index(*_: object, **__: object) -> None:
-    """A row group index, which only selectors would read."""
+    """Write no row group index, because only selectors would read it."""
 
 
 _CONVERTER = {"SparkDatasetConverter": ours.SparkDatasetConverter, "make_spark_converter": ours.make_spark_converter}
@@ -146,7 +147,7 @@ sys.meta_path.append(_Finder())
 _tf_utils = _AbsentModule("petastorm.tests.test_tf_utils")
 vars(_tf_utils).update(OFFERED["petastorm.tests.test_tf_utils"])
 sys.modules[_tf_utils.__name__] = _tf_utils
-# What Petastorm's tests expect of their time's NumPy and environment.
+# Names of older NumPy versions that Petastorm's tests use.
 for _name, _type in {"unicode_": np.str_, "string_": np.bytes_}.items():
     setattr(np, _name, _type)
 # pandas, imported above, would expect more of this stand-in for pytz.

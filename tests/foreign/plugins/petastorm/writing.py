@@ -1,4 +1,4 @@
-"""Writes tables with a Unischema, as Petastorm does, for the bodies of its tests; Footplate only reads such tables.
+"""Writes tables with a Unischema, as Petastorm does, for its tests. Footplate itself only reads such tables.
 
 The classes are Footplate's with encoders, pickled in Petastorm's form: the names of its modules, and the attributes that
 its objects have.
