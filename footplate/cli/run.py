@@ -128,7 +128,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
     """Be one of several machines."""
     from footplate.launch.backends import Cluster
-    from footplate.launch.cluster.machines import Lobby
+    from footplate.launch.cluster.machines import MachinePlacement
     from footplate.launch.cluster.member import LostError, join
     from footplate.server.auth import take
 
@@ -145,12 +145,12 @@ def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
         except LostError as error:
             print(f"footplate run: {error}", file=sys.stderr)
             return 1
-    lobby = Lobby(given.nnodes, given.np // given.nnodes, given.master_addr, given.master_port, token)
-    here = threading.Thread(target=join, args=(given.master_addr, lobby.port, token, 0), daemon=True)
+    placement = MachinePlacement(given.nnodes, given.np // given.nnodes, given.master_addr, given.master_port, token)
+    here = threading.Thread(target=join, args=(given.master_addr, placement.port, token, 0), daemon=True)
     here.start()
     code = 1
     try:
-        code = _launch(script, given, restarts, Cluster(lobby), given.np)
+        code = _launch(script, given, restarts, Cluster(placement), given.np)
     except KeyboardInterrupt:
         code = 130
         raise
@@ -158,7 +158,7 @@ def _on_machines(script: Script, given: Namespace, restarts: Restarts) -> int:
         code = 143
         raise
     finally:
-        lobby.dismiss(code)
+        placement.dismiss(code)
         here.join()
     return code
 

@@ -12,7 +12,8 @@ from launched import Program
 from ray_nodes import is_rays
 from sessions import is_sparks
 
-from footplate.launch import Restarts, nurseries
+from footplate.launch import Restarts
+from footplate.launch import fork_server_pool
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def no_orphans() -> Iterator[None]:
     """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and an engine."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    waiting = {psutil.Process(pid) for pid in nurseries.kept()}
+    waiting = {psutil.Process(pid) for pid in fork_server_pool.kept()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
     left = now - before - waiting
     assert not psutil.wait_procs(list(left), timeout=20)[1]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.launch import parcel
+from footplate.launch import payload
 from footplate.launch.cluster import channel
 from footplate.launch.cluster.channel import Channel, Gone, Message
 
@@ -46,7 +46,7 @@ def content(fd: int) -> bytes:
 
 
 def filled(data: bytes) -> int:
-    fd = parcel.empty()
+    fd = payload.empty()
     os.write(fd, data)
     return fd
 

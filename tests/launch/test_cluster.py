@@ -25,11 +25,13 @@ from torch import distributed as dist
 from footplate.core.errors import LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
-from footplate.launch.cluster import channel, door, greeting
-from footplate.launch.cluster import crew as cluster
+from footplate.launch.cluster import channel
+from footplate.launch.cluster import listener
+from footplate.launch.cluster import agent_info
+from footplate.launch.cluster import agent_group as cluster
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.channel import Channel, Gone
-from footplate.launch.waiting import heed
+from footplate.launch.dispatch import heed
 from footplate.launch.worker import attempt
 
 MB = 1 << 20
@@ -379,7 +381,7 @@ def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path,
 def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(monkeypatch):
     monkeypatch.setattr(door, "STRANGERS", 1)
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
         with socket.create_connection(opened.address) as one:
             heed(selector, 5)
             with socket.create_connection(opened.address) as two:  # for whom the first must go
@@ -393,7 +395,7 @@ def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(m
 
 def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog):
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         waiting = socket.socket()
         with Path("/dev/null").open() as file:
@@ -421,7 +423,7 @@ def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog
 
 def test_a_door_closes_while_it_pauses():
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as waiting, Path("/dev/null").open() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
@@ -440,7 +442,7 @@ def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
 
         def pretend() -> None:
             channel = Channel(server.accept()[0], trusted=True)
-            channel.send({"nonce": greeting.nonce()})
+            channel.send({"nonce": agent_info.nonce()})
             channel.flush()
             select.select([channel], [], [], 60)
             list(channel.receive())
@@ -505,10 +507,10 @@ def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
 
 
 def test_a_hello_survives_json():
-    hello = greeting.greet(b"token", 3, "nonce", "node", "127.0.0.1")
-    assert greeting.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
-    assert greeting.Hello.of({**hello.as_message(), "index": "3"}) is None
-    assert greeting.Hello.of({}) is None
+    hello = agent_info.greet(b"token", 3, "nonce", "node", "127.0.0.1")
+    assert agent_info.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
+    assert agent_info.Hello.of({**hello.as_message(), "index": "3"}) is None
+    assert agent_info.Hello.of({}) is None
 
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():

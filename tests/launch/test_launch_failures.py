@@ -15,7 +15,8 @@ from launched import gone
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
-from footplate.launch import Restarts, launch, nurseries
+from footplate.launch import Restarts, launch
+from footplate.launch import fork_server_pool
 from footplate.launch.worker import attempt, progressed, slot
 
 
@@ -323,7 +324,7 @@ def test_a_rank_that_has_made_progress_is_not_left_out(quick):
 
 def test_workers_that_cannot_be_started_are_left_out_down_to_the_smallest_world(monkeypatch, said):
     # The nursery may open no more files, so it can't take a worker's pipes.
-    start = nurseries.start
+    start = fork_server_pool.start
 
     def start_and_limit(*args):
         nursery = start(*args)

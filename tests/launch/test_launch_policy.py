@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from footplate.launch.failure import Failure, cause_of, may_pass, of_exception, of_exit
 from footplate.launch.policy import AS_BEFORE, Again, GiveUp, Restarts, State, decide
-from footplate.launch.watch import TICK_S, AwakeClock
+from footplate.launch.attempt_monitor import TICK_S, AwakeClock
 
 SIZE = 4
 policies = st.builds(

@@ -346,7 +346,7 @@ with two_executors():
 """)
     running.read_until("rank 0 works", "rank 1 works")
     family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
-    assert sum("footplate.launch.nursery" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
+    assert sum("footplate.launch.fork_server" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
     running.process.kill()
     assert gone(family)
 

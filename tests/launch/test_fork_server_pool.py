@@ -14,12 +14,13 @@ import torch
 from launched import gone
 from torch import distributed as dist
 
-from footplate.launch import launch, nurseries
+from footplate.launch import launch
+from footplate.launch import fork_server_pool
 
 
 @pytest.fixture(autouse=True)
 def none_before():
-    nurseries.end_all()
+    fork_server_pool.end_all()
 
 
 def nursery() -> int:
@@ -29,7 +30,7 @@ def nursery() -> int:
 
 def test_the_second_launch_uses_the_nursery_of_the_first():
     first = nursery()
-    assert nurseries.kept() == [first]
+    assert fork_server_pool.kept() == [first]
     assert nursery() == first
 
 
@@ -68,7 +69,7 @@ def test_what_imports_depend_on_calls_for_another_nursery(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     third = nursery()
     assert len({first, second, third}) == 3
-    assert nurseries.kept() == [second, third]  # the oldest has made room
+    assert fork_server_pool.kept() == [second, third]  # the oldest has made room
     assert not psutil.pid_exists(first)
 
 
@@ -95,7 +96,7 @@ def test_one_that_has_died_is_replaced_without_a_word(said):
 def test_it_ends_when_nobody_has_needed_it_for_long(monkeypatch):
     first = nursery()
     assert nursery() == first
-    nurseries._kept[0].given_at -= nurseries.IDLE_S - nurseries.MARGIN_S
+    fork_server_pool._kept[0].given_at -= fork_server_pool.IDLE_S - fork_server_pool.MARGIN_S
     second = nursery()  # the first might end at any time now
     assert second != first
     monkeypatch.setattr(nurseries, "IDLE_S", 0.3)
