@@ -9,6 +9,7 @@ import torch
 from footplate.compat.horovod.negotiation import Signature
 from footplate.compat.horovod.operations import Request, packed, reduced
 
+
 def test_tensors_of_several_types_are_reduced_each_in_its_own():
     signature = Signature("allreduce", ("uint8", "float64"), ((3,), (2,)), (1, 8), op="max")
     packs = [

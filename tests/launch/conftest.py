@@ -12,8 +12,7 @@ from launched import Program
 from ray_nodes import is_rays
 from sessions import is_sparks
 
-from footplate.launch import Restarts
-from footplate.launch import fork_server_pool
+from footplate.launch import Restarts, fork_server_pool
 
 
 @pytest.fixture
@@ -30,12 +29,12 @@ def quick_but_patient() -> Restarts:
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and an engine."""
+    """Check that a test's launches leave no process behind, except fork servers in the pool, and engines."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    waiting = {psutil.Process(pid) for pid in fork_server_pool.kept()}
+    pooled = {psutil.Process(pid) for pid in fork_server_pool.pooled_pids()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
-    left = now - before - waiting
+    left = now - before - pooled
     assert not psutil.wait_procs(list(left), timeout=20)[1]
 
 

@@ -44,7 +44,7 @@ def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
 
 
 def is_rays(process: psutil.Process) -> bool:
-    """Whether this is one of Ray's own processes. Nurseries and workers, which its places start, are not."""
+    """Return True for Ray's own processes, but not for the fork servers and workers that its actors start."""
     try:
         words = process.cmdline()
     except psutil.NoSuchProcess:

@@ -23,15 +23,14 @@ from places import Places, agent, rank
 from torch import distributed as dist
 
 from footplate.core.errors import LaunchError
+from footplate.core.net.handshake import ServerHandshake
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
-from footplate.launch.cluster import channel
-from footplate.launch.cluster import listener
-from footplate.launch.cluster import agent_info
-from footplate.launch.cluster import agent_group as cluster
+from footplate.launch.cluster import agent_group, channel, listener
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.channel import Channel, Gone
-from footplate.launch.dispatch import heed
+from footplate.launch.cluster.agent_info import AgentInfo
+from footplate.launch.cluster.channel import Channel, ChannelClosedError
+from footplate.launch.dispatch import dispatch_ready
 from footplate.launch.worker import attempt
 
 MB = 1 << 20
@@ -110,8 +109,8 @@ def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, sa
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_agent_is_a_lost_node_and_the_gang_is_placed_anew(victim, quick, said, tmp_path):
-    """Of three agents, 0 leads a household of two, 2 is the other one there, 1 is alone."""
+def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, said, tmp_path):
+    """Of three agents, 0 leads a host group of two, 2 is the other one there, 1 is alone."""
 
     def work():
         if attempt() == 0:
@@ -150,7 +149,7 @@ def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
 
 
 def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, said):
-    monkeypatch.setattr(cluster, "KILL_S", 0.3)
+    monkeypatch.setattr(agent_group, "KILL_S", 0.3)
 
     def work():
         if attempt() == 0 and rank() == 1:
@@ -174,7 +173,7 @@ def test_a_frozen_worker_on_a_machine_that_answers_is_no_lost_machine():
         run(Places(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
 
 
-def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
+def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
     def work():
         if attempt() == 0 and rank() == 1:
             os.kill(os.getppid(), signal.SIGKILL)
@@ -281,13 +280,13 @@ def _status(pid: int) -> list[str]:
 
 
 def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
-    take = channel._write
+    take = channel._write_all
 
     def take_slowly(fd: int, data: bytes) -> None:
         time.sleep(0.025)
         take(fd, data)
 
-    monkeypatch.setattr(channel, "_write", take_slowly)
+    monkeypatch.setattr(channel, "_write_all", take_slowly)
     began = time.monotonic()
     result = run(Places(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
     assert len(result) == 100 * MB
@@ -320,7 +319,7 @@ def while_running(
     actor.join()
 
 
-def test_who_does_not_know_the_token_is_sent_away(tmp_path, said):
+def test_an_agent_without_the_token_is_refused(tmp_path, said):
     sent_away = []
 
     def act(call: AgentCall) -> None:
@@ -332,12 +331,12 @@ def test_who_does_not_know_the_token_is_sent_away(tmp_path, said):
     assert "from 127.0.0.1 was refused: it doesn't know the token" in said.text
 
 
-def test_a_second_agent_for_a_place_is_sent_away(tmp_path):
+def test_a_second_agent_for_an_allocation_is_refused(tmp_path):
     while_running(tmp_path, Places(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
 
 
 def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "GREET_S", 0.5)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.5)
     closed: list[bool] = []
 
     def act(call: AgentCall) -> None:
@@ -366,7 +365,7 @@ def until_closed(connection: socket.socket) -> bool:
 
 
 def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "STRANGERS", 4)
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
     strangers = []
 
     def act(call: AgentCall) -> None:
@@ -378,42 +377,42 @@ def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path,
         one.close()
 
 
-def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(monkeypatch):
-    monkeypatch.setattr(door, "STRANGERS", 1)
+def test_a_stranger_that_is_closed_while_it_sends_disturbs_nobody(monkeypatch):
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 1)
     with selectors.DefaultSelector() as selector:
-        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         with socket.create_connection(opened.address) as one:
-            heed(selector, 5)
+            dispatch_ready(selector, 5)
             with socket.create_connection(opened.address) as two:  # for whom the first must go
                 one.sendall(b"something")
                 time.sleep(0.1)  # both have come
-                heed(selector, 5)
+                dispatch_ready(selector, 5)
                 assert until_closed(one)
                 assert two.recv(1)
                 opened.close()
 
 
-def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog):
+def test_a_listener_without_a_free_file_descriptor_pauses_and_accepts_again(caplog):
     with selectors.DefaultSelector() as selector:
-        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         waiting = socket.socket()
         with Path("/dev/null").open() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
             try:
                 waiting.connect(opened.address)
-                heed(selector, 60)
+                dispatch_ready(selector, 60)
                 assert not selector.select(0)  # a connection that can't be accepted doesn't keep the selector awake
                 until = time.monotonic() + 60
                 while not selector.select(0.1) and time.monotonic() < until:
-                    opened.look()
-                heed(selector, 0)  # a second failure
+                    opened.check_deadlines()
+                dispatch_ready(selector, 0)  # a second failure
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         until = time.monotonic() + 60
         while not selector.select(0.1) and time.monotonic() < until:
-            opened.look()
-        heed(selector, 0)
+            opened.check_deadlines()
+        dispatch_ready(selector, 0)
         waiting.settimeout(60)
         assert waiting.recv(1)
         assert caplog.text.count("can't take connections") == 1
@@ -421,15 +420,15 @@ def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog
         opened.close()
 
 
-def test_a_door_closes_while_it_pauses():
+def test_a_listener_closes_while_it_pauses():
     with selectors.DefaultSelector() as selector:
-        opened = listener.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as waiting, Path("/dev/null").open() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
             try:
                 waiting.connect(opened.address)
-                heed(selector, 60)
+                dispatch_ready(selector, 60)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             opened.close()
@@ -442,7 +441,7 @@ def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
 
         def pretend() -> None:
             channel = Channel(server.accept()[0], trusted=True)
-            channel.send({"nonce": agent_info.nonce()})
+            channel.send(ServerHandshake("agent").challenge)
             channel.flush()
             select.select([channel], [], [], 60)
             list(channel.receive())
@@ -450,7 +449,7 @@ def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
             channel.send({"do": "prepare"})
             channel.flush()
             select.select([channel], [], [], 60)
-            with pytest.raises(Gone):
+            with pytest.raises(ChannelClosedError):
                 list(channel.receive())
             channel.close()
 
@@ -506,11 +505,11 @@ def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
     assert not kept.exists()
 
 
-def test_a_hello_survives_json():
-    hello = agent_info.greet(b"token", 3, "nonce", "node", "127.0.0.1")
-    assert agent_info.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
-    assert agent_info.Hello.of({**hello.as_message(), "index": "3"}) is None
-    assert agent_info.Hello.of({}) is None
+def test_an_agents_description_survives_json():
+    info = AgentInfo.of_this_process(3, "node", "127.0.0.1")
+    assert AgentInfo.from_details(json.loads(json.dumps(info.as_details()))) == info
+    assert AgentInfo.from_details({**info.as_details(), "index": "3"}) is None
+    assert AgentInfo.from_details({}) is None
 
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():

@@ -313,7 +313,7 @@ def test_only_on_this_machine_may_workers_be_more_than_slots(backend):
     if backend.name == "local":
         assert launch(work, world_size=slots + 1, backend=backend) == slots + 1
     else:
-        with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} has room for {slots} worker"):
+        with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} can hold {slots} worker"):
             launch(work, world_size=slots + 1, backend=backend)
 
 

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster, named
-from footplate.launch.cluster.ray import RayPlacement, room
+from footplate.launch.cluster.ray import RayPlacement, slots_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -74,9 +74,9 @@ def test_slots_follow_from_what_a_worker_needs_and_how_workers_are_placed(cluste
 
 @given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 50))
 def test_a_node_holds_as_many_as_fit(cores, needed, fraction):
-    assert room({"CPU": float(cores)}, {"CPU": needed}) == cores // needed
-    assert room({"GPU": 1.0}, {"GPU": 1 / fraction}) == fraction
-    assert room({"CPU": 1.0}, {"GPU": 1}) == 0
+    assert slots_of({"CPU": float(cores)}, {"CPU": needed}) == cores // needed
+    assert slots_of({"GPU": 1.0}, {"GPU": 1 / fraction}) == fraction
+    assert slots_of({"CPU": 1.0}, {"GPU": 1}) == 0
 
 
 def test_a_worker_with_an_accelerator_is_placed_where_one_is(cluster):
@@ -91,7 +91,7 @@ def test_a_worker_with_an_accelerator_is_placed_where_one_is(cluster):
 
 def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(cluster):
     began = time.monotonic()
-    with pytest.raises(LaunchError, match=r"np=5: ray has room for 4 worker"):
+    with pytest.raises(LaunchError, match=r"np=5: ray can hold 4 worker"):
         launch(print, world_size=5, backend=on())
     with pytest.raises(LaunchError) as refused:
         RayPlacement(num_gpus=1).start(3, None)
@@ -111,7 +111,7 @@ def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
     while not (tmp_path / "held").exists():
         time.sleep(0.05)
     with pytest.raises(
-        LaunchError, match=r"no room in time. Others use what 4 worker\(s\) of CPU 1 need; free are CPU 3"
+        LaunchError, match=r"no free resources in time. 4 worker\(s\) of CPU 1 need more than is free now: CPU 3"
     ):
         launch(print, world_size=4, backend=on(wait_s=1), preload=())
     (tmp_path / "enough").touch()

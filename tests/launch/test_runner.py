@@ -22,8 +22,8 @@ from torch import distributed as dist
 import footplate as fp
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import backends, worker
-from footplate.launch.backends import Cluster, Local, found
-from footplate.launch.local import LocalCrew
+from footplate.launch.backends import Cluster, Local, connected_cluster
+from footplate.launch.local import LocalWorkerGroup
 from footplate.launch.runner import choose, new_log_dir
 
 NO_CLUSTER: dict[str, str] = {}
@@ -42,8 +42,8 @@ class Six:
     def slots(self):
         return 6
 
-    def crew(self, payload, environment, preload, world_size):
-        return LocalCrew(payload, environment, preload, keep=True)
+    def worker_group(self, payload_fd, environment, preload, world_size):
+        return LocalWorkerGroup(payload_fd, environment, preload, keep=True)
 
 
 def place(scale=1):
@@ -84,8 +84,8 @@ def test_several_workers_of_no_cluster_are_refused_with_both_ways_out():
 
 
 def test_a_ray_that_the_environment_names_is_found():
-    assert found({"RAY_ADDRESS": "10.0.0.1:6379"}) == "ray"
-    assert found({"RAY_ADDRESS": ""}) is None
+    assert connected_cluster({"RAY_ADDRESS": "10.0.0.1:6379"}) == "ray"
+    assert connected_cluster({"RAY_ADDRESS": ""}) is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
-from footplate.launch.backends import Cluster, found
+from footplate.launch.backends import Cluster, connected_cluster
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.spark import SparkPlacement
@@ -190,7 +190,7 @@ def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
 def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
     placement, home, session, caplog, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(spark, "QUIET_S", 0.5)
+    monkeypatch.setattr(spark, "QUEUED_S", 0.5)
     enough = tmp_path / "enough"
 
     def work(_: int) -> None:
@@ -279,10 +279,10 @@ def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
 
 def test_the_session_is_found_from_any_thread(session):
     seen: list[str | None] = []
-    thread = threading.Thread(target=lambda: seen.append(found({})))
+    thread = threading.Thread(target=lambda: seen.append(connected_cluster({})))
     thread.start()
     thread.join()
-    assert seen == [found({})] == ["spark"]
+    assert seen == [connected_cluster({})] == ["spark"]
 
 
 def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
@@ -346,7 +346,9 @@ with two_executors():
 """)
     running.read_until("rank 0 works", "rank 1 works")
     family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
-    assert sum("footplate.launch.fork_server" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
+    assert (
+        sum("footplate.launch.fork_server" in " ".join(one.cmdline()) for one in family) >= 3
+    )  # a fork server, two workers
     running.process.kill()
     assert gone(family)
 
@@ -371,7 +373,7 @@ def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, 
 
 
 def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(session):
-    with pytest.raises(LaunchError, match="np=3: spark has room for 2"):
+    with pytest.raises(LaunchError, match="np=3: spark can hold 2"):
         launch(print, world_size=3, backend=Cluster(SparkPlacement()))
 
 

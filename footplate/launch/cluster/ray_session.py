@@ -55,8 +55,8 @@ def connect(address: str | None) -> tuple[Any, str]:
     except (OSError, RuntimeError, ValueError) as error:
         raise LaunchError(
             f'No Ray cluster can be used at "{head}": {" ".join(str(error).split())}. Start one with `ray start --head`, '
-            "or correct address= or RAY_ADDRESS. This machine must be one of its nodes. `ray stop` removes the processes of "
-            "a cluster that has died."
+            "or correct address= or RAY_ADDRESS. This machine must be one of its nodes. `ray stop` removes what a "
+            "dead cluster has left."
         ) from error
     return ray, ray.util.get_node_ip_address()
 

@@ -101,7 +101,7 @@ def resource_profile(
         if profile.executorResources:
             raise ConfigError(
                 f"profile= asks for executors of its own ({', '.join(profile.executorResources)}), which Spark only makes "
-                "with dynamic allocation, and that excludes barrier mode. Ask for task resources only, and set the resources of "
+                "with dynamic allocation, and that excludes barrier mode. Ask for task resources only, and set those of "
                 "executors (spark.executor.…) when you make the session."
             )
         try:
