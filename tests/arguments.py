@@ -19,9 +19,9 @@ DOCS = Path(__file__).parents[1] / "docs" / "training.md"
 
 MORE = {  # the page that says more
     "accelerator": "accelerators.md",
-    "devices": "distributed.md",
-    "num_nodes": "ladder.md#several-machines",
-    "strategy": "distributed.md",
+    "devices": "guide/distributed.md",
+    "num_nodes": "guide/ladder.md#several-machines-with-a-trainer",
+    "strategy": "guide/distributed.md",
     "logger": "tracking.md",
     "iterations_per_loop": "xla.md#several-steps-in-one-call",
     "default_root_dir": "jobs.md",
@@ -55,7 +55,7 @@ def _meaning(name: str, text: str) -> str:
     text = " ".join(text.split())
     parts = text.split("`")  # every second one is code already
     quoted = [re.sub(r'("[^"]+")', r"`\1`", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
-    more = f" More: [{MORE[name].split('#')[0]}]({MORE[name]})" if name in MORE else ""
+    more = f" More: [{Path(MORE[name].split('#')[0]).name}]({MORE[name]})" if name in MORE else ""
     return "`".join(quoted) + more
 
 
