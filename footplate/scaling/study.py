@@ -3,7 +3,7 @@
     for each repeat:  for each size:  launch the function in so many processes, note what rank 0 brings home
 
 Repeats are interleaved, so that what changes on a machine in the course of a study meets all sizes alike. Every training
-begins from a nursery that is warm, and is not started again when it fails: one that fails is in the table as failed.
+begins from a warm fork server, and is not started again when it fails: one that fails is in the table as failed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 from launched import gone
-from places import Places, agent, rank
+from process_placement import ProcessPlacement, agent, rank
 from torch import distributed as dist
 
 from footplate.core.errors import LaunchError
@@ -36,7 +36,7 @@ from footplate.launch.worker import attempt
 MB = 1 << 20
 
 
-def run(places: Places, work: Callable, *args, **given):
+def run(places: ProcessPlacement, work: Callable, *args, **given):
     return launch(work, *args, world_size=len(places.nodes), backend=Cluster(places), **{"preload": (), **given})
 
 
@@ -59,7 +59,7 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
         dist.all_gather_object(seen, [os.environ[name] for name in names])
         return total.item(), seen
 
-    places = Places(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
+    places = ProcessPlacement(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
     total, seen = run(places, work, preload=("torch",), env={"GREETING": "hello"})
     assert total == 6
     assert seen == [
@@ -74,7 +74,7 @@ def test_output_and_logs_come_home(tmp_path, capsys):
         print("out of", rank())
         print("err of", rank(), file=sys.stderr)
 
-    run(Places(["a", "b"]), work, log_dir=tmp_path)
+    run(ProcessPlacement(["a", "b"]), work, log_dir=tmp_path)
     shown = capsys.readouterr()
     assert sorted(shown.out.splitlines()) == ["[rank 0] out of 0", "[rank 1] out of 1"]
     assert sorted(shown.err.splitlines()) == ["[rank 0] err of 0", "[rank 1] err of 1"]
@@ -91,7 +91,7 @@ def test_an_exception_comes_home_with_its_traceback():
         time.sleep(30)
 
     with pytest.raises(ZeroDivisionError, match="over there") as raised:
-        run(Places(["a", "b"]), work, restarts=Restarts(max_restarts=0, peers_grace_s=0.1))
+        run(ProcessPlacement(["a", "b"]), work, restarts=Restarts(max_restarts=0, peers_grace_s=0.1))
     assert "in innermost" in raised.value.__notes__[0]
 
 
@@ -101,7 +101,7 @@ def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, sa
             os.kill(os.getpid(), signal.SIGKILL)
         return attempt()
 
-    places = Places(["a", "b"])
+    places = ProcessPlacement(["a", "b"])
     assert run(places, work, restarts=quick) == 1
     assert len(places.started) == 1
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
@@ -118,7 +118,7 @@ def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, 
             time.sleep(30)
         return attempt()
 
-    places = Places(["a", "b", "a"])
+    places = ProcessPlacement(["a", "b", "a"])
 
     def kill() -> None:
         while len(list(tmp_path.iterdir())) < 3:
@@ -143,7 +143,7 @@ def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
             time.sleep(30)
         return attempt(), os.environ["WORLD_SIZE"]
 
-    places = Places(["a", "b", "c"])
+    places = ProcessPlacement(["a", "b", "c"])
     assert run(places, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
     assert len(places.started) == 2
 
@@ -158,7 +158,7 @@ def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, s
         return attempt()
 
     hosts_alone = Restarts(max_restarts=0, max_host_restarts=1, peers_grace_s=0.3, max_delay_s=0.1)
-    assert run(Places(["a", "b"]), work, restarts=hosts_alone, heartbeat_timeout_s=4.0) == 1
+    assert run(ProcessPlacement(["a", "b"]), work, restarts=hosts_alone, heartbeat_timeout_s=4.0) == 1
     assert "gave no sign of life for 4 s, and nothing has come from its machine for" in said.text
 
 
@@ -170,7 +170,7 @@ def test_a_frozen_worker_on_a_machine_that_answers_is_no_lost_machine():
 
     no_restarts = Restarts(max_restarts=0, peers_grace_s=0.3)
     with pytest.raises(LaunchError, match=r"gave no sign of life for 4 s in attempt 0 \(max_restarts=0\)"):
-        run(Places(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
+        run(ProcessPlacement(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
 
 
 def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
@@ -180,7 +180,7 @@ def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
             time.sleep(30)
         return attempt()
 
-    places = Places(["a", "b"])
+    places = ProcessPlacement(["a", "b"])
     assert run(places, work, restarts=quick) == 1
     assert len(places.started) == 1
     assert "rank 1 was lost on" in said.text
@@ -190,7 +190,7 @@ def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
 def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, quick):
     for node in "ab":
         (tmp_path / node).mkdir()
-    places = Places(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
+    places = ProcessPlacement(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
 
     def work():
         mark = worker.kept() / "mark"
@@ -214,7 +214,7 @@ def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, qu
 def test_a_place_that_cannot_be_started_is_said_so():
     with pytest.raises(LaunchError, match=r"rank [01] could not be started: its process ended with 3 in attempt 0"):
         run(
-            Places(["a", "b"], program="raise SystemExit(3)"),
+            ProcessPlacement(["a", "b"], program="raise SystemExit(3)"),
             print,
             restarts=Restarts(max_host_restarts=0, peers_grace_s=0),
         )
@@ -228,7 +228,7 @@ def test_a_place_that_cannot_be_started_is_said_so():
     ],
 )
 def test_other_versions_on_a_node_are_refused_at_once(change, words):
-    places = Places(["a"], program=f"{change}\n{Places(['']).program}")
+    places = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}")
     with pytest.raises(LaunchError, match=words):
         run(places, print)
     assert len(places.started) == 1
@@ -238,14 +238,14 @@ def test_what_cannot_be_imported_there_is_said_with_the_machines_name():
     with pytest.raises(
         LaunchError, match=rf"On {socket.gethostname()}: .*can't import what it needs \(no_such_module\)"
     ):
-        run(Places(["a"]), print, preload=["no_such_module"])
+        run(ProcessPlacement(["a"]), print, preload=["no_such_module"])
 
 
 def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     def work(data):
         return bytearray(data)
 
-    places, peaks = Places(["a", "b"]), {}
+    places, peaks = ProcessPlacement(["a", "b"]), {}
 
     def watch() -> None:
         while not ended.wait(0.02):
@@ -288,13 +288,13 @@ def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
 
     monkeypatch.setattr(channel, "_write_all", take_slowly)
     began = time.monotonic()
-    result = run(Places(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
+    result = run(ProcessPlacement(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
     assert len(result) == 100 * MB
     assert time.monotonic() - began > 2 * 5
 
 
 def while_running(
-    tmp_path: Path, places: Places, act: Callable[[AgentCall], None], once_it_works: bool = False
+    tmp_path: Path, places: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
 ) -> None:
     """Do something while a launch with one worker runs, which must not mind: from its beginning, or the worker's."""
     began, done = tmp_path / "began", tmp_path / "done"
@@ -326,13 +326,13 @@ def test_an_agent_without_the_token_is_refused(tmp_path, said):
         AgentCall(call.host, call.port, b"another")(0)  # returns: it isn't wanted
         sent_away.append(True)
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert sent_away
     assert "from 127.0.0.1 was refused: it doesn't know the token" in said.text
 
 
 def test_a_second_agent_for_an_allocation_is_refused(tmp_path):
-    while_running(tmp_path, Places(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
+    while_running(tmp_path, ProcessPlacement(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
 
 
 def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
@@ -347,7 +347,7 @@ def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
             one.sendall(os.urandom(5000))
             closed.extend((until_closed(one), until_closed(two)))
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert closed == [True, True]
 
 
@@ -371,7 +371,7 @@ def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path,
     def act(call: AgentCall) -> None:
         strangers.extend(socket.create_connection((call.host, call.port)) for _ in range(20))
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert len(strangers) == 20
     for one in strangers:
         one.close()
@@ -471,14 +471,14 @@ def test_a_driver_that_cannot_be_reached_is_said_so():
 DRIVER = f"""
 import sys, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from places import Places
+from process_placement import ProcessPlacement
 from footplate.launch import launch
 from footplate.launch.backends import Cluster
 from footplate.launch import worker
 def work():
     print("works", "and keeps", worker.kept(), flush=True)
     time.sleep(60)
-launch(work, world_size=2, backend=Cluster(Places(["a", "b"])), preload=())
+launch(work, world_size=2, backend=Cluster(ProcessPlacement(["a", "b"])), preload=())
 """  # noqa: PTH120
 
 
@@ -514,7 +514,7 @@ def test_an_agents_description_survives_json():
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():
     """As behind a firewall that is open for the driver alone."""
-    places = Places(["a", "b"], program=CLOSED + Places.program)
+    places = ProcessPlacement(["a", "b"], program=CLOSED + ProcessPlacement.program)
     no_restarts = Restarts(max_restarts=0, max_host_restarts=0, peers_grace_s=0.3)
     said = (
         rf"rank 1 can't meet rank 0: {socket.gethostname()} can't connect to 127\.0\.0\.1:\d+, .*no firewall may close"

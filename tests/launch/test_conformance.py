@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 from launched import gone
-from places import Places
+from process_placement import ProcessPlacement
 from ray_nodes import ray_nodes
 from sessions import two_executors
 from torch import distributed as dist
@@ -47,7 +47,7 @@ def on_spark() -> Iterator[Backend]:
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
-    "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
+    "places": lambda: contextlib.nullcontext(Cluster(ProcessPlacement(["a", "b"]))),
     "ray": on_ray,
     "spark": on_spark,
 }

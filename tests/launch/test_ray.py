@@ -15,7 +15,7 @@ import pytest
 from cut_off import STEPS, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
-from places import rank
+from process_placement import rank
 from ray_nodes import PROGRAM, SMALL, ray_nodes
 from torch import distributed as dist
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.small import Classifier, loader
 from nbclient import NotebookClient
-from places import Places
+from process_placement import ProcessPlacement
 from torch import distributed as dist
 
 import footplate as fp
@@ -273,7 +273,7 @@ def test_a_trainer_in_a_worker_finds_its_world_and_trains(tmp_path):
 
 
 def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path, monkeypatch):
-    places = Places(["a", "b"])
+    places = ProcessPlacement(["a", "b"])
     monkeypatch.setattr(backends, "found", lambda: "places")
     monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(places))
     model = Classifier()

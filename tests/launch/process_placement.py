@@ -29,7 +29,7 @@ _RUN = "import pickle, sys; call, index, node = pickle.load(sys.stdin.buffer); c
 
 
 @dataclass
-class Places:
+class ProcessPlacement:
     """`nodes`: the node of each place; `env`: its variables; `program`: what it runs. `started`: all calls of `start`."""
 
     nodes: Sequence[str]
