@@ -50,7 +50,7 @@ class AwakeClock:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long to wait, in seconds; see the module's docstring."""
+    """Timeouts in seconds; see the module's docstring."""
 
     heartbeat_timeout_s: float = 30.0
     grace_s: float = 30.0

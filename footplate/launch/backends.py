@@ -41,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def slots(self) -> int:
-        """How many workers it can hold at once, now."""
+        """The number of workers that it can hold at once, now."""
         ...
 
     def worker_group(

@@ -54,7 +54,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Caller:
-    """What workers inherit from the process that launches them.
+    """The settings that workers inherit from the process that launches them.
 
     Attributes:
         argv: the arguments of its script.

@@ -40,7 +40,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Report:
-    """How a worker's function ended, as the worker reports it.
+    """A worker's report of how its function ended.
 
     Attributes:
         kind: `returned`; `left` (`SystemExit` with code 0); `stopped` (asked to end: code 143 or 130); `exit`

@@ -42,7 +42,7 @@ class Behind:
 
 
 def outcomes(stores, address: str | None = "127.0.0.1") -> list[str]:
-    """What each rank finds: an error's text, or nothing."""
+    """The result of each rank: an error's text, or an empty one."""
 
     def one(rank: int) -> str:
         try:

@@ -171,7 +171,7 @@ def test_without_every_shard_as_it_was_written_there_is_no_checkpoint(name, harm
 
 
 class Large(fp.Module):
-    """So many weights that a save takes a while."""
+    """A module with so many weights that a save takes a while."""
 
     def __init__(self):
         super().__init__()

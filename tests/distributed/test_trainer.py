@@ -1,4 +1,4 @@
-"""What the trainer promises to several ranks: one of them writes, all see the same, none waits for another in vain."""
+"""The trainer with several ranks: one of them writes, all see the same, and none hangs."""
 
 from __future__ import annotations
 

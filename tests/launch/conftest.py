@@ -1,4 +1,4 @@
-"""What the launch tests share: programs to kill, and the certainty that nothing is left behind."""
+"""Fixtures of the launch tests: programs to kill, and a check that no process is left behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def no_orphans() -> Iterator[None]:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the supervisor has logged."""
+    """The supervisor's log."""
     with caplog.at_level(logging.INFO, "footplate.launch"):
         yield caplog
 

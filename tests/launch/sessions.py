@@ -30,7 +30,7 @@ def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
 
 
 def is_sparks(process: psutil.Process) -> bool:
-    """Whether this is Java, a daemon that forks Python workers, or such a worker, which waits for its next task."""
+    """Return True for Java, for a daemon that forks Python workers, and for an idle Python worker."""
     try:
         return process.name() == "java" or "pyspark.daemon" in process.cmdline()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Workers with agents: what holds of any engine, on agents that are processes of this machine."""
+"""Agents and the driver, without an engine: agents are processes of this machine."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from footplate.launch.worker import attempt
 MB = 1 << 20
 
 
-def run(places: ProcessPlacement, work: Callable, *args, **given):
-    return launch(work, *args, world_size=len(places.nodes), backend=Cluster(places), **{"preload": (), **given})
+def run(placement: ProcessPlacement, work: Callable, *args, **given):
+    return launch(work, *args, world_size=len(placement.nodes), backend=Cluster(placement), **{"preload": (), **given})
 
 
 def test_ranks_meet_and_are_numbered_machine_by_machine():
@@ -59,8 +59,8 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
         dist.all_gather_object(seen, [os.environ[name] for name in names])
         return total.item(), seen
 
-    places = ProcessPlacement(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
-    total, seen = run(places, work, preload=("torch",), env={"GREETING": "hello"})
+    placement = ProcessPlacement(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
+    total, seen = run(placement, work, preload=("torch",), env={"GREETING": "hello"})
     assert total == 6
     assert seen == [
         ["0", "0", "2", "0", "0", "4,6", "hello"],
@@ -101,16 +101,16 @@ def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, sa
             os.kill(os.getpid(), signal.SIGKILL)
         return attempt()
 
-    places = ProcessPlacement(["a", "b"])
-    assert run(places, work, restarts=quick) == 1
-    assert len(places.started) == 1
+    placement = ProcessPlacement(["a", "b"])
+    assert run(placement, work, restarts=quick) == 1
+    assert len(placement.started) == 1
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert line.startswith("launch: rank 1 was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)")
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, said, tmp_path):
-    """Of three agents, 0 leads a host group of two, 2 is the other one there, 1 is alone."""
+    """Agents 0 and 2 are one host group, which 0 leads; agent 1 is alone."""
 
     def work():
         if attempt() == 0:
@@ -118,18 +118,18 @@ def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, 
             time.sleep(30)
         return attempt()
 
-    places = ProcessPlacement(["a", "b", "a"])
+    placement = ProcessPlacement(["a", "b", "a"])
 
     def kill() -> None:
         while len(list(tmp_path.iterdir())) < 3:
             time.sleep(0.01)
-        os.kill(places.processes[victim].pid, signal.SIGKILL)
+        os.kill(placement.processes[victim].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert run(places, work, restarts=quick) == 1
+    assert run(placement, work, restarts=quick) == 1
     killer.join()
-    tokens = {call.token for call in places.started}
+    tokens = {call.token for call in placement.started}
     assert len(tokens) == 2
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert f"was lost with its node {socket.gethostname()}" in line
@@ -143,9 +143,9 @@ def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
             time.sleep(30)
         return attempt(), os.environ["WORLD_SIZE"]
 
-    places = ProcessPlacement(["a", "b", "c"])
-    assert run(places, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
-    assert len(places.started) == 2
+    placement = ProcessPlacement(["a", "b", "c"])
+    assert run(placement, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
+    assert len(placement.started) == 2
 
 
 def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, said):
@@ -180,9 +180,9 @@ def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
             time.sleep(30)
         return attempt()
 
-    places = ProcessPlacement(["a", "b"])
-    assert run(places, work, restarts=quick) == 1
-    assert len(places.started) == 1
+    placement = ProcessPlacement(["a", "b"])
+    assert run(placement, work, restarts=quick) == 1
+    assert len(placement.started) == 1
     assert "rank 1 was lost on" in said.text
     assert "which was killed by SIGKILL" in said.text
 
@@ -190,7 +190,7 @@ def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
 def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, quick):
     for node in "ab":
         (tmp_path / node).mkdir()
-    places = ProcessPlacement(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
+    placement = ProcessPlacement(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
 
     def work():
         mark = worker.kept() / "mark"
@@ -206,8 +206,8 @@ def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, qu
             time.sleep(30)
         return found, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
 
-    assert run(places, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
-    assert len(places.started) == 2
+    assert run(placement, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
+    assert len(placement.started) == 2
     assert [path for node in "ab" for path in (tmp_path / node).glob("footplate-*")] == []
 
 
@@ -228,10 +228,10 @@ def test_a_place_that_cannot_be_started_is_said_so():
     ],
 )
 def test_other_versions_on_a_node_are_refused_at_once(change, words):
-    places = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}")
+    placement = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}")
     with pytest.raises(LaunchError, match=words):
-        run(places, print)
-    assert len(places.started) == 1
+        run(placement, print)
+    assert len(placement.started) == 1
 
 
 def test_what_cannot_be_imported_there_is_said_with_the_machines_name():
@@ -245,11 +245,11 @@ def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     def work(data):
         return bytearray(data)
 
-    places, peaks = ProcessPlacement(["a", "b"]), {}
+    placement, peaks = ProcessPlacement(["a", "b"]), {}
 
     def watch() -> None:
         while not ended.wait(0.02):
-            for process in list(places.processes.values()):
+            for process in list(placement.processes.values()):
                 for line in _status(process.pid):
                     if line.startswith("VmHWM"):
                         peaks[process.pid] = int(line.split()[1]) >> 10  # MB
@@ -261,7 +261,7 @@ def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123  the peak is now
         file.write("5")
     before = psutil.Process().memory_info().rss // MB
-    result = run(places, work, data)
+    result = run(placement, work, data)
     ended.set()
     watcher.join()
     peak = next(int(line.split()[1]) >> 10 for line in _status(os.getpid()) if line.startswith("VmHWM"))
@@ -288,22 +288,24 @@ def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
 
     monkeypatch.setattr(channel, "_write_all", take_slowly)
     began = time.monotonic()
-    result = run(ProcessPlacement(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
+    result = run(
+        ProcessPlacement(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0)
+    )
     assert len(result) == 100 * MB
     assert time.monotonic() - began > 2 * 5
 
 
 def while_running(
-    tmp_path: Path, places: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
+    tmp_path: Path, placement: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
 ) -> None:
     """Do something while a launch with one worker runs, which must not mind: from its beginning, or the worker's."""
     began, done = tmp_path / "began", tmp_path / "done"
 
     def acting() -> None:
         try:
-            while not (began.exists() if once_it_works else places.started):
+            while not (began.exists() if once_it_works else placement.started):
                 time.sleep(0.01)
-            act(places.started[0])
+            act(placement.started[0])
         finally:
             done.touch()
 
@@ -315,7 +317,7 @@ def while_running(
 
     actor = threading.Thread(target=acting)
     actor.start()
-    assert run(places, work) == "undisturbed"
+    assert run(placement, work) == "undisturbed"
     actor.join()
 
 
@@ -352,7 +354,7 @@ def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
 
 
 def until_closed(connection: socket.socket) -> bool:
-    """Whether the other end hangs up before long."""
+    """Return True if the other end closes the connection within a minute."""
     connection.settimeout(60)
     try:
         while connection.recv(4096):
@@ -514,13 +516,13 @@ def test_an_agents_description_survives_json():
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():
     """As behind a firewall that is open for the driver alone."""
-    places = ProcessPlacement(["a", "b"], program=CLOSED + ProcessPlacement.program)
+    placement = ProcessPlacement(["a", "b"], program=CLOSED + ProcessPlacement.program)
     no_restarts = Restarts(max_restarts=0, max_host_restarts=0, peers_grace_s=0.3)
     said = (
         rf"rank 1 can't meet rank 0: {socket.gethostname()} can't connect to 127\.0\.0\.1:\d+, .*no firewall may close"
     )
     with pytest.raises(LaunchError, match=said):
-        run(places, rank, restarts=no_restarts)
+        run(placement, rank, restarts=no_restarts)
 
 
 CLOSED = """

@@ -1,4 +1,4 @@
-"""What every backend does alike: one suite, run over each.
+"""The contract of backends: one suite, run over each.
 
 A backend is added as a parameter of the fixture, and in `BACKENDS` with a context that makes one and ends its engine. All
 machines of a backend are this one, so processes are found by their ids and files by their paths.
@@ -47,7 +47,7 @@ def on_spark() -> Iterator[Backend]:
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
-    "places": lambda: contextlib.nullcontext(Cluster(ProcessPlacement(["a", "b"]))),
+    "processes": lambda: contextlib.nullcontext(Cluster(ProcessPlacement(["a", "b"]))),
     "ray": on_ray,
     "spark": on_spark,
 }
@@ -58,7 +58,7 @@ SLOTS = 2  # at least so many has each
 
 @pytest.fixture(
     scope="module",
-    params=["local", "places", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
+    params=["local", "processes", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
 )
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:

@@ -90,7 +90,7 @@ def test_the_first_restart_after_progress_comes_at_once_and_none_later_than_allo
 
 
 def same_exception(before: Failure, now: Failure) -> bool:
-    """Whether both are exceptions of the code, and alike."""
+    """Return True if both are exceptions of the code, with the same text."""
     own = all(one.kind == "exception" and not one.passing for one in (before, now))
     return own and before.text == now.text
 

@@ -29,8 +29,8 @@ def placement():
     """Make placements on this machine; they are closed at the end."""
     made = []
 
-    def make(nodes=2, places=1):
-        made.append(MachinePlacement(nodes, places, "127.0.0.1", 0, TOKEN))
+    def make(nodes=2, workers_per_node=1):
+        made.append(MachinePlacement(nodes, workers_per_node, "127.0.0.1", 0, TOKEN))
         return made[-1]
 
     yield make
@@ -57,7 +57,7 @@ def read_to_the_end(connection: socket.socket) -> None:
 
 
 def wait_until(holds) -> None:
-    """Until something holds that a thread of the placement brings about; at most 20 s."""
+    """Wait until a thread of the placement has made a condition true; at most 20 s."""
     end = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < end
@@ -65,7 +65,7 @@ def wait_until(holds) -> None:
 
 
 def calls(line: Connection, count: int) -> list[int]:
-    """The places that a machine is to carry."""
+    """The indices of the workers that a machine has to start."""
     frames = [line.receive() for _ in range(count)]
     return [frame.message["index"] for frame in frames if frame and frame.message["do"] == "start"]
 

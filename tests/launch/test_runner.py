@@ -1,4 +1,4 @@
-"""The ladder's number, and what a run shows, keeps and brings home."""
+"""`Runner`: the number of processes, output, logs and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def temporary_logs(tmp_path_factory, monkeypatch):
 
 
 class Six:
-    """A cluster with six slots, which has its workers here."""
+    """A cluster with six slots, whose workers run here."""
 
     name = "six"
 
@@ -273,9 +273,9 @@ def test_a_trainer_in_a_worker_finds_its_world_and_trains(tmp_path):
 
 
 def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path, monkeypatch):
-    places = ProcessPlacement(["a", "b"])
-    monkeypatch.setattr(backends, "found", lambda: "places")
-    monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(places))
+    placement = ProcessPlacement(["a", "b"])
+    monkeypatch.setattr(backends, "connected_cluster", lambda: "processes")
+    monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(placement))
     model = Classifier()
     before = model.net[0].weight.clone()
     trainer = fp.Trainer(
@@ -283,7 +283,7 @@ def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, loader(batch_size=5))
-    assert len(places.started) == 1
+    assert len(placement.started) == 1
     assert trainer.global_step > 0
     assert not torch.equal(model.net[0].weight, before)
 

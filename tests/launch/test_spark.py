@@ -48,7 +48,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def no_jobs(session: Any) -> Iterator[None]:
-    """Whatever a test did, no job of it is left."""
+    """Check that no job of a test is left."""
     yield
     context = session.sparkContext
     until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())
@@ -67,14 +67,14 @@ def is_executor(process: psutil.Process) -> bool:
 
 
 class Home:
-    """Where stand-ins for agents call in: each says who it is, and stays until the connection ends."""
+    """Accepts stand-ins for agents. Each describes itself, and stays until the connection ends."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
 
     def call(self) -> Callable[[int, str], None]:
-        """What a task is to run."""
+        """The call of a task."""
         port = self._listening.getsockname()[1]
 
         def call(index: int, node: str) -> None:
@@ -87,7 +87,7 @@ class Home:
         return call
 
     def hear(self, count: int, within_s: float = 60) -> list[dict[str, Any]]:
-        """What so many stand-ins say, by index."""
+        """The descriptions of this number of stand-ins, by index."""
         heard = []
         self._listening.settimeout(within_s)
         for _ in range(count):
@@ -96,7 +96,7 @@ class Home:
         return sorted(heard, key=lambda one: one["index"])
 
     def rings_within(self, seconds: float) -> bool:
-        """Whether another one calls in."""
+        """Return True if another stand-in connects."""
         return bool(select.select([self._listening], [], [], seconds)[0])
 
     def hang_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What can be said of a Spark session, or of its absence, without starting one."""
+"""Checks of a Spark session, or of its absence, without starting one."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class _Admission:
             peer.connection.close()
 
     def _timeout(self, now: float) -> float:
-        """How long to wait in the selector. Accepts connections again when a pause is over."""
+        """The time to wait in the selector. Accepts connections again when a pause is over."""
         timeout = min(self._deadline - now, TICK_S)
         if self._accept_again_at is None:
             return timeout

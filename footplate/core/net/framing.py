@@ -63,7 +63,7 @@ class FrameDecoder:
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes the next frame still needs: those of its header, then those of the rest.
+        """The number of bytes that the next frame still needs: those of its header, then those of the rest.
 
         A reader that takes no more than these leaves what follows the frame in the connection.
         """

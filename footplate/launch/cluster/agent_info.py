@@ -1,4 +1,4 @@
-"""What an agent tells the driver about itself in the handshake, and whether the two fit together.
+"""An agent's description of itself, which it sends to the driver in the handshake, and the comparison of versions.
 
 The driver and an agent prove the token to each other first (`core/net/handshake.py`). The cluster's engine has carried
 the token to the agent. A token belongs to one group of agents: an agent of an earlier group, still alive somewhere, is

@@ -145,7 +145,7 @@ class MachinePlacement:
         threading.Thread(target=self._accept_all, name="footplate-machines", daemon=True).start()
 
     def slots(self) -> int:
-        """How many workers all machines have together. Waits for the machines.
+        """The number of workers of all machines. Waits for the machines.
 
         Raises:
             LaunchError: some don't join.

@@ -31,7 +31,7 @@ class Placement(Protocol):
     host: str
 
     def slots(self) -> int:
-        """How many workers of this shape the cluster can hold at once, now."""
+        """The number of workers of this shape that the cluster can hold at once, now."""
         ...
 
     def start(self, count: int, call: AgentCall) -> None:

@@ -85,7 +85,7 @@ class RayPlacement:
         self._placed_before = False
 
     def slots(self) -> int:
-        """How many workers the nodes could hold if they were idle."""
+        """The number of workers that the nodes could hold when idle."""
         slots = [slots_of(node["Resources"], self._needs) for node in self._nodes()]
         if self._strategy == "STRICT_SPREAD":
             return sum(count > 0 for count in slots)
@@ -177,7 +177,7 @@ class RayPlacement:
 
 
 def slots_of(has: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How many workers a node can hold, given its resources and the needs of a worker.
+    """The number of workers that a node can hold, given its resources and the needs of a worker.
 
     >>> slots_of({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1, "GPU": 1})
     1

@@ -75,7 +75,7 @@ class SparkPlacement:
         self._stage: _Stage | None = None
 
     def slots(self) -> int:
-        """How many tasks of this shape the session's executors can run at once.
+        """The number of tasks of this shape that the session's executors can run at once.
 
         In the first seconds of a session, waits for executors that start.
         """

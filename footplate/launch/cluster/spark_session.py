@@ -146,7 +146,7 @@ def wait_for_executors(context: SparkContext, within_s: float) -> None:
 
 
 def slots(context: SparkContext, profile: ResourceProfile | None) -> int:
-    """How many tasks of this shape the present executors can run at once; busy ones count."""
+    """The number of tasks of this shape that the present executors can run at once; busy ones count."""
     from py4j.protocol import Py4JError
 
     check_alive(context)
