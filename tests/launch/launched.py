@@ -38,7 +38,7 @@ class Program:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, within_s: float = 60) -> tuple[int, str]:
-        """Wait for its end, at most `within_s` after that of its output; return its exit code and the rest of its output."""
+        """Wait for its end, at most `within_s` after that of its output; return the exit code and the remaining output."""
         rest = self.process.stdout.read()
         return self.process.wait(within_s), rest
 
