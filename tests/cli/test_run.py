@@ -460,5 +460,5 @@ def test_a_port_that_is_taken_is_said_so(process, script):
         )
         _, err = found.communicate(timeout=120)
     assert found.returncode == 2
-    assert "nobody can listen there" in err
+    assert "this process can't listen there" in err
     assert "a port that is free" in err

@@ -100,7 +100,7 @@ def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(clust
     assert time.monotonic() - began < 30
 
 
-def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
+def test_a_group_that_finds_no_free_resources_in_time_is_refused(cluster, tmp_path):
     def hold():
         (tmp_path / "held").touch()
         while not (tmp_path / "enough").exists():
@@ -125,7 +125,7 @@ def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
         ({"strategy": "WIDE"}, "strategy='WIDE': expected one of PACK, SPREAD"),
         ({"num_gpus": 0.5}, "num_gpus=0.5: a worker has whole GPUs"),
         ({"num_cpus": -1}, "can't need CPU -1"),
-        ({"num_cpus": 0}, "a worker must need something"),
+        ({"num_cpus": 0}, "Give a worker at least one resource"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(cluster, given, words):
@@ -139,7 +139,7 @@ def test_another_address_than_the_connected_one_is_refused(cluster):
 
 
 def test_ray_client_is_refused(cluster):
-    with pytest.raises(LaunchError, match="Ray Client, whose program isn't in the cluster"):
+    with pytest.raises(LaunchError, match=r"Ray Client\. Its program runs outside the cluster"):
         RayPlacement(address="ray://127.0.0.1:10001")
 
 

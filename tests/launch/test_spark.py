@@ -231,7 +231,7 @@ def test_a_worker_that_takes_more_than_an_executor_has_finds_no_slot(session):
 
 
 def test_a_shape_that_spark_refuses_is_refused_in_its_words(session):
-    with pytest.raises(ConfigError, match=r"what it is to take: .*gpu, amount: 1 needs to be >= .* amount of 2"):
+    with pytest.raises(ConfigError, match=r"these resources: .*gpu, amount: 1 needs to be >= .* amount of 2"):
         SparkPlacement(num_gpus=2)
 
 
@@ -241,7 +241,7 @@ def test_a_resource_profile_may_ask_for_tasks_but_not_for_executors(session):
     tasks = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 1)).build
     assert SparkPlacement(profile=tasks).slots() == 2
     executors = ResourceProfileBuilder().require(ExecutorResourceRequests().cores(1)).build
-    with pytest.raises(ConfigError, match=r"executors of its own \(cores.*when making the session"):
+    with pytest.raises(ConfigError, match=r"executors of its own \(cores.*when you make the session"):
         SparkPlacement(profile=executors)
     with pytest.raises(ConfigError, match="leave num_cpus and num_gpus out"):
         SparkPlacement(num_cpus=1, profile=tasks)
@@ -265,7 +265,9 @@ def test_a_task_that_raises_ends_the_launch_with_what_it_raised(placement):
         raise ModuleNotFoundError("No module named 'footplate'")
 
     placement.start(2, call)
-    with pytest.raises(LaunchError, match="can't be kept on Spark's executors: ModuleNotFoundError: No module named"):
+    with pytest.raises(
+        LaunchError, match="An agent can't run on Spark's executors: ModuleNotFoundError: No module named"
+    ):
         until(placement.lost)
 
 
@@ -381,9 +383,9 @@ def test_a_session_that_was_stopped_is_said_so(session):
     """The last but one of this file, as it stops the session that all share."""
     placement = SparkPlacement()
     session.stop()
-    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+    with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.slots()
-    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+    with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.start(2, AgentCall("127.0.0.1", 1, b""))
 
 
