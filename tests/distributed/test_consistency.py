@@ -44,7 +44,7 @@ class OwnFreezing(Plain):
 
 
 class OwnOrder:
-    """A batch sampler that nobody seeds."""
+    """A batch sampler without a seed."""
 
     def __len__(self) -> int:
         return 6

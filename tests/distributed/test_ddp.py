@@ -1,4 +1,4 @@
-"""Data parallelism: several ranks with a share of each batch learn what one process with all of it learns."""
+"""DDP: several ranks with a share of each batch get the result of one process with the whole batch."""
 
 from __future__ import annotations
 

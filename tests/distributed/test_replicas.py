@@ -1,4 +1,4 @@
-"""Several devices in one process: copies of a module in threads learn what one module with the whole batch learns."""
+"""Copies of a module on several devices of one process get the result of one module with the whole batch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def quick() -> Restarts:
 
 @pytest.fixture
 def quick_but_patient() -> Restarts:
-    """The same for ranks that all end by themselves, each in its own time."""
+    """The same for ranks that all end without being killed, each in its own time."""
     return Restarts(peers_grace_s=60, max_delay_s=0.1)
 
 
@@ -47,7 +47,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
-    """A function that starts a program, given as text, in a process of its own."""
+    """Return a function that starts a program, given as text, in a process of its own."""
     started: list[Program] = []
 
     def start(text: str) -> Program:

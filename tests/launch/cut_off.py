@@ -14,7 +14,7 @@ STEPS = 36
 
 
 def train(directory: Path, pause_s: float) -> int:
-    """In each worker: train in this directory, slowed down by so much a step; returns the number of the last step."""
+    """Train in this directory, with a pause after each step; return the number of the last step. Each worker calls it."""
 
     class Steps(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

@@ -11,7 +11,7 @@ import psutil
 
 @contextmanager
 def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A session with two executors of a core each, all on loopback, for which launches wait; it is stopped afterwards."""
+    """Start a session with two executors of one core each, on loopback, and stop it afterwards. Launches wait for them."""
     from pyspark.sql import SparkSession
 
     from footplate.launch.cluster import spark

@@ -515,7 +515,7 @@ def test_an_agents_description_survives_json():
 
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():
-    """As behind a firewall that is open for the driver alone."""
+    """The situation behind a firewall that is only open for the driver."""
     placement = ProcessPlacement(["a", "b"], program=CLOSED + ProcessPlacement.program)
     no_restarts = Restarts(max_restarts=0, max_host_restarts=0, peers_grace_s=0.3)
     said = (

@@ -67,7 +67,7 @@ def backend(request) -> Iterator[Backend]:
 
 @pytest.fixture
 def pids(tmp_path):
-    """A directory in which workers leave their ids, and a function that gives their processes."""
+    """A directory in which workers leave their process ids, and a function that returns their processes."""
     place = tmp_path / "pids"
     place.mkdir()
 

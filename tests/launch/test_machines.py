@@ -261,7 +261,7 @@ def test_an_address_that_others_cannot_connect_to_is_refused(host):
 
 
 def test_a_name_that_is_this_machines_loopback_is_refused(monkeypatch):
-    """As on Debian, whose /etc/hosts gives 127.0.1.1 to the machine's own name."""
+    """The situation on Debian, whose /etc/hosts gives 127.0.1.1 to the machine's own name."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with pytest.raises(ConfigError, match=r"--master-addr node-a .*: on this machine that is 127\.0\.1\.1"):

@@ -55,7 +55,7 @@ def no_jobs(session: Any) -> Iterator[None]:
 
 
 def executors() -> list[psutil.Process]:
-    """The session's, as processes."""
+    """The executors of the session, as processes."""
     return [one for one in psutil.Process().children(recursive=True) if is_executor(one)]
 
 
@@ -124,7 +124,7 @@ def placement(session: Any) -> Iterator[SparkPlacement]:
 
 
 def until(condition: Callable[[], Any], within_s: float = 60) -> Any:
-    """The first value of `condition` that counts as true."""
+    """Wait for a true value of `condition`, and return it."""
     end = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < end
@@ -380,7 +380,7 @@ def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(ses
 
 
 def test_a_session_that_was_stopped_is_said_so(session):
-    """The last but one of this file, as it stops the session that all share."""
+    """Must be the last test but one of this file, because it stops the session that all tests share."""
     placement = SparkPlacement()
     session.stop()
     with pytest.raises(LaunchError, match="session was stopped: make a new one"):
@@ -390,7 +390,7 @@ def test_a_session_that_was_stopped_is_said_so(session):
 
 
 def test_threads_of_a_local_master_are_places_too(session, home):
-    """The last of this file: a process has one session at a time."""
+    """Must be the last test of this file, because a process has one session at a time."""
     from pyspark.sql import SparkSession
 
     with SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate():
