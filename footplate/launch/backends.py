@@ -23,7 +23,7 @@ from footplate.launch.local import LocalWorkerGroup
 from footplate.launch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from footplate.launch.cluster.agent_group import Placement
+    from footplate.launch.cluster.placement import Placement
 
 _PLACEMENTS = {
     "ray": ("footplate.launch.cluster.ray", "RayPlacement"),

@@ -32,8 +32,7 @@ from footplate.launch.cluster.agent import PAYLOAD, AgentCall, share_as_message
 from footplate.launch.cluster.agent_info import AgentInfo
 from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
 from footplate.launch.cluster.listener import Listener
-from footplate.launch.cluster.placement import Lost as Lost
-from footplate.launch.cluster.placement import Placement as Placement
+from footplate.launch.cluster.placement import Placement
 from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.local import KILL_S, Caller
 from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
