@@ -144,7 +144,7 @@ def test_ray_client_is_refused(cluster):
 
 
 def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import footplate.core.version\nfootplate.version.__version__ = '9.9'\n")
+    (tmp_path / "sitecustomize.py").write_text("import footplate.core.version\nfootplate.core.version.__version__ = '9.9'\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with pytest.raises(LaunchError, match=rf"{socket.gethostname()} has footplate 9\.9, here footplate"):
         launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())
