@@ -129,7 +129,7 @@ class Training:
     def _nursery(self) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.program.process.pid).children():
-                if any("footplate.launch.nursery" in part for part in child.cmdline()):
+                if any("footplate.launch.fork_server" in part for part in child.cmdline()):
                     return child
         return None
 

@@ -132,7 +132,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
     """Take part in a run on several machines. Machine 0 supervises it; the others wait for its commands."""
     from footplate.launch.backends import Cluster
-    from footplate.launch.cluster.machines import Lobby
+    from footplate.launch.cluster.machines import MachinePlacement
     from footplate.launch.cluster.member import LostError, join
     from footplate.server.auth import take
 
@@ -149,16 +149,16 @@ def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
         except LostError as error:
             print(f"footplate run: {error}", file=sys.stderr)
             return 1
-    lobby = Lobby(args.nnodes, args.np // args.nnodes, args.master_addr, args.master_port, token)
+    placement = MachinePlacement(args.nnodes, args.np // args.nnodes, args.master_addr, args.master_port, token)
 
     # Machine 0 runs processes too, so it also joins its own run.
-    member = threading.Thread(target=join, args=(args.master_addr, lobby.port, token, 0), daemon=True)
+    member = threading.Thread(target=join, args=(args.master_addr, placement.port, token, 0), daemon=True)
     member.start()
 
     # The other machines exit with this code.
     code = 1
     try:
-        code = _launch(script, args, restarts, Cluster(lobby), args.np)
+        code = _launch(script, args, restarts, Cluster(placement), args.np)
     except KeyboardInterrupt:
         code = 130
         raise
@@ -166,7 +166,7 @@ def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
         code = 143
         raise
     finally:
-        lobby.dismiss(code)
+        placement.dismiss(code)
         member.join()
     return code
 

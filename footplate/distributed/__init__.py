@@ -1,1 +1,1 @@
-"""Several processes that train one model: who is who, and what they agree on."""
+"""Training of one model in several processes: ranks, communication, agreement, and strategies."""

@@ -1,18 +1,18 @@
-"""When all ranks stop: agreed about twice a second, never decided by one rank alone.
+"""Agreement between ranks on when to stop: about twice a second, never by one rank alone.
 
-A signal, `trainer.should_stop` or a clock that has run out is known to one rank first. If it acted at once, the others
-would wait for it in their next collective. So a rank only makes a note, and every so many steps all of them exchange
-their notes in one small host-side all-reduce (the maximum of four integers):
+A signal, `trainer.should_stop` or a clock that has run out is first known to one rank. If that rank acted at once, the
+other ranks would wait for it in their next collective. So a rank only makes a note. Every few steps, all ranks exchange
+their notes in one small all-reduce on the hosts (the maximum of four integers):
 
     rank 0   step  step  step  ⟷  step …                 [signal, stop, µs per step, rank 0's clock]
     rank 1   step  SIGTERM  …  ⟷  "SIGTERM": all ranks know, after the same step: they save and exit with 143
 
-How many steps lie between two exchanges follows from the slowest rank's time per step, which is exchanged too: so every
-rank computes the same number. It begins at one, at most doubles each time, and aims at `EVERY_S`; a step that takes
-longer than that is followed by an exchange each time. `settle` exchanges at once, at places that all ranks reach
-together anyway: after a validation, at the end of an epoch.
+The number of steps between two exchanges follows from the slowest rank's time per step. That time is part of the notes, so
+every rank computes the same number. It begins at one, at most doubles each time, and aims at `EVERY_S`. If a step takes
+longer than that, an exchange follows each step. `settle` exchanges at once, at points that all ranks reach together
+anyway: after a validation, at the end of an epoch.
 
-A rank that dies closes its connections, and the exchange raises on the others; nobody is waited for in vain.
+A rank that dies closes its connections, and the exchange raises on the other ranks. No rank waits for a dead one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ EVERY_S = 0.5
 
 
 class Agreement:
-    """What the ranks have agreed on. Of a single process: what it wants, at once.
+    """The decisions that all ranks share. A single process decides at once, without an exchange.
 
     Args:
         group: the ranks.
-        signals: where this rank's signals are noted; what is agreed on is noted there too.
+        signals: records this rank's signals, and the signal that the ranks agree on.
         wants_stop: whether this rank wants to stop (`trainer.should_stop`).
 
     Attributes:
         stop: all ranks stop as soon as the run's limits allow.
-        interrupted: a signal came, on whichever rank.
+        interrupted: some rank has received a signal.
         now_s: rank 0's clock (monotonic seconds) at the last exchange: the same number on every rank.
     """
 
@@ -64,18 +64,18 @@ class Agreement:
         return self._now_s if self._group.is_distributed else time.monotonic()
 
     def begin(self) -> None:
-        """Begin a stretch of steps (of training, of a validation) whose pace isn't known; all ranks do."""
+        """Begin a sequence of steps (training, a validation) whose pace isn't known yet. All ranks call it."""
         self._every = self._left = 1
         self._since = time.monotonic()
 
     def step(self) -> None:
-        """Count a step that every rank takes, and exchange notes when it is time."""
+        """Count a step that every rank takes, and exchange notes when they are due."""
         self._left -= 1
         if self._left <= 0:
             self._exchange(self._every)
 
     def settle(self) -> None:
-        """Exchange notes now; all ranks do."""
+        """Exchange notes now. All ranks call it."""
         if self._group.is_distributed:
             self._exchange(0)
 
@@ -96,5 +96,5 @@ class Agreement:
 
 
 def steps_between(step_s: float, before: int) -> int:
-    """How many steps lie before the next exchange: `EVERY_S` of them, at most twice as many as before, at least one."""
+    """The number of steps until the next exchange: those of `EVERY_S`, at most twice as many as before, at least one."""
     return max(1, min(2 * before, int(EVERY_S / max(step_s, 1e-6))))

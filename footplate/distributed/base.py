@@ -1,16 +1,16 @@
-"""The contract of a strategy: how the parameters of one model live on several ranks.
+"""The contract of a strategy: how the parameters of one model are distributed over several ranks.
 
-    check(module)            before training: can it be trained so?
-    prepare(module)          before optimizers are made: parameters made equal, or shared out
-    training_step(module)    what the step calls in the place of `module.training_step`
+    check(module)            before training: can this strategy train the module?
+    prepare(module)          before optimizers are made: make parameters equal, or shard them
+    training_step(module)    the function that the step calls instead of `module.training_step`
     begin_batch(syncs)       before each batch: do its gradients end an accumulation window?
     marked(loss, …)          before each backward pass, and anyone_counts() after it: have all ranks skipped their batches?
-    backward()               after the backward pass of a loss that the strategy has put together itself
-    average(parameters)      gradients that the backward pass has left alone
+    backward()               after the backward pass of a loss that the strategy has combined itself
+    average(parameters)      average the gradients that the backward pass has not averaged
     whole / parts            a checkpoint's tensors: of the whole model on disk, in parts on the ranks
 
-Gradients are averaged over the ranks. The loss of a rank is weighed by its share of the global batch before that, so
-the average is the gradient of the global batch's mean loss, also where ranks have unequal numbers of rows.
+Gradients are averaged over the ranks. Before that, the loss of a rank is weighted by its share of the global batch. So the
+average is the gradient of the global batch's mean loss, also if ranks have different numbers of rows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 
 class Strategy:
-    """One process: nothing is shared, and nothing needs doing.
+    """The strategy of a single process, which shares nothing. Base class of the other strategies.
 
     Attributes:
-        name: what `Trainer(strategy=…)` is given.
+        name: the value of `Trainer(strategy=…)`.
         is_distributed: whether there are other ranks.
-        copies: whether this process trains on several devices by itself, with a copy of the module on each.
+        copies: whether this one process trains on several devices, with a copy of the module on each.
         skips: whether a rank may skip a batch by returning no loss.
-        own_gradients: whether a rank's gradients differ from the others' until a window ends.
-        sharded: whether a rank has a part of the state only, which it then writes into a checkpoint by itself.
-        lockstep: whether the forward pass itself is collective, so that every rank must evaluate as many batches.
+        own_gradients: whether a rank's gradients differ from the other ranks' until a window ends.
+        sharded: whether a rank has only a part of the state, which it writes into a checkpoint itself.
+        lockstep: whether the forward pass is collective, so that every rank must evaluate the same number of batches.
     """
 
     name: str = "auto"
@@ -43,47 +43,48 @@ class Strategy:
     lockstep: bool = False
 
     def check(self, module: Any) -> None:
-        """Refuse a module that can't be trained so.
+        """Refuse a module that this strategy can't train.
 
         Raises:
-            ConfigError: what is in the way, and what to do.
+            ConfigError: says what the obstacle is, and what to do.
         """
 
     def prepare(self, module: nn.Module) -> None:
-        """Make the parameters of a module, on its device, equal on all ranks, or share them out."""
+        """Make the parameters of a module, on its device, equal on all ranks, or shard them."""
 
     def training_step(self, module: Any) -> Callable[..., Any]:
-        """What is called for `module.training_step`; asked for at the beginning of each epoch, of several ranks only where
-        other parameters are to be trained.
+        """The function to call instead of `module.training_step`.
+
+        The step asks for it at the beginning of each epoch; with several ranks, only if other parameters are trained now.
         """
         return module.training_step
 
     def begin_batch(self, syncs: bool) -> None:
-        """Before the forward pass of a training batch; `syncs`: its backward pass averages the gradients."""
+        """Prepare for the forward pass of a training batch. `syncs`: its backward pass averages the gradients."""
 
     def marked(self, loss: Tensor, counts: bool, begins_window: bool) -> Tensor:
-        """The same loss, whose backward pass also tells the other ranks whether this one's window counts a batch so far."""
+        """Mark a loss: its backward pass also tells the other ranks whether this window has counted a batch so far."""
         return loss
 
     def anyone_counts(self) -> bool:
-        """Whether any rank's window has counted a batch, as the backward pass that ended it has told."""
+        """Return True if any rank's window has counted a batch, as told by the backward pass that ended the window."""
         return True
 
     def backward(self) -> None:
-        """With `copies`: after the backward pass of the loss that `training_step` has returned."""
+        """Run the copies' backward passes, after that of the loss that `training_step` has returned (with `copies`)."""
 
     def sync_buffers(self, module: nn.Module) -> None:
-        """Give every rank the buffers of rank 0 (running statistics, say)."""
+        """Copy the buffers of rank 0, such as running statistics, to every rank."""
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Average gradients over the ranks that no backward pass has averaged."""
+        """Average the gradients that no backward pass has averaged over the ranks."""
 
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a number over the ranks."""
         return number
 
     def release(self) -> None:
-        """After training: a backward pass of the user's own is this rank's alone again."""
+        """End training: from now on, a backward pass of the user concerns only this rank."""
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         """The module's state under its own names; sharded tensors as `DTensor`."""
@@ -96,17 +97,17 @@ class Strategy:
         return dict(get_optimizer_state_dict(module, optimizers))
 
     def whole(self, state: Any) -> Any:
-        """A state with every sharded tensor made whole; all ranks call it."""
+        """A state with every sharded tensor gathered. All ranks call it."""
         return state
 
     def weight_parts(self, state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
-        """The counterpart of `whole`: a run state with the weights cut as they are on this rank."""
+        """The counterpart of `whole`: a run state with this rank's shards of the weights."""
         return state
 
     def optimizer_parts(self, state: dict[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
-        """Likewise, a run state with the optimizers' states cut."""
+        """A run state with this rank's shards of the optimizers' states."""
         return state
 
     def part_of(self, tensor: Tensor, parameter: Tensor) -> Tensor:
-        """A whole tensor of a parameter's shape, cut and placed as the parameter is."""
+        """Shard and place a whole tensor as the parameter is, which has the same shape."""
         return tensor.to(parameter.device)

@@ -1,10 +1,10 @@
-"""One batch cut into rows for several copies of a model, and what they return put together again.
+"""Cut a batch into rows for several copies of a model, and join the outputs of the copies.
 
     {"image": (10, 3, 8, 8), "name": 10 strings, "scale": 0.5}   in 4   →   3 + 3 + 2 + 2 rows, each with the scale
 
-A batch's rows are the first dimension of its tensors, wherever in it they are; the first tensor says how many there are.
-Lists and tuples without tensors that are as long (names, say) are cut too. What has no rows is the same for all: numbers,
-texts, tensors of no dimension. A batch that leaves it open what its rows are is refused rather than guessed at.
+The rows of a batch are the first dimension of its tensors, wherever in the batch they are. The first tensor gives their
+number. Lists and tuples of that length without tensors (names, for instance) are cut too. Objects without rows go to all
+copies: numbers, texts, tensors of no dimension. A batch whose rows are ambiguous is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from footplate.hardware.transfer import rebuild, to_device
 
 @dataclass(frozen=True)
 class Piece:
-    """What one copy gets of a batch.
+    """The piece of a batch for one copy.
 
     Attributes:
-        batch: shaped as the whole one is.
-        rows: how many rows it has.
-        share: of the whole batch, 0 … 1.
+        batch: of the same structure as the whole batch.
+        rows: its number of rows.
+        share: its part of the whole batch, 0 … 1.
     """
 
     batch: Any
@@ -40,14 +40,16 @@ class Piece:
 
 
 def cut(batch: Any, count: int) -> list[Piece]:
-    """A batch in `count` pieces of as equal a number of rows as can be, the larger ones first; fewer where rows are fewer.
+    """Cut a batch into `count` pieces with almost the same number of rows, the larger pieces first.
+
+    If there are fewer rows than `count`, there are fewer pieces.
 
     Raises:
-        ConfigError: it has no tensor with rows, tensors of different lengths, or something whose rows aren't known.
+        ConfigError: the batch has no tensor with rows, tensors of different lengths, or an object with unknown rows.
     """
     rows = _rows(batch)
     if rows is None:
-        raise _refused("there is no tensor in it that has a first dimension")
+        raise _refused("no tensor in it has a first dimension")
     count = max(1, min(count, rows))
     edges = [-(-rows * index // count) for index in range(count + 1)]
     return [
@@ -57,37 +59,37 @@ def cut(batch: Any, count: int) -> list[Piece]:
 
 
 def joined(outputs: Sequence[Any], pieces: Sequence[Piece], device: torch.device) -> Any:
-    """What several training steps returned, as one of the whole batch would have, detached, on one device.
+    """Join the outputs of several training steps to that of one step with the whole batch, detached, on one device.
 
-    Losses and tensors of no dimension become their mean, weighted by rows, and a sum of losses and its weight are added up;
-    tensors with rows follow each other; of anything else there is a list. A copy that returned None counts as a loss of 0.
+    Losses and tensors of no dimension become their mean, weighted by rows. A sum of losses and its weight are added up.
+    Tensors with rows are concatenated. Anything else becomes a list. A copy that returned None counts as a loss of 0.
     """
-    found = [(output, piece.share) for output, piece in zip(outputs, pieces, strict=True) if output is not None]
-    if not found:
+    present = [(output, piece.share) for output, piece in zip(outputs, pieces, strict=True) if output is not None]
+    if not present:
         return None
-    first = found[0][0]
+    first = present[0][0]
     if isinstance(first, Mapping):
         sums = (LOSS_SUM, WEIGHT) if LOSS_SUM in first else ()
         return {
-            key: _added([output.get(key) for output, _ in found], device)
+            key: _added([output.get(key) for output, _ in present], device)
             if key in sums
-            else _together([(output.get(key), share) for output, share in found], key == "loss", device)
+            else _combined([(output.get(key), share) for output, share in present], key == "loss", device)
             for key in first
         }
-    return _together(found, True, device) if isinstance(first, Tensor) else first
+    return _combined(present, True, device) if isinstance(first, Tensor) else first
 
 
-def _together(found: Sequence[tuple[Any, float]], is_loss: bool, device: torch.device) -> Any:
-    values = [value for value, _ in found]
+def _combined(weighted_values: Sequence[tuple[Any, float]], is_loss: bool, device: torch.device) -> Any:
+    values = [value for value, _ in weighted_values]
     if not all(isinstance(value, Tensor) for value in values):
         return values
     if all(value.numel() == 1 if is_loss else value.ndim == 0 for value in values):
-        return weighted(found, device)
+        return weighted(weighted_values, device)
     return torch.cat([to_device(value.detach(), device) for value in values])
 
 
 def _added(values: Sequence[Any], device: torch.device) -> Any:
-    """The sum of numbers or one-element tensors; the first that is neither, for the step to complain about."""
+    """The sum of numbers or one-element tensors. If one is neither, return it, so that the step raises."""
     wrong = [value for value in values if not isinstance(value, (Tensor, int, float))]
     if wrong:
         return wrong[0]
@@ -136,14 +138,14 @@ def _slice(batch: Any, rows: int, start: int, stop: int) -> Any:
 
 
 def _any_to_cut(batch: Any) -> bool:
-    """Whether there is something in a container that may have rows of its own."""
+    """Return True if a container holds something that may have rows of its own."""
     return any(
-        isinstance(one, (Tensor, np.ndarray)) or hasattr(one, "to") or _any_to_cut(one) for one in _inside(batch)
+        isinstance(part, (Tensor, np.ndarray)) or hasattr(part, "to") or _any_to_cut(part) for part in _inside(batch)
     )
 
 
 def _mapped(batch: Any, inner: Callable[[Any], Any]) -> Any:
-    """A container of the same kind with `inner` applied to all that is in it."""
+    """A container of the same type, with `inner` applied to its content."""
     if isinstance(batch, Mapping):
         mapped = {key: inner(value) for key, value in batch.items()}
         return mapped if type(batch) is dict else rebuild(batch, mapped)

@@ -1,4 +1,4 @@
-"""Many tensors through few collectives: packed into flat buckets, sent, and unpacked in place."""
+"""Flat buckets: many tensors through few collectives. Tensors are packed, sent, and unpacked in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
 
 
 def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:
-    """Tensors in groups of one type and device, each of about `nbytes` at most, in an order that depends on these alone."""
+    """Group tensors of one type and device, of about `nbytes` at most. The order depends on the tensors alone."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -32,7 +32,7 @@ def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[l
 
 @torch.no_grad()
 def send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of rank 0; every rank has the same ones in the same order."""
+    """Overwrite tensors with those of rank 0. Every rank passes the same tensors in the same order."""
     for bucket in buckets(tensors):
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
         dist.broadcast(flat, src=0)
@@ -43,23 +43,23 @@ def send_from_first(tensors: Iterable[Tensor]) -> None:
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Average the gradients of some parameters over the ranks, in place.
 
-    A parameter that got no gradient on this rank counts as zero here; one that got none on any rank keeps none, so that
-    its optimizer passes it over. The parameters themselves tell who has one: a flag for each goes with its bucket.
+    A parameter without a gradient on this rank counts as zero here. A parameter without a gradient on any rank keeps none,
+    so its optimizer skips it. A flag for each parameter goes with its bucket and tells which ranks have a gradient.
     """
     world = dist.get_world_size()
     for bucket in buckets(parameters):
         present = torch.tensor([float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype)  # type: ignore[union-attr]
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        flat = torch.cat([*(tensor.reshape(-1) for tensor in found), present.to(bucket[0].device)])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), present.to(bucket[0].device)])
         dist.all_reduce(flat)
         flags = flat[-len(bucket) :]
         missing = [index for index, p in enumerate(bucket) if p.grad is None]
         if missing:
-            there = flags.tolist()
+            ranks_with_gradient = flags.tolist()
             for index in missing:
-                if there[index]:
-                    bucket[index].grad = found[index]
-        _unpack(flat.div_(world), found)
+                if ranks_with_gradient[index]:
+                    bucket[index].grad = gradients[index]
+        _unpack(flat.div_(world), gradients)
 
 
 def mean_over_ranks(number: Tensor) -> Tensor:
@@ -70,14 +70,14 @@ def mean_over_ranks(number: Tensor) -> Tensor:
 
 
 def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """A bucket's tensors on another device, by one transfer; themselves where that is where they are."""
+    """Move a bucket's tensors to a device in one transfer. Tensors that are there already are returned as they are."""
     if not tensors or tensors[0].device == device:
         return tensors
     return views(to_device(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]), device), tensors)
 
 
 def views(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a flat tensor that stand for some tensors, one after the other, in their shapes."""
+    """Views of a flat tensor with the shapes of `tensors`, one after the other."""
     parts, start = [], 0
     for tensor in tensors:
         parts.append(flat[start : start + tensor.numel()].view(tensor.shape))

@@ -1,13 +1,13 @@
-"""Can the ranks of several machines connect to each other? Found out before gloo tries, which waits half an hour.
+"""Check that the ranks of several machines can connect to each other, before gloo tries, which waits for half an hour.
 
 A firewall may leave the port of rank 0's store open and close all others. Each rank listens on a port that the system
-chooses, as gloo will, and connects to the next one:
+chooses, as gloo will, and connects to the next rank:
 
     rank r    store: reach/r = host, address, port      listens
-              connects to reach/(r + 1)                 the store gets what went wrong, if anything did
-              waits for the last rank's word            all ranks raise the same error, or go on
+              connects to reach/(r + 1)                 writes the error into the store, if there is one
+              waits for the last rank's word            all ranks raise the same error, or continue
 
-So each machine is tried by at least one other, at the cost of one connection for each rank.
+So at least one other rank tries each machine, at the cost of one connection for each rank.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from footplate.distributed import network_interface
 from footplate.distributed.world import World
 
 CONNECT_S = 20.0
-HEAR_S = 10.0
-_GREETING = b"footplate"
+READ_S = 10.0  # for the other ranks to read the error
+_BANNER = b"footplate"
 
 
 def prepare_gloo(world: World, store: Any) -> None:
-    """With several machines: choose the network interface on which gloo meets, and let every rank connect to the next one.
+    """With several machines, choose the network interface for gloo, and let every rank connect to the next one.
 
     Args:
-        world: this process's place.
+        world: this process's ranks.
         store: see `check`.
 
     Raises:
@@ -53,10 +53,10 @@ def check(store: Any, rank: int, size: int, address: str | None) -> None:
     """Let every rank connect to the next one. All ranks call it.
 
     Args:
-        store: torch's, which all ranks reach; its keys are those of this meeting alone.
-        rank: this process's.
-        size: how many ranks there are.
-        address: at which the others reach this rank; None where that isn't known, and this rank isn't tried.
+        store: a store of torch that all ranks reach; its keys must be used for this check only.
+        rank: this process's rank.
+        size: the number of ranks.
+        address: at which the other ranks reach this one; None if it isn't known. Then no rank tries to connect here.
 
     Raises:
         ConfigError: some rank can't connect to the next one; all ranks raise it.
@@ -65,49 +65,52 @@ def check(store: Any, rank: int, size: int, address: str | None) -> None:
         store.set(f"reach/{rank}", json.dumps([socket.gethostname(), address, port]))
         other = (rank + 1) % size
         host, theirs, their_port = json.loads(store.get(f"reach/{other}"))
-        fault = None if theirs is None else _fault(theirs, their_port)
-        if fault is not None:
+        problem = None if theirs is None else _why_unreachable(theirs, their_port)
+        if problem is not None:
             store.set(
                 "reach/fault",
                 f"Rank {rank} on {socket.gethostname()} can't connect to rank {other} on {host}, at {theirs} port "
-                f"{their_port}: {fault}. Ranks on several machines connect to each other on ports that the system "
-                "chooses. Let the machines' firewalls pass TCP between them, or name another network interface on each "
+                f"{their_port}: {problem}. Ranks on several machines connect to each other on ports that the system "
+                "chooses. Let the machines' firewalls pass TCP between them, or set another network interface on each "
                 f"({network_interface.VARIABLE}).",
             )
         if store.add("reach/tried", 1) == size:
             failed = store.check(["reach/fault"])
             store.set("reach/over", store.get("reach/fault") if failed else "")
-        said = store.get("reach/over").decode()
-    if said:
-        _let_all_hear(store, rank, size)
-        raise ConfigError(said)
+        error = store.get("reach/over").decode()
+    if error:
+        _wait_for_readers(store, rank, size)
+        raise ConfigError(error)
 
 
-def _let_all_hear(store: Any, rank: int, size: int) -> None:
-    """Keep rank 0, whose process has the store, until the others have read what went wrong."""
-    heard, until = store.add("reach/heard", 1), time.monotonic() + HEAR_S
-    while rank == 0 and heard < size and time.monotonic() < until:
+def _wait_for_readers(store: Any, rank: int, size: int) -> None:
+    """Keep rank 0, whose process has the store, until the other ranks have read the error."""
+    readers, until = store.add("reach/heard", 1), time.monotonic() + READ_S
+    while rank == 0 and readers < size and time.monotonic() < until:
         time.sleep(0.05)
-        heard = store.add("reach/heard", 0)
+        readers = store.add("reach/heard", 0)
 
 
 @contextlib.contextmanager
 def _listening(address: str | None) -> Iterator[int]:
-    """Listen on a port that the system chooses, and greet each connection. Gives the port; without an address, 0."""
+    """Listen on a port that the system chooses, and send a banner on each connection.
+
+    Yields the port; 0 without an address.
+    """
     if address is None:
         yield 0
         return
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
 
-    def greet() -> None:
+    def serve() -> None:
         with contextlib.suppress(OSError):  # the listener has been closed
             while True:
                 connection, _ = listener.accept()
                 with connection, contextlib.suppress(OSError):
-                    connection.sendall(_GREETING)
+                    connection.sendall(_BANNER)
 
-    thread = threading.Thread(target=greet, name="footplate-reach", daemon=True)
+    thread = threading.Thread(target=serve, name="footplate-reach", daemon=True)
     thread.start()
     try:
         yield listener.getsockname()[1]
@@ -118,13 +121,13 @@ def _listening(address: str | None) -> Iterator[int]:
         thread.join()
 
 
-def _fault(address: str, port: int) -> str | None:
-    """Why a rank can't be reached; None if it can."""
+def _why_unreachable(address: str, port: int) -> str | None:
+    """The reason why a rank can't be reached; None if it can."""
     try:
         with socket.create_connection((address, port), CONNECT_S) as connection, connection.makefile("rb") as stream:
-            found = stream.read(len(_GREETING))
+            banner = stream.read(len(_BANNER))
     except TimeoutError:
         return f"no answer within {CONNECT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
-    return None if found == _GREETING else "something else answers there"
+    return None if banner == _BANNER else "another program answers there"

@@ -1,8 +1,8 @@
-"""What all ranks must have alike, because each of them decides by it: compared before anything depends on it.
+"""Checks that all ranks agree on settings and data, before anything depends on them.
 
-A rank that has other callbacks, more batches or another checkpoint than the others goes its own way at some step: it waits
-in an exchange that they never enter, and they in one of theirs, for half an hour. So the ranks tell each other beforehand
-what they have, and where that differs, all of them raise and say what it is.
+Suppose that a rank has other callbacks, more batches or another checkpoint than the other ranks. At some step it waits in
+an exchange that they never enter, and they wait in another one, for half an hour. So the ranks exchange these values
+first. If they differ, all ranks raise an error that names the difference.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from footplate.core.hashing import hashed
 if TYPE_CHECKING:
     from footplate.distributed.group import Group
 
-SEEN_WITHIN_S = 5.0  # a file system that several machines share may take a moment to show what one of them has made
+SEEN_WITHIN_S = 5.0  # a shared file system may take a moment to show another machine's file
 
 
 def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
-    """Compare what the ranks have; all ranks call it.
+    """Raise if two ranks disagree. All ranks call it.
 
     Args:
         group: the ranks.
-        meant: plain values by name, as they are to stand in a sentence.
-        hint: what to do where one differs.
-        error: raised then.
+        meant: plain values by name, in the words of the error.
+        hint: tells the user what to do.
+        error: the type of the error.
 
     Raises:
         Exception: `error`, on every rank.
@@ -51,7 +51,7 @@ def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[E
 
 
 def blind(group: Group, path: Path) -> str:
-    """Which ranks don't see a path that rank 0 has made, for a message; nothing if all do. All ranks call it."""
+    """List the ranks that don't see a path that rank 0 has made, for a message; empty if all see it. All ranks call it."""
     until = time.monotonic() + SEEN_WITHIN_S
     while not (seen := path.exists()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -60,15 +60,16 @@ def blind(group: Group, path: Path) -> str:
 
 
 def parameters_of(module: nn.Module) -> str:
-    """A module's parameters and buffers in a few words that are others where names, shapes, types or what learns are."""
+    """Summarise a module's parameters and buffers. It differs where names, shapes, types or `requires_grad` do."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    shapes = [None if torch.nn.parameter.is_lazy(one) else tuple(one.shape) for _, one in named]
+    shapes = [None if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape) for _, tensor in named]
     described = [
-        (name, shape, str(one.dtype), one.requires_grad) for (name, one), shape in zip(named, shapes, strict=True)
+        (name, shape, str(tensor.dtype), tensor.requires_grad)
+        for (name, tensor), shape in zip(named, shapes, strict=True)
     ]
     return f"{len(named)} tensors ({digest(described)})"
 
 
 def digest(value: Any) -> str:
-    """A few characters that are others where a value is; of arrays and tensors, every element counts."""
+    """A short hash of a value. Every element of arrays and tensors counts."""
     return hashed(value)[:12]

@@ -1,24 +1,24 @@
 """Data parallelism: every rank has the whole model, and gradients are averaged.
 
-With automatic optimisation, torch's `DistributedDataParallel` averages them while the backward pass is still running.
-It wraps a tiny module whose forward is the user's `training_step`, so that all of it, not just `forward`, goes through:
+With automatic optimisation, torch's `DistributedDataParallel` averages gradients while the backward pass still runs. It
+wraps a tiny module whose forward is the user's `training_step`. So it covers the whole step, not just `forward`:
 
     DistributedDataParallel( _Step( module ) )(batch, batch_idx)  →  module.training_step(batch, batch_idx)
 
-Which gradients travel together decides in which order a sum over three or more ranks is added up, hence its last bits. So
-the buckets are a function of the parameters alone, from the first step on (`_FixedBuckets`): a run that was killed adds up
-as it did before. They are made again when a parameter is frozen or unfrozen.
+The grouping of gradients into buckets decides the order in which a sum over three or more ranks is added up, and hence its
+last bits. So the buckets depend only on the parameters, from the first step on (`_FixedBuckets`). A run that was killed
+then adds up in the same order as before. The buckets are made again when a parameter is frozen or unfrozen.
 
-A rank may skip a batch, by returning no loss. The others wait for its gradients, so it sends zeros. When all ranks have
-skipped all batches of a window, there must be no step, as in one process. How do they know, without another message?
-`_Step` has a parameter of its own, a zero that is added to the loss of a rank that has not skipped. Its gradient travels
-with the others; where it is zero after the window, every rank has skipped. Only ranks that have skipped read it.
+A rank may skip a batch by returning no loss. The other ranks wait for its gradients, so it sends zeros. If all ranks have
+skipped all batches of a window, there must be no step, as in one process. To learn this without another message, `_Step`
+has a parameter of its own, a zero that is added to the loss of a rank that has not skipped. Its gradient travels with the
+others. If it is zero after the window, every rank has skipped. Only ranks that have skipped read it.
 
 With manual optimisation there may be several backward passes and optimizers in any order, which DDP's bookkeeping can't
-follow: there, the gradients of an optimizer are averaged in flat buckets just before it steps.
+follow. There, the gradients of an optimizer are averaged in flat buckets just before it steps.
 
-Buffers (running statistics of batch norm, say) follow rank 0: they are sent before each training batch, and before an
-evaluation, so that every rank evaluates, and a checkpoint of rank 0 holds, the same model.
+Buffers, such as the running statistics of batch norm, follow rank 0. They are sent before each training batch and before
+an evaluation. So every rank evaluates the same model, and rank 0's checkpoint holds it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _learns = attrgetter("requires_grad")
 
 
 class DDP(Strategy):
-    """See the module's docstring.
+    """Data parallelism with torch's `DistributedDataParallel`; see the module's docstring.
 
     Args:
-        find_unused_parameters: look in each step for parameters that the loss doesn't depend on; without it, DDP raises
-            when there are some.
+        find_unused_parameters: search in each step for parameters that the loss doesn't depend on. Without it, DDP
+            raises if there are any.
     """
 
     name = "ddp"
@@ -75,9 +75,9 @@ class DDP(Strategy):
                 self.release()
                 self._wrap(step)
             if self._wrapped.require_backward_grad_sync != syncs:
-                self._wrapped.require_backward_grad_sync = syncs  # what its no_sync() sets
+                self._wrapped.require_backward_grad_sync = syncs  # as its no_sync() does
             if self._buffers:
-                self._wrapped.require_forward_param_sync = True  # they are sent inside a window too
+                self._wrapped.require_forward_param_sync = True  # buffers are sent inside a window, too
         elif self._buffers:
             send_from_first(self._buffers)
 
@@ -105,10 +105,10 @@ class DDP(Strategy):
     def release(self) -> None:
         if self._wrapped is not None:
             self._wrapped = None
-            gc.collect()  # its hooks on the parameters go with it
+            gc.collect()  # removes its hooks on the parameters, too
 
     def _wrap(self, step: nn.Module) -> None:
-        """Have the gradients of all parameters that learn now averaged in the backward pass."""
+        """Let the backward pass average the gradients of all parameters that are trained now."""
         self._learning = [parameter for parameter in step.parameters() if parameter.requires_grad]
         self._frozen = [parameter for parameter in step.parameters() if not parameter.requires_grad]
         self._wrapped = _FixedBuckets(step, init_sync=False, find_unused_parameters=self._find_unused_parameters)
@@ -125,10 +125,10 @@ class DDP(Strategy):
 class _FixedBuckets(DistributedDataParallel):
     """`DistributedDataParallel` with the same buckets in every step.
 
-    Torch's own has one bucket for all parameters in its first step, and then makes buckets in the order in which that
-    step's gradients became ready. A resumed run's first step is another one, so it would add up in another order. Here
-    the buckets are final before the first step: the last parameters of the module come first, as their gradients are
-    ready in about that order. (With `find_unused_parameters`, torch does the same by itself.)
+    Torch's class has one bucket for all parameters in its first step. Then it makes buckets in the order in which that
+    step's gradients became ready. A resumed run has another first step, so it would add up in another order. Here the
+    buckets are final before the first step. The last parameters of the module come first, because their gradients are
+    ready first. (With `find_unused_parameters`, torch does the same itself.)
     """
 
     def __init__(self, step: nn.Module, **settings: Any) -> None:
@@ -141,11 +141,12 @@ class _FixedBuckets(DistributedDataParallel):
         parameters, sparse = super()._build_params_for_reducer()
         if self.find_unused_parameters:
             return parameters, sparse
-        return [parameters[0], *parameters[:0:-1]], [sparse[0], *sparse[:0:-1]]  # the mark, which is ready first
+        # The first parameter is the mark, whose gradient is ready first.
+        return [parameters[0], *parameters[:0:-1]], [sparse[0], *sparse[:0:-1]]
 
 
 class _Step(nn.Module):
-    """Its forward is the module's `training_step`.
+    """A module whose forward is the user's `training_step`.
 
     Attributes:
         mark: a zero, of the type and on the device of the module's parameters; None without `marks`.

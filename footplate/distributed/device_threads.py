@@ -1,12 +1,12 @@
-"""One kept thread for each device: what lets a single process keep several of them busy.
+"""One permanent thread for each device, so that a single process keeps several devices busy.
 
     run({0: task, 1: task})      the caller ──► thread 0: task      both at once; the caller waits for both
                                             └─► thread 1: task
                                  results, by index; or the first exception, once both have ended
 
-torch lets other threads go on while an operator or a backward pass runs, so that the threads compute at the same time and
-take turns only in Python. The threads are made once and wait between tasks: handing one over takes some ten microseconds.
-A caller that is interrupted while it waits leaves the tasks to themselves; the threads end with the process then.
+torch lets other threads run while an operator or a backward pass runs. So the threads compute at the same time, and only
+take turns in Python. The threads are made once and wait between tasks; passing a task on takes about ten microseconds. If
+the caller is interrupted while it waits, the tasks run on, and the threads end with the process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import torch
 from footplate.core.threads import join
 from footplate.hardware.machine import usable_cores
 
-JOIN_S = 1.0  # what an idle thread needs to end, many times over
+JOIN_S = 1.0  # much more than an idle thread needs to end
 
 
 class Threads:
-    """See the module's docstring.
+    """One thread for each device; see the module's docstring.
 
     Args:
-        devices: one for each thread, which makes it its own. On the CPU the threads share the cores out, unless
-            `OMP_NUM_THREADS` says how many each may use.
+        devices: one for each thread, which selects it. On the CPU the threads share the cores, unless `OMP_NUM_THREADS`
+            sets the number for each.
 
     Attributes:
-        idents: of the threads, as `threading.get_ident` gives them.
+        idents: the threads' identifiers, as from `threading.get_ident`.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -48,39 +48,39 @@ class Threads:
             thread.start()
         self.idents = [thread.ident or 0 for thread in self._threads]
         cores_here = torch.get_num_threads()
-        self.run({index: partial(_settle, device, len(devices)) for index, device in enumerate(devices)})
+        self.run({index: partial(_set_up, device, len(devices)) for index, device in enumerate(devices)})
         if torch.get_num_threads() != cores_here:
             torch.set_num_threads(cores_here)
 
     def run(self, tasks: Mapping[int, Callable[[], Any]]) -> dict[int, Any]:
-        """Run each task in the thread of its index, all at once; returns what they returned.
+        """Run each task in the thread of its index, all at once; return their results.
 
         Raises:
-            BaseException: what the task of the lowest index that failed raised, with a note of where that was; first all
-                have ended.
+            BaseException: the exception of the failed task with the lowest index, with a note that names the device. It is
+                raised when all tasks have ended.
         """
         ended: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
         for index, task in tasks.items():
-            self._tasks[index].put(partial(_carry_out, index, task, ended))
-        found = dict.fromkeys(tasks)
+            self._tasks[index].put(partial(_run_task, index, task, ended))
+        results = dict.fromkeys(tasks)
         errors: dict[int, BaseException] = {}
         for _ in tasks:
             index, value, error = ended.get()
-            found[index] = value
+            results[index] = value
             if error is not None:
                 errors[index] = error
         if errors:
-            raise self._told(errors)
-        return found
+            raise self._with_notes(errors)
+        return results
 
     def end(self) -> None:
-        """Let the threads end, each after the task it is at."""
+        """End the threads, each after its present task."""
         for tasks in self._tasks:
             tasks.put(None)
         for thread in self._threads:
-            join(thread, JOIN_S, "its task goes on")
+            join(thread, JOIN_S, "its task still runs")
 
-    def _told(self, errors: Mapping[int, BaseException]) -> BaseException:
+    def _with_notes(self, errors: Mapping[int, BaseException]) -> BaseException:
         first, *others = sorted(errors)
         error = errors[first]
         error.add_note(f"Raised in replica {first} of {len(self._devices)}, on {self._devices[first]}.")
@@ -90,7 +90,7 @@ class Threads:
 
 
 def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
-    """What a thread does. It forgets each task at once, and with it the graph that the task may hold."""
+    """Run tasks until None arrives. Each finished task is dropped at once, with the graph that it may hold."""
     while True:
         task = tasks.get()
         if task is None:
@@ -99,16 +99,17 @@ def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
         del task
 
 
-def _carry_out(index: int, task: Callable[[], Any], ended: SimpleQueue[tuple[int, Any, BaseException | None]]) -> None:
+def _run_task(index: int, task: Callable[[], Any], ended: SimpleQueue[tuple[int, Any, BaseException | None]]) -> None:
     try:
         ended.put((index, task(), None))
     except BaseException as error:
         ended.put((index, None, error))
 
 
-def _settle(device: torch.device, threads: int) -> None:
-    """The first thing that a thread does: its device, and on the CPU its share of the cores."""
+def _set_up(device: torch.device, threads: int) -> None:
+    """Select the device of this thread, and on the CPU its share of the cores."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     elif device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, int(usable_cores()) // threads))  # of this thread, and of threads made from now on
+        # This holds for this thread, and for threads that are made later.
+        torch.set_num_threads(max(1, int(usable_cores()) // threads))

@@ -1,12 +1,12 @@
 """Sharded data parallelism (FSDP2): every rank keeps a part of each parameter, its gradient and its optimizer state.
 
-The blocks that a model repeats (the layers of a transformer, say) are units of their own: their parameters are gathered
-just before they are used and let go just after. What remains belongs to the root. Gradients are averaged and cut up in
-the backward pass of every batch, also inside an accumulation window: keeping them whole until its end would take the
-very memory that sharding saves, and what a rank keeps is then all that a checkpoint needs.
+The repeated blocks of a model, such as the layers of a transformer, are units of their own: their parameters are gathered
+just before use and freed just after. The other parameters belong to the root. The backward pass of every batch averages
+and shards the gradients, also inside an accumulation window. Whole gradients until the end of the window would take the
+memory that sharding saves. And so a checkpoint only needs what a rank keeps.
 
-Gathering makes the forward pass collective, so that every rank must run as many batches as the others, in evaluation
-too (`lockstep`).
+Gathering makes the forward pass collective. So every rank must run the same number of batches, in evaluation too
+(`lockstep`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class FSDP(Strategy):
-    """See the module's docstring."""
+    """Sharded data parallelism; see the module's docstring."""
 
     name = "fsdp"
     is_distributed = True
@@ -41,7 +41,7 @@ class FSDP(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         if isinstance(module, FSDPModule):
-            return  # by a `fit` or `test` before this one
+            return  # an earlier `fit` or `test` has sharded it
         send_from_first([*module.parameters(), *module.buffers()])
         kind = type(module)
         signatures = {name: inspect.signature(getattr(kind, name)) for name in STEPS if overrides(module, name)}
@@ -50,8 +50,11 @@ class FSDP(Strategy):
         fully_shard(module)
         for name, signature in signatures.items():
             register_fsdp_forward_method(module, name)
-            getattr(module, name).__func__.__signature__ = signature  # else it is taken for that of a bound method
-        sharded = type(module)  # FSDP2 gives the module a class of its own: let it go by the user's name
+            # Otherwise `inspect` takes it for the signature of a bound method.
+            getattr(module, name).__func__.__signature__ = signature
+
+        # FSDP2 gives the module a class of its own: let it have the user's name.
+        sharded = type(module)
         sharded.__name__, sharded.__qualname__, sharded.__module__ = kind.__name__, kind.__qualname__, kind.__module__
 
     def training_step(self, module: Any) -> Callable[..., Any]:
@@ -85,9 +88,9 @@ class FSDP(Strategy):
         return state
 
     def weight_parts(self, state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
-        here = module.state_dict()
+        own = module.state_dict()
         weights = {
-            name: self.part_of(value, here[name]) if name in here else value
+            name: self.part_of(value, own[name]) if name in own else value
             for name, value in state["state_dict"].items()
         }
         return {**state, "state_dict": weights}
@@ -95,17 +98,17 @@ class FSDP(Strategy):
     def optimizer_parts(self, state: dict[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
         states, optimizers = state.get("optimizer_states", []), list(optimizers)
         if len(states) != len(optimizers):
-            return state  # which is refused when it is loaded
+            return state  # loading it raises the error
         return {**state, "optimizer_states": [*map(self._parts_of_optimizer, states, optimizers)]}
 
     def _parts_of_optimizer(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
-        """An optimizer's state, whose keys are the places of parameters in its groups."""
+        """Shard an optimizer's state, whose keys are the indices of parameters in its groups."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        cut = {
-            place: {name: self.part_of(value, parameters[place]) for name, value in values.items()}
-            for place, values in state["state"].items()
+        sharded = {
+            index: {name: self.part_of(value, parameters[index]) for name, value in values.items()}
+            for index, values in state["state"].items()
         }
-        return {**state, "state": cut}
+        return {**state, "state": sharded}
 
     def part_of(self, tensor: Any, parameter: Tensor) -> Any:
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -117,7 +120,7 @@ class FSDP(Strategy):
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers that a model repeats: the members of its outermost lists of one class, where they have parameters."""
+    """Find the repeated layers of a model: the members of its outermost lists of one class, if they have parameters."""
     for child in module.children():
         members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
         alike = len(members) > 1 and len({type(member) for member in members}) == 1

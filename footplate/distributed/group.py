@@ -1,18 +1,18 @@
-"""The ranks of a training, and what they tell each other through the host.
+"""The ranks of a training, and their communication between hosts.
 
-Three kinds of traffic, each on channels of its own:
+There are three kinds of traffic, each on channels of its own:
 
     gradients, parameters       between devices: the default process group (gloo on the CPU, NCCL on CUDA)
     metrics, states, decisions  between hosts: `Group`, below; small, and only at epochs' ends, reports and saves
     stop, save, signals         between hosts: `agreement.py`; some integers, about twice a second
 
-The last two share one gloo group beside the default one, so that neither ever waits behind a device's work, and a rank
-whose device hangs can still be told to stop.
+The last two share one gloo group beside the default one. So neither ever waits for a device's work, and a rank whose device
+hangs can still be stopped.
 
-`join` meets the others at `MASTER_ADDR:MASTER_PORT` (torchrun's rendezvous) when a trainer first has work to do, and
-keeps the group for the trainers after it; a group that the user has made is used and left alone. All ranks must call
-the methods of a `Group` in the same order. When one dies, its connections close and the others raise at once; one that
-is frozen is noticed when `TIMEOUT` has passed, or earlier by whoever has started the processes.
+`join` connects to the other ranks at `MASTER_ADDR:MASTER_PORT` (torchrun's rendezvous) when a trainer first has work to
+do, and keeps the group for later trainers. A group that the user has made is used and left alone. All ranks must call the
+methods of a `Group` in the same order. When a rank dies, its connections close and the other ranks raise at once. A frozen
+rank is noticed after `TIMEOUT`, or earlier by the launcher.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from footplate.distributed.world import SINGLE, World
 TIMEOUT = timedelta(minutes=30)
 
 _host_group: Any = None
-_default_group: Any = None  # the one that `_host_group` was made beside
+_default_group: Any = None  # the default group for which `_host_group` was made
 
 
 class Group:
-    """The ranks of one training; of a single process, every method is what it is for one.
+    """The ranks of one training. With a single process, every method works without communication.
 
     Attributes:
-        world: the place of this process.
+        world: the ranks of this process.
     """
 
     def __init__(self, world: World, host: Any = None) -> None:
@@ -53,24 +53,24 @@ class Group:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is anybody else."""
+        """True if there are other ranks."""
         return self.world.size > 1
 
     def gather(self, value: Any) -> list[Any]:
-        """The `value` of every rank, in the order of ranks. It is pickled: plain values and tensors of the CPU."""
+        """The `value` of every rank, in the order of ranks. It is pickled: use plain values and tensors of the CPU."""
         if not self.is_distributed:
             return [value]
-        found: list[Any] = [None] * self.world.size
-        dist.all_gather_object(found, value, group=self._host)
-        return found
+        values: list[Any] = [None] * self.world.size
+        dist.all_gather_object(values, value, group=self._host)
+        return values
 
     def gather_to_first(self, value: Any) -> list[Any]:
-        """`gather` for rank 0 alone; the others get an empty list."""
+        """`gather` for rank 0 alone; the other ranks get an empty list."""
         if not self.is_distributed:
             return [value]
-        found: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
-        dist.gather_object(value, found, dst=0, group=self._host)
-        return found or []
+        values: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._host)
+        return values or []
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank."""
@@ -81,7 +81,7 @@ class Group:
         return box[0]
 
     def ask_first(self, question: Callable[[], Any]) -> Any:
-        """What `question()` gives on rank 0, on every rank; an exception that it raises there, every rank raises."""
+        """Call `question()` on rank 0; return its result on every rank. If it raises, every rank raises."""
         if not self.is_distributed:
             return question()
         answer, error = None, None
@@ -90,13 +90,13 @@ class Group:
                 answer = question()
             except Exception as raised:
                 error = raised
-        answer, told = self.from_first((answer, None if error is None else _portable(error)))
-        if told is not None:
-            raise told if error is None else error
+        answer, first_error = self.from_first((answer, None if error is None else _portable(error)))
+        if first_error is not None:
+            raise first_error if error is None else error
         return answer
 
     def ask_each(self, question: Callable[[], Any]) -> Any:
-        """What `question()` gives on this rank; where it raises on some ranks only, the others raise too, and say which."""
+        """Call `question()` on each rank. If it raises on some ranks only, the other ranks raise too, and name one."""
         if not self.is_distributed:
             return question()
         answer, error = None, None
@@ -104,16 +104,16 @@ class Group:
             answer = question()
         except Exception as raised:
             error = raised
-        told = self.gather(None if error is None else _portable(error))
+        errors = self.gather(None if error is None else _portable(error))
         if error is not None:
             raise error
-        for rank, other in enumerate(told):
+        for rank, other in enumerate(errors):
             if other is not None:
                 raise type(other)(f"Rank {rank}: {other}") if isinstance(other, FootplateError) else other
         return answer
 
     def maximum(self, numbers: Sequence[int]) -> list[int]:
-        """The largest of each of some integers over all ranks."""
+        """The maximum over all ranks, for each of some integers."""
         if not self.is_distributed:
             return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64)
@@ -121,15 +121,15 @@ class Group:
         return tensor.tolist()
 
     def everybody(self, holds: bool) -> bool:
-        """Whether something holds on every rank."""
+        """Return True if something holds on every rank."""
         return not self.maximum([int(not holds)])[0]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self.maximum([0])
 
     def stack(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
-        """`tensor` of every rank, of one shape, in a new first dimension; with `sync_grads`, gradients flow back."""
+        """Stack every rank's `tensor`, of one shape, in a new first dimension. With `sync_grads`, gradients flow back."""
         if not self.is_distributed:
             return tensor
         if sync_grads:
@@ -137,33 +137,33 @@ class Group:
 
             return torch.stack(list(all_gather(tensor)))
         tensor = tensor.contiguous()
-        found = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        dist.all_gather(found, tensor)
-        return torch.stack(found)
+        tensors = [torch.empty_like(tensor) for _ in range(self.world.size)]
+        dist.all_gather(tensors, tensor)
+        return torch.stack(tensors)
 
 
 ALONE = Group(SINGLE)
 
 
 def _portable(error: Exception) -> Exception:
-    """An exception as it can be sent to another process: itself, or its text where it can't be made again there."""
+    """An exception that can be sent to another process: itself, or its text if it can't be unpickled there."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever a class of somebody else's raises when it is pickled
+    except Exception:  # pickling a user's class may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def join(world: World, backend: str, device: torch.device) -> Group:
-    """Meet the other ranks, once per process.
+    """Connect to the other ranks, once per process.
 
     Args:
-        world: this process's place.
-        backend: what the devices speak, "gloo" or "nccl" say; hosts always speak gloo.
+        world: this process's ranks.
+        backend: of the devices, such as "gloo" or "nccl"; hosts always use gloo.
         device: this rank's.
 
     Raises:
-        ConfigError: the others can't be met, or the user's own group is of another size.
+        ConfigError: the other ranks can't be reached, or the user's own group has another size.
     """
     global _host_group, _default_group
     if world.size == 1:
@@ -182,7 +182,7 @@ def join(world: World, backend: str, device: torch.device) -> Group:
 
 
 def leave(group: Any = None) -> None:
-    """Part from the other ranks: at the end of the process. A group that somebody else has made since is left alone."""
+    """Destroy the process group, at the end of the process. A group that the user has made since is left alone."""
     global _host_group, _default_group
     if dist.is_initialized() and (group is None or group is dist.group.WORLD):
         dist.destroy_process_group()

@@ -1,13 +1,13 @@
-"""Losses that are sums, with the weight they stand for: `return {"loss_sum": total, "weight": count}`.
+"""Losses that are sums, with their weight: `return {"loss_sum": total, "weight": count}`.
 
-A mean of means isn't the mean: where batches hold different numbers of tokens, the average over accumulated batches or
-ranks of each batch's mean loss weighs a token of a short batch more than one of a long batch. A step that returns the sum
-of its losses, and how much they weigh together, has no such error:
+A mean of means isn't the mean. Suppose that batches hold different numbers of tokens. Then the average of the batches' mean
+losses, over accumulated batches or ranks, gives a token of a short batch more weight than a token of a long batch. A step
+that returns the sum of its losses, and the weight of that sum, has no such error:
 
     gradient of a window  =  Σ ∇ loss_sum  /  Σ weight         both sums over all batches of the window and all ranks
 
 The backward pass runs on the sum alone. The division comes once for each window, before clipping and the optimizer.
-Strategies average gradients over the ranks, so the weight is averaged over them too: the quotient is the same.
+Strategies average gradients over the ranks, so they average the weight too: the quotient is the same.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LOSS_SUM, WEIGHT = "loss_sum", "weight"
 
 
 def loss_sum_of(output: Any, name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor] | None:
-    """The sum of losses and its weight, if that is what `training_step` returned.
+    """The sum of losses and its weight, if `training_step` returned them; else None.
 
     Args:
-        output: what it returned.
+        output: the result of `training_step`.
         name: the module's class, for the error.
-        dtype: of the weight: one that counts exactly, on the device of the loss.
+        dtype: of the weight: a type that counts exactly, on the device of the loss.
 
     Raises:
         ConfigError: one of the two is missing, or isn't a single number.
@@ -55,7 +55,7 @@ def loss_sum_of(output: Any, name: str, dtype: torch.dtype = torch.float64) -> t
 
 
 def refuse_loss_sum(output: Any, who: str) -> None:
-    """Refuse a sum of losses from a step with manual optimisation, where nobody would divide by its weight.
+    """Refuse a sum of losses from a step with manual optimisation, where nothing divides by its weight.
 
     Raises:
         ConfigError: the step returned one.
@@ -68,12 +68,12 @@ def refuse_loss_sum(output: Any, who: str) -> None:
 
 
 def mean(total: Tensor, weight: Tensor) -> Tensor:
-    """`total / weight`; the total itself, which is 0 then, where there is no weight."""
+    """`total / weight`; with a weight of 0, the total, which is then 0."""
     return total / divisor(weight).to(torch.promote_types(total.dtype, torch.float32))
 
 
 def divisor(weight: Tensor) -> Tensor:
-    """A weight to divide by: 1 in the place of 0, so that a window without any weight has a gradient of zeros."""
+    """A weight to divide by: 1 instead of 0, so that a window with no weight has a gradient of zeros."""
     return torch.where(weight == 0, torch.ones_like(weight), weight)
 
 
@@ -82,7 +82,7 @@ def divide_gradients(parameters: Iterable[Tensor], weight: Tensor) -> None:
     """Divide the gradients of parameters by the weight of a window, in place.
 
     Args:
-        parameters: those that an optimizer trains.
+        parameters: the parameters of an optimizer.
         weight: of the whole window, averaged over the ranks; a tensor of one element, on any device.
     """
     weight = divisor(weight)

@@ -1,7 +1,7 @@
-"""What ranks have collected of a metric in an epoch, put together: pure functions, always in the order of ranks.
+"""Metrics that ranks have collected in an epoch, merged by pure functions, always in the order of ranks.
 
-A rank's part is a running total in float64 (`Part`), so the value of an epoch doesn't depend on how the batches were
-spread: the mean over all rows is the sum of all ranks' weighted sums over the sum of their weights.
+A rank's part is a running total in float64 (`Part`). So an epoch's value doesn't depend on the distribution of batches: the
+mean over all rows is the sum of all ranks' weighted sums, divided by the sum of their weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Part:
-    """What has been collected of one name.
+    """A rank's collected values of one metric.
 
     Attributes:
         total: the sum (weighted, for a mean), or the least or greatest value.
-        weight: the sum of the weights; 0 where nothing was collected.
-        values: every value, where the reduction is a function.
+        weight: the sum of the weights; 0 if nothing was collected.
+        values: every value, if the reduction is a function.
     """
 
     total: float = 0.0
@@ -31,7 +31,7 @@ class Part:
 
 
 def merge(reduce_fx: str | Callable[[Tensor], Tensor] | None, parts: Iterable[Part]) -> Part:
-    """The parts of all ranks as one."""
+    """Merge the parts of all ranks."""
     parts = [part for part in parts if part.weight or part.values]
     values = [value for part in parts for value in part.values]
     if not parts:
@@ -48,7 +48,7 @@ def merge(reduce_fx: str | Callable[[Tensor], Tensor] | None, parts: Iterable[Pa
 
 
 def reduced(reduce_fx: str | Callable[[Tensor], Tensor] | None, part: Part) -> float | None:
-    """The value of an epoch, or None when nothing was collected, or the reduction is a function that isn't known here."""
+    """The value of an epoch; None if nothing was collected, or if the reduction is a function that isn't known here."""
     if callable(reduce_fx):
         return float(reduce_fx(torch.tensor(part.values, dtype=torch.float64))) if part.values else None
     if not part.weight:
@@ -57,14 +57,14 @@ def reduced(reduce_fx: str | Callable[[Tensor], Tensor] | None, part: Part) -> f
 
 
 def extreme(reduce_fx: str, kept: float, value: float) -> float:
-    """The lesser ("min") or greater ("max") of two numbers; one that is no number wins."""
+    """The lesser ("min") or greater ("max") of two numbers. If one is NaN, the result is NaN."""
     if math.isnan(kept) or math.isnan(value):
         return math.nan
     return min(kept, value) if reduce_fx == "min" else max(kept, value)
 
 
 def merge_states(states: Sequence[dict[str, Any]], reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Several ranks' `MetricLog.state_dict()` as that of a single rank, with the same totals.
+    """Merge the `MetricLog.state_dict()` of several ranks into that of a single rank, with the same totals.
 
     Args:
         states: in the order of ranks.
@@ -72,39 +72,40 @@ def merge_states(states: Sequence[dict[str, Any]], reductions: Callable[[str], d
     """
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for state in states for name in state):
-        found = [state[name] for state in states if name in state]
-        first = found[0]
-        part = merge(first["reduce_fx"], [Part(one["total"], one["weight"], one["values"]) for one in found])
+        entries = [state[name] for state in states if name in state]
+        first = entries[0]
+        parts = [Part(entry["total"], entry["weight"], entry["values"]) for entry in entries]
+        part = merge(first["reduce_fx"], parts)
         merged[name] = {**first, "total": part.total, "weight": part.weight, "values": part.values}
         if first["metric"]:
             merged[name]["metric_state"] = merge_metric(
-                [one["metric_state"] for one in found], reductions(first["metric"])
+                [entry["metric_state"] for entry in entries], reductions(first["metric"])
             )
     return merged
 
 
 def gathered(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
-    """The states of a torchmetrics object on all ranks, by name, as it has them itself once it has gathered them."""
-    found: dict[str, Any] = {}
+    """The states of a torchmetrics object on all ranks, by name, in the form in which the object gathers them."""
+    combined: dict[str, Any] = {}
     for name, reduction in reductions.items():
         values = [state[name] for state in states]
         if any(isinstance(value, list) for value in values):
             whole: Any = [item for value in values for item in (value if isinstance(value, list) else [value])]
         else:
             whole = torch.stack(values)
-        found[name] = whole if reduction is None or len(whole) == 0 else reduction(whole)
-    return found
+        combined[name] = whole if reduction is None or len(whole) == 0 else reduction(whole)
+    return combined
 
 
 def merge_metric(states: Sequence[dict[str, Any]], reductions: dict[str, Any]) -> dict[str, Any]:
-    """The saved states of a torchmetrics object on several ranks as those of one, with the same totals."""
+    """Merge the saved states of a torchmetrics object on several ranks into those of one, with the same totals."""
     merged: dict[str, Any] = {"_update_count": sum(state["_update_count"] for state in states)}
     for key, value in states[0].items():
         if key == "_update_count":
             continue
         all_values = [state[key] for state in states]
         if isinstance(value, list):
-            merged[key] = [item for one in all_values for item in one]
+            merged[key] = [item for items in all_values for item in items]
             continue
         reduction = reductions.get(key)
         stacked = torch.stack(all_values)

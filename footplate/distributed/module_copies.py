@@ -1,10 +1,11 @@
-"""A module's copy on another device, and how it is kept the same as the module.
+"""A copy of a module on another device, which is kept equal to the module.
 
-    made          deep-copied whole, at the beginning of each epoch: so what hooks have set up or unfrozen is in it
+    made          deep-copied at the beginning of each epoch, so it includes what hooks have set up or unfrozen
     each batch    buffers, and plain values (numbers, texts, True, None) that are attributes of the module or its layers;
                   parameters, in flat buckets
 
-What `training_step` keeps elsewhere (a list that it appends to, a tensor that is no buffer) each copy keeps for itself.
+If `training_step` stores something elsewhere (in a list that it appends to, in a tensor that is no buffer), each copy has
+its own.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ class Copy:
     """A copy of a module that stays on its device.
 
     Args:
-        module: whose copy it is; its trainer is the copy's too.
-        device: where the copy lives.
+        module: the original. Both share its trainer.
+        device: the device of the copy.
 
     Attributes:
         module: the copy.
-        counterpart: of each of the module's parameters (by id), the copy's.
+        counterpart: the copy's parameter for each of the original's, by id.
 
     Raises:
-        ConfigError: something in the module can't be copied; it is named.
+        ConfigError: an attribute of the module can't be copied; the error names it.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -54,50 +55,50 @@ class Copy:
             for path, part in self.module.named_modules()
             if hasattr(part, "_update_count") and hasattr(part, "_defaults")
         ]
-        self._updates: list[int] = []  # of each of them, when the copy last caught up
+        self._updates: list[int] = []  # the update count of each metric, when the copy last caught up
         self._buckets = [
             (bucket, [self.counterpart[id(mine)] for mine in bucket]) for bucket in buckets(mine for mine, _ in pairs)
         ]
 
     @torch.no_grad()
     def catch_up(self) -> None:
-        """Take over parameters, buffers and plain values; nobody may be using the module meanwhile."""
+        """Copy parameters, buffers and plain values from the original. Nothing may use it meanwhile."""
         for mine, its in self._parts:
             for name, value in mine.items():
                 if type(value) in PLAIN and its.get(name) is not value:
                     its[name] = value
         for mine, its in self._buffers:
             for name, buffer in mine.items():
-                its[name] = _taken(buffer, its.get(name), self.device)
+                its[name] = _copied_buffer(buffer, its.get(name), self.device)
         for mine, its in self._buckets:
             torch._foreach_copy_(its, moved(mine, self.device))  # pyright: ignore[reportPrivateImportUsage]
         self._updates = [part._update_count for _, part in self._metrics]
 
     def updated_metric(self) -> str | None:
-        """The path of a torchmetrics object that the copy has updated since it caught up."""
+        """The path of a torchmetrics object that the copy has updated since it caught up; None if there is none."""
         pairs = zip(self._metrics, self._updates, strict=True)
         return next((path for (path, part), before in pairs if part._update_count != before), None)
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy.
+    """Make a deep copy.
 
     Raises:
-        ConfigError: an attribute that can't be copied, by name.
+        ConfigError: an attribute can't be copied; the error names it.
     """
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        raise _named(module, error) from error
+        raise _copy_error(module, error) from error
 
 
-def _named(module: nn.Module, error: Exception) -> ConfigError:
+def _copy_error(module: nn.Module, error: Exception) -> ConfigError:
     for path, part in module.named_modules():
         attributes = {name: value for name, value in vars(part).items() if name not in OF_TORCH}
         for name, value in {**attributes, **part._parameters, **part._buffers}.items():
             try:
                 copy.deepcopy(value)
-            except Exception as fault:  # whatever a class of the user's raises when it is copied
+            except Exception as fault:  # copying a user's class may raise anything
                 where = f"{path}.{name}" if path else name
                 return ConfigError(
                     f'strategy="replicas" copies {type(module).__name__} to each device, but its attribute {where} '
@@ -105,11 +106,11 @@ def _named(module: nn.Module, error: Exception) -> ConfigError:
                     '__deepcopy__; strategy="ddp" copies nothing.'
                 )
     return ConfigError(
-        f'strategy="replicas" copies {type(module).__name__} to each device, which it can\'t be: {error}.'
+        f'strategy="replicas" copies {type(module).__name__} to each device, but it can\'t be copied: {error}.'
     )
 
 
-def _taken(buffer: Tensor | None, before: Tensor | None, device: torch.device) -> Tensor | None:
+def _copied_buffer(buffer: Tensor | None, before: Tensor | None, device: torch.device) -> Tensor | None:
     if buffer is None:
         return None
     if before is None or before.shape != buffer.shape or before.dtype != buffer.dtype:

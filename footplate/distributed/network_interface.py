@@ -1,8 +1,7 @@
-"""The network interface on which gloo meets the other ranks.
+"""The network interface on which gloo connects the ranks.
 
-Left to itself, gloo listens at the address that this host's name leads to. On Debian that is 127.0.1.1, which other
-machines can't reach, and some hosts' names lead nowhere. The way to `MASTER_ADDR` is a better guide, since all ranks reach
-that address.
+By default, gloo listens at the address of this host's name. On Debian that is 127.0.1.1, which other machines can't reach,
+and some hosts' names have no address. The way to `MASTER_ADDR` is a better guide, because all ranks reach that address.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 def for_gloo(world: World, environ: Mapping[str, str]) -> str | None:
-    """The interface's name; None to leave the choice to gloo.
+    """Choose the interface's name; None to leave the choice to gloo.
 
-    It is what `GLOO_SOCKET_IFNAME` says; else the interface on the way to `MASTER_ADDR`. Where `MASTER_ADDR` is a name that
-    is a loopback address on this machine, and other machines take part, it is the only interface that isn't the loopback.
+    It is the value of `GLOO_SOCKET_IFNAME`; else the interface on the way to `MASTER_ADDR`. `MASTER_ADDR` may be a name
+    that means a loopback address on this machine. If other machines take part, the interface is then the only one that
+    isn't the loopback.
     """
     if environ.get(VARIABLE):
         return environ[VARIABLE].split(",")[0]
@@ -34,17 +34,18 @@ def for_gloo(world: World, environ: Mapping[str, str]) -> str | None:
 
 
 def address_of(interface: str) -> str | None:
-    """The address of an interface at which gloo listens, the first; None if it has none that other machines reach."""
-    return next((one for one in _addresses().get(interface, ()) if not ipaddress.ip_address(one).is_link_local), None)
+    """The first address of an interface, at which gloo listens; None if it has none that other machines reach."""
+    addresses = _addresses().get(interface, ())
+    return next((address for address in addresses if not ipaddress.ip_address(address).is_link_local), None)
 
 
 def _address_towards(host: str) -> str | None:
-    """The address of this machine from which packets to a host go; nothing is sent."""
+    """The address of this machine from which packets to a host go. Sends nothing."""
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-        with socket.socket(family, socket.SOCK_DGRAM) as way:
-            way.connect(address)
-            return str(way.getsockname()[0]).partition("%")[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as unused:
+            unused.connect(address)
+            return str(unused.getsockname()[0]).partition("%")[0]
     except OSError:
         return None
 
@@ -58,7 +59,7 @@ def _only_outward() -> str | None:
     names = [
         name
         for name, addresses in _addresses().items()
-        if any("." in one and not ipaddress.ip_address(one).is_loopback for one in addresses)
+        if any("." in address and not ipaddress.ip_address(address).is_loopback for address in addresses)
     ]
     return names[0] if len(names) == 1 else None
 
@@ -66,6 +67,8 @@ def _only_outward() -> str | None:
 def _addresses() -> dict[str, list[str]]:
     import psutil
 
-    inet = (socket.AF_INET, socket.AF_INET6)
-    found = psutil.net_if_addrs().items()
-    return {name: [one.address.partition("%")[0] for one in every if one.family in inet] for name, every in found}
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [entry.address.partition("%")[0] for entry in entries if entry.family in families]
+        for name, entries in psutil.net_if_addrs().items()
+    }

@@ -1,9 +1,9 @@
-"""What copies of a module log while they train side by side, put together as if one had seen the whole batch.
+"""The logs of a module's copies that train side by side, merged as if one copy had seen the whole batch.
 
-Each copy's calls of `self.log` are kept apart (`MetricLog.apart`). Afterwards the first call of a name by every copy
-becomes one call, then the second, and so on; values are put together in the order of copies, by the name's reduction:
+Each copy's calls of `self.log` are kept apart (`MetricLog.apart`). Afterwards, the first call of a name by every copy
+becomes one call, then the second, and so on. Values are combined in the order of copies, by the name's reduction:
 
-    "mean"         weighted by rows, or by the `batch_size` that was given
+    "mean"         weighted by rows, or by the `batch_size` of the call
     "sum"          added up
     "min", "max"   the least, the greatest
     a function     gets every copy's value
@@ -39,23 +39,23 @@ class Logged:
 
 
 def together(calls: Sequence[Sequence[Logged]], rows: Sequence[int], device: torch.device) -> list[Logged]:
-    """The calls of several copies as those of one.
+    """Merge the calls of several copies into those of one.
 
     Args:
-        calls: each copy's.
-        rows: each copy's number of rows.
-        device: where tensors are put together.
+        calls: the calls of each copy.
+        rows: the number of rows of each copy.
+        device: where tensors are combined.
     """
-    found: dict[tuple[str, int], list[tuple[Logged, int]]] = {}
-    for mine, count in zip(calls, rows, strict=True):
-        seen: dict[str, int] = {}
-        for call in mine:
-            turn = seen[call.name] = seen.get(call.name, 0) + 1
-            found.setdefault((call.name, turn), []).append((call, count))
-    return [one for same in found.values() for one in _one(same, device)]
+    matching: dict[tuple[str, int], list[tuple[Logged, int]]] = {}  # by name, and by how often it was logged before
+    for calls_of_copy, count in zip(calls, rows, strict=True):
+        repeats: dict[str, int] = {}
+        for call in calls_of_copy:
+            repeat = repeats[call.name] = repeats.get(call.name, 0) + 1
+            matching.setdefault((call.name, repeat), []).append((call, count))
+    return [merged for same in matching.values() for merged in _merged(same, device)]
 
 
-def _one(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Logged]:
+def _merged(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Logged]:
     first = same[0][0]
     values = [call.value for call, _ in same]
     if callable(first.reduce_fx) and first.reduce_fx not in (torch.mean, torch.sum, torch.min, torch.max):
@@ -64,9 +64,11 @@ def _one(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Logge
     weights = [float(rows if call.batch_size is None else call.batch_size) for call, rows in same]
     total = sum(weights)
     if kind == "mean":
-        weighing = [index for index, weight in enumerate(weights) if weight]  # a mean over nothing may be NaN
-        if weighing:
-            values, weights = [values[index] for index in weighing], [weights[index] / total for index in weighing]
+        # Leave out values without weight: a mean over nothing may be NaN.
+        weighted_ones = [index for index, weight in enumerate(weights) if weight]
+        if weighted_ones:
+            values = [values[index] for index in weighted_ones]
+            weights = [weights[index] / total for index in weighted_ones]
         else:
             weights = [1 / len(same)] * len(same)
         return [replace(first, value=_weighted(values, weights, device), batch_size=total)]
@@ -85,7 +87,7 @@ def _weighted(values: Sequence[Any], weights: Sequence[float], device: torch.dev
 
 
 def _tensor(value: Any, device: torch.device) -> Tensor:
-    """A one-element value as a tensor of no dimension, on a device."""
+    """Convert a one-element value to a tensor of no dimension, on a device."""
     if isinstance(value, Tensor):
         return to_device(value.detach().reshape(()), device)
     return torch.tensor(float(value), device=device)

@@ -1,24 +1,25 @@
 """Data parallelism in a single process: a copy of the module and a thread for each device.
 
-For those who can't start processes: a notebook in which CUDA is awake already, a host that allows no more. The process
-reads whole batches, cuts each into rows, and steps its one optimizer; the devices share the forward and the backward pass:
+Use it if you can't start processes: in a notebook that has used CUDA already, or on a host that allows no more. The process
+reads whole batches, cuts each into rows, and steps its one optimizer. The devices share the forward and the backward pass:
 
     the process       batch, cut ┐                          ┌ loss, logs, zero_grad ┐          ┌ sum, clip, optimizer.step
     thread 0, module             ├──────────  training_step ┤                       ├ backward ┤
     thread 1, a copy             └ catch up ─ training_step ┘                       └ backward ┘
 
-1. Each copy takes over the module's parameters, buffers and plain values (`copies.py`).
-2. All run `training_step` on their rows, which go from the first device to the others. What they log is put together
-   (`logged.py`).
-3. The process gets one loss: theirs, weighted by rows, so that its gradient is that of the whole batch's mean. It is a
-   leaf, cut off from their graphs: what is done to it (a loss scale, the size of a window, hooks) ends as its gradient.
+1. Each copy takes the module's parameters, buffers and plain values (`module_copies.py`).
+2. All run `training_step` on their rows, which go from the first device to the others. Their logs are merged
+   (`replica_logs.py`).
+3. The process gets one loss: the copies' losses, weighted by rows, so that its gradient is that of the whole batch's mean.
+   It is a leaf, detached from their graphs. Everything that is applied to it (a loss scale, the size of a window, hooks) is
+   in its gradient.
 4. Each thread runs the backward pass of its own loss, times that gradient.
 5. The copies' gradients are added to the module's, in the order of copies, in flat buckets. They are sent when all backward
-   passes have ended, so that the sum is the same in every run; sending doesn't overlap with computing.
+   passes have ended, so that the sum is the same in every run. Sending doesn't overlap with computing.
 
-The module is trained as in one process on one device, and that is what a checkpoint holds. Buffers are its own; running
-statistics see its rows. Each GPU's generator is seeded from (seed, batch, copy). The CPU has a single generator for all
-threads: on it, and where two copies share a GPU, random draws depend on which thread comes first.
+The module is trained as in one process on one device, and a checkpoint holds that. Its buffers are its own: running
+statistics see its rows only. Each GPU's generator is seeded from (seed, batch, copy). The CPU has a single generator for
+all threads. So on the CPU, and if two copies share a GPU, random draws depend on which thread comes first.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from footplate.hardware.transfer import to_device
 
 
 class Replicas(Strategy):
-    """See the module's docstring.
+    """Data parallelism in one process; see the module's docstring.
 
     Args:
-        devices: the module's own first, then one for each copy.
+        devices: the module's own device first, then one for each copy.
     """
 
     name = "replicas"
@@ -57,20 +58,20 @@ class Replicas(Strategy):
         self._devices = list(devices)
         self._threads: Threads | None = None
         self._copies: list[Copy] = []
-        self._buckets: list[list[list[Tensor]]] = []  # of each parameter, the module's own and its copies
+        self._buckets: list[list[list[Tensor]]] = []  # each parameter of the module, with its copies
         self._loss: Tensor | None = None
-        self._losses: dict[int, tuple[Tensor, float]] = {}  # of each copy, and its share
+        self._losses: dict[int, tuple[Tensor, float]] = {}  # the loss of each copy, and its share
 
     def check(self, module: Any) -> None:
         name = type(module).__name__
         if not module.automatic_optimization:
             raise ConfigError(
-                'strategy="replicas" runs the backward pass itself, so automatic_optimization = False doesn\'t go with it: '
+                'strategy="replicas" runs the backward pass itself, which excludes automatic_optimization = False: '
                 'use strategy="ddp".'
             )
         if overrides(module, "backward"):
             raise ConfigError(
-                f'strategy="replicas" runs a backward pass on each device, so {name}.backward() would be passed over: '
+                f'strategy="replicas" runs a backward pass on each device, so it would never call {name}.backward(): '
                 'remove it, or use strategy="ddp".'
             )
         for path, part in module.named_modules():
@@ -85,7 +86,7 @@ class Replicas(Strategy):
             torch.cuda.set_device(self._devices[0])
 
     def training_step(self, module: Any) -> Callable[..., Any]:
-        self._copies = []  # frees their memory before there are new ones
+        self._copies = []  # free their memory before new ones are made
         self._copies = [Copy(module, device) for device in self._devices[1:]]
         learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [
@@ -101,10 +102,12 @@ class Replicas(Strategy):
         self._loss, self._losses = None, {}
         if loss is None or loss.grad is None or self._threads is None:
             return
-        given = loss.grad
+        gradient = loss.grad
         self._threads.run(
             {
-                index: functools.partial(torch.autograd.backward, own, to_device(given * share, self._devices[index]))
+                index: functools.partial(
+                    torch.autograd.backward, own, to_device(gradient * share, self._devices[index])
+                )
                 for index, (own, share) in losses.items()
             }
         )
@@ -127,16 +130,16 @@ class Replicas(Strategy):
         threads.run({index: copy.catch_up for index, copy in enumerate(copies, 1)})
         run = _in_autocast(self._devices[0].type, functools.partial(self._train_on, module, arguments))
         with module.trainer.metrics.apart(threads.idents[: len(pieces)]) as calls:
-            found = threads.run({index: functools.partial(run, index, piece) for index, piece in enumerate(pieces)})
+            outputs = threads.run({index: functools.partial(run, index, piece) for index, piece in enumerate(pieces)})
         for copy in copies:
             _refuse_metrics(copy)
         rows = [piece.rows for piece in pieces]
         for call in together(calls, rows, self._devices[0]):
             module.trainer.metrics.log(**vars(call))
-        return self._one_output([found[index] for index in range(len(pieces))], pieces)
+        return self._one_output([outputs[index] for index in range(len(pieces))], pieces)
 
     def _train_on(self, module: Any, arguments: tuple[Any, ...], index: int, piece: Piece) -> Any:
-        """The training step of one copy, in its thread."""
+        """Run the training step of one copy, in its thread."""
         device, batch = self._devices[index], piece.batch
         if index:
             if device not in self._devices[:index]:
@@ -150,7 +153,7 @@ class Replicas(Strategy):
         return module.training_step(batch, *arguments)
 
     def _one_output(self, outputs: Sequence[Any], pieces: Sequence[Piece]) -> Any:
-        """What the training step of the whole batch would have returned; keeps the copies' losses for `backward`."""
+        """Join the outputs to that of one training step with the whole batch. Keeps the copies' losses for `backward`."""
         key = LOSS_SUM if any(isinstance(output, Mapping) and LOSS_SUM in output for output in outputs) else "loss"
         losses = [output.get(key) if isinstance(output, Mapping) else output for output in outputs]
         self._losses = {
@@ -167,8 +170,8 @@ class Replicas(Strategy):
     def _add_up(self, some: Sequence[Sequence[Sequence[Tensor]]]) -> None:
         """Add the copies' gradients of some buckets to the module's, and clear them."""
         for bucket in some:
-            for place in range(1, len(self._devices)):
-                pairs = [(row[0], row[place]) for row in bucket if row[place].grad is not None]
+            for index in range(1, len(self._devices)):
+                pairs = [(row[0], row[index]) for row in bucket if row[index].grad is not None]
                 if pairs:
                     _add([own for own, _ in pairs], [theirs for _, theirs in pairs], self._devices[0])
 
@@ -192,7 +195,7 @@ def _add(own: Sequence[Tensor], theirs: Sequence[Tensor], device: torch.device) 
 
 
 def _in_autocast(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs under this thread's autocast in any other."""
+    """Wrap a function so that another thread runs it under the autocast of this one."""
     if not torch.is_autocast_enabled(kind):
         return function
     dtype = torch.get_autocast_dtype(kind)
@@ -208,6 +211,6 @@ def _refuse_metrics(copy: Copy) -> None:
     path = copy.updated_metric()
     if path is not None:
         raise ConfigError(
-            f'strategy="replicas": training_step updates the torchmetrics object {path}, of which each device has a copy '
-            'that knows its own rows alone. Log plain values there (validation may use it), or use strategy="ddp".'
+            f'strategy="replicas": training_step updates the torchmetrics object {path}. Each device has a copy of it that '
+            'sees only its own rows. Log plain values there (validation may use it), or use strategy="ddp".'
         )

@@ -1,14 +1,14 @@
-"""What each rank had for itself in a checkpoint, and how it is taken up by another number of ranks.
+"""The parts of a checkpoint that differ between ranks, and how another number of ranks continues from them.
 
-A checkpoint is written by rank 0 and holds the model once. What differs between ranks stands under `ranks`, a part for
-each: the gradients of an unfinished accumulation window, running metrics, the loader's position, the states of the global
-generators. With as many ranks as before, each takes its own. With another number, totals stay what they were:
+Rank 0 writes a checkpoint, which holds the model once. `ranks` has a part for each rank: the gradients of an unfinished
+accumulation window, running metrics, the loader's position, the states of the global generators. With the same number of
+ranks, each takes its own part. With another number, totals are kept:
 
-    gradients    every rank takes the average of theirs, whose average over the new ranks is the same; of gradients of
-                 sums of losses, and of the weight of these, each takes an equal share of the total
-    metrics      merged, and so are the states of torchmetrics objects; rank 0 takes them, the others begin at nothing
-    loader       the place in global batches, which is the same for all
-    generators   rank r takes those of rank r; a rank that is new gets a fresh seed
+    gradients    every rank takes the average of the parts, so the average over the new ranks is the same; of gradients of
+                 sums of losses, and of their weight, each rank takes an equal share of the total
+    metrics      merged, and so are the states of torchmetrics objects; rank 0 takes them, the other ranks start empty
+    loader       the position in global batches, which is the same for all
+    generators   rank r takes those of rank r; a new rank gets a new seed
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ OWN = (*REQUIRED, "torchmetrics")
 
 
 def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A run state as this rank takes it up.
+    """The run state for this rank.
 
     Args:
         state: a whole checkpoint.
-        world: this process's place among the ranks.
+        world: this process's ranks.
         reductions: see `merge_states`.
     """
-    if not all(name in state for name in REQUIRED):  # weights alone, or made by something else
+    if not all(name in state for name in REQUIRED):  # weights only, or of another program
         return state
     parts = state.get("ranks") or [{name: state[name] for name in OWN if name in state}]
     if len(parts) == world.size:
@@ -53,7 +53,7 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
 
 
 def _merged(ranks: Sequence[dict[str, Any]], reductions: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The states of torchmetrics objects on several ranks as those of one, by path."""
+    """Merge the states of torchmetrics objects on several ranks into those of one, by path."""
     paths = dict.fromkeys(path for states in ranks for path in states)
     return {
         path: merge_metric([states[path] for states in ranks if path in states], reductions(path)) for path in paths

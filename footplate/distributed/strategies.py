@@ -1,4 +1,4 @@
-"""Which strategies there are, by Lightning's names."""
+"""The strategies, by Lightning's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INSTEAD = {
     "ddp_spawn": '"ddp" does the same from a script and from a notebook',
     "ddp_notebook": '"ddp" does the same from a script and from a notebook',
     "ddp_fork": '"ddp" does the same from a script and from a notebook',
-    "ddp_find_unused_parameters_false": '"ddp" looks for none',
+    "ddp_find_unused_parameters_false": '"ddp" searches for none',
     "fsdp2": '"fsdp" is FSDP2',
     "dp": '"ddp" is faster; "replicas" is for a process that can\'t start others',
     "deepspeed": '"fsdp" shards parameters, gradients and optimizer states as its stage 3 does',
@@ -23,10 +23,10 @@ _INSTEAD = {
 
 
 def check_strategy(strategy: str) -> str:
-    """A strategy's name.
+    """Check a strategy's name, and return it.
 
     Raises:
-        ConfigError: none of `NAMES`, with what to write instead.
+        ConfigError: it is none of `NAMES`; the error says what to write instead.
     """
     if strategy in NAMES:
         return strategy
@@ -36,7 +36,7 @@ def check_strategy(strategy: str) -> str:
 
 
 def make_strategy(name: str, ranks: int, devices: Sequence[torch.device] = ()) -> Strategy:
-    """The strategy of a name for so many ranks; a single one has nothing to share, unless its own devices share it."""
+    """Make the strategy of a name for this number of ranks. A single rank shares nothing, unless it has several devices."""
     if name == "replicas" and len(devices) > 1:
         from footplate.distributed.replicas import Replicas
 

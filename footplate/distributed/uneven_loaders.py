@@ -1,7 +1,7 @@
-"""Loaders whose lengths differ between ranks, or aren't known: an epoch ends on all of them together.
+"""Loaders with different or unknown lengths on the ranks: an epoch ends on all ranks together.
 
-Before each batch the ranks tell each other, in one small exchange, whether they have one. As soon as one rank has none,
-the epoch is over everywhere; what the others had left is not trained on, and said once.
+Before each batch, the ranks exchange whether they have one. As soon as one rank has none, the epoch ends everywhere. The
+batches that the other ranks have left are not trained on, which is logged once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _END = object()
 
 
 def together(batches: Iterator[Any], group: Group, name: str) -> Iterator[Any]:
-    """Batches for as long as every rank has one; all ranks iterate.
+    """Yield batches as long as every rank has one. All ranks iterate.
 
     Args:
-        batches: this rank's.
+        batches: this rank's batches.
         group: the ranks.
         name: of the loader, for the warning.
     """
@@ -30,9 +30,9 @@ def together(batches: Iterator[Any], group: Group, name: str) -> Iterator[Any]:
         while True:
             batch = next(batches, _END)
             if not group.everybody(batch is not _END):
-                having = group.gather(batch is not _END)
-                if any(having):
-                    _warn(group, name, [math.nan if has else 0 for has in having])
+                has_batch = group.gather(batch is not _END)
+                if any(has_batch):
+                    _warn(group, name, [math.nan if has else 0 for has in has_batch])
                 return
             yield batch
     finally:
@@ -40,14 +40,14 @@ def together(batches: Iterator[Any], group: Group, name: str) -> Iterator[Any]:
 
 
 def close(batches: Iterator[Any]) -> None:
-    """End an iterator before its end, where there is something to end: a generator, a loader's threads."""
+    """Close an iterator before its end, if it can be closed: a generator, a loader's threads."""
     end = getattr(batches, "close", None)
     if end is not None:
         end()
 
 
 def shortest(batches: float, group: Group, name: str) -> float:
-    """The number of batches that every rank has; infinite when any of them doesn't know its own."""
+    """The number of batches that every rank has; infinite if a rank doesn't know its own number."""
     counts = group.gather(batches)
     if any(math.isinf(count) for count in counts):
         return math.inf
@@ -58,12 +58,12 @@ def shortest(batches: float, group: Group, name: str) -> float:
 
 def _warn(group: Group, name: str, left: list[float]) -> None:
     if group.world.rank == 0:
-        said = ", ".join(f"rank {rank}: {_count(n)}" for rank, n in enumerate(left) if n)
+        leftovers = ", ".join(f"rank {rank}: {_count(n)}" for rank, n in enumerate(left) if n)
         log.warning(
             "The %s loaders of the ranks have different lengths. An epoch ends with the shortest; left over: %s. A "
-            "map-style DataLoader or a footplate.data.Loader is shared out evenly.",
+            "map-style DataLoader or a footplate.data.Loader is divided evenly.",
             name,
-            said,
+            leftovers,
         )
 
 

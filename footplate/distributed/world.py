@@ -1,4 +1,4 @@
-"""Which of how many processes this one is."""
+"""Rank and world size of this process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from footplate.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among the processes of one training.
+    """Rank and world size of a process in one training.
 
     Attributes:
         rank: 0 … size-1, over all nodes. Rank 0 logs and saves.
-        size: how many processes train together.
+        size: the number of processes that train together.
         local_rank: 0 … local_size-1, on this node; it chooses the device.
-        local_size: how many of them run on this node.
-        launched: whether somebody has said so (torchrun, the supervisor, a shell): `WORLD_SIZE` is set.
+        local_size: the number of these processes on this node.
+        launched: whether a launcher (torchrun, the supervisor, a shell) has set `WORLD_SIZE`.
     """
 
     rank: int = 0
@@ -31,11 +31,11 @@ class World:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> World:
         """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` (torchrun's names); without them, a world of one.
 
-        Without the two local ones, all processes are taken to be on this node. Launchers for Lightning set `NODE_RANK` and
+        Without the two local variables, all processes are on this node. Launchers for Lightning set `NODE_RANK` and
         `LOCAL_RANK` instead of `RANK`; the rank follows from these.
 
         Raises:
-            ConfigError: `WORLD_SIZE` without a rank, something that is no number, or a rank outside the world.
+            ConfigError: `WORLD_SIZE` without a rank, a value that is no number, or a rank outside the world.
         """
         if "WORLD_SIZE" not in environ:
             return cls()
@@ -52,7 +52,7 @@ class World:
 
     @classmethod
     def present(cls) -> World:
-        """As torch's process group has it, where there is no `RANK` (Lightning makes such); else see `from_environ`."""
+        """Read torch's process group if `RANK` isn't set, as with Lightning; else see `from_environ`."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
@@ -65,14 +65,14 @@ SINGLE = World()
 
 
 def _rank_on_node(environ: Mapping[str, str], size: int) -> int:
-    """The rank from the node's number and the place on it. Every node has the same number of processes.
+    """Compute the rank from the node's number and the local rank. Every node has the same number of processes.
 
     Raises:
-        ConfigError: one of these is not set.
+        ConfigError: one of the variables is not set.
     """
     if "LOCAL_RANK" in environ and "NODE_RANK" in environ:
         node, local_rank = _number(environ, "NODE_RANK", 0), _number(environ, "LOCAL_RANK", 0)
-        if node == 0:  # with any number of processes for each node
+        if node == 0:  # the number of processes on each node doesn't matter
             return local_rank
         if "LOCAL_WORLD_SIZE" in environ:
             return node * _number(environ, "LOCAL_WORLD_SIZE", size) + local_rank

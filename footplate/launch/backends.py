@@ -1,11 +1,11 @@
-"""Where the workers of a launch live: the contract, the backends by name, and which of them is meant.
+"""Backends: where the workers of a launch run. The contract, the backends by name, and which one a process uses.
 
-    backend.slots()                       how many workers it can hold at once
-    backend.crew(payload, …, world_size)  who starts them and talks to them (`crew.py`): one for each launch
+    backend.slots()                               how many workers it can hold at once
+    backend.worker_group(payload_fd, …)           starts the workers and talks to them (`worker_group.py`), for one launch
 
-There are two kinds. `Local` forks workers on this machine. `Cluster` has them on other machines: an agent there looks after
-the workers of its machine, and what differs between cluster engines is only who starts the agents, a `Placement`
-(`cluster/`: `crew.py`; `ray.py`, `spark.py`). Nothing of a cluster engine is imported before it is asked for.
+There are two kinds. `Local` forks workers on this machine. `Cluster` runs them on other machines, where an agent controls
+the workers of its machine. Cluster engines differ only in how agents are started, by a `Placement`
+(`cluster/agent_group.py`; `ray.py`, `spark.py`). Nothing of a cluster engine is imported before it is used.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from footplate.core.errors import ConfigError, LaunchError, did_you_mean
-from footplate.launch.crew import Crew
-from footplate.launch.local import LocalCrew
+from footplate.launch.local import LocalWorkerGroup
+from footplate.launch.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
-    from footplate.launch.cluster.crew import Placement
+    from footplate.launch.cluster.placement import Placement
 
 _PLACEMENTS = {
     "ray": ("footplate.launch.cluster.ray", "RayPlacement"),
@@ -41,17 +41,19 @@ class Backend(Protocol):
         ...
 
     def slots(self) -> int:
-        """How many workers it can hold at once, now."""
+        """The number of workers that it can hold at once, now."""
         ...
 
-    def crew(self, payload: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int) -> Crew:
-        """Who carries one launch.
+    def worker_group(
+        self, payload_fd: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int
+    ) -> WorkerGroup:
+        """Make the worker group of one launch.
 
         Args:
-            payload: descriptor of the parcel with the function and its arguments; open until the crew is closed.
-            environment: variables for all workers, over those that a process has there.
-            preload: modules that are imported once on each machine, before workers are forked.
-            world_size: how many workers the first attempt has; later ones have as many or fewer.
+            payload_fd: descriptor of the payload with the function and its arguments; open until the group is closed.
+            environment: variables for all workers, over those of their machines.
+            preload: modules that each machine imports once, before workers are forked.
+            world_size: how many workers the first attempt has; later attempts have as many or fewer.
 
         Raises:
             LaunchError: there are fewer slots.
@@ -61,20 +63,22 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Local:
-    """Processes of this machine. They may be more than it has slots: they then share cores and devices."""
+    """Processes of this machine. There may be more of them than slots: they then share cores and devices."""
 
     name: str = field(default="local", init=False)
 
     def slots(self) -> int:
-        """The devices of the best accelerator here; where that is the CPU, the cores."""
+        """The number of devices of the best accelerator here; if that is the CPU, the number of cores."""
         from footplate.hardware.machine import usable_cores
         from footplate.hardware.registry import choose_auto
 
         accelerator = choose_auto()
         return max(1, int(usable_cores())) if accelerator.name == "cpu" else len(accelerator.devices())
 
-    def crew(self, payload: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int) -> Crew:
-        return LocalCrew(payload, environment, preload, keep=True)
+    def worker_group(
+        self, payload_fd: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int
+    ) -> WorkerGroup:
+        return LocalWorkerGroup(payload_fd, environment, preload, keep=True)
 
 
 @dataclass(frozen=True)
@@ -90,53 +94,55 @@ class Cluster:
     def slots(self) -> int:
         return self.placement.slots()
 
-    def crew(self, payload: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int) -> Crew:
-        from footplate.launch.cluster.crew import ClusterCrew
+    def worker_group(
+        self, payload_fd: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int
+    ) -> WorkerGroup:
+        from footplate.launch.cluster.agent_group import AgentGroup
 
         slots = self.slots()
         if world_size > slots:
             raise LaunchError(
-                f"np={world_size}: {self.name} has room for {slots} worker(s) of this shape now. Use np={slots} at most, "
-                "np=0 for all of them, ask for less of each with resources=…, or add machines."
+                f"np={world_size}: {self.name} can hold {slots} worker(s) of this shape now. Use np={slots} at most, "
+                "np=0 for all of them, give each less with resources=…, or add machines."
             )
-        return ClusterCrew(self.placement, payload, environment, preload)
+        return AgentGroup(self.placement, payload_fd, environment, preload)
 
 
 def named(name: str, resources: Mapping[str, Any] | None = None) -> Backend:
-    """The backend of this name.
+    """Make the backend of this name.
 
     Args:
         name: one of `NAMES`.
-        resources: what a worker needs, in the backend's words: the arguments of its placement.
+        resources: the needs of a worker, as arguments of the backend's placement.
 
     Raises:
-        ConfigError: no such backend, or resources that it doesn't know.
+        ConfigError: there is no such backend, or it doesn't know these resources.
         MissingExtra: its engine is not installed.
         LaunchError: its cluster can't be reached.
     """
     if name not in NAMES:
-        raise ConfigError(f'backend="{name}": there is none of this name. {did_you_mean(name, NAMES)}')
-    given = dict(resources or {})
+        raise ConfigError(f'backend="{name}": there is no such backend. {did_you_mean(name, NAMES)}')
+    needs = dict(resources or {})
     if name == "local":
-        if given:
+        if needs:
             raise ConfigError(
-                f'resources={given!r} with backend="local": local processes share the machine. Leave resources out.'
+                f'resources={needs!r} with backend="local": local processes share the machine. Leave resources out.'
             )
         return Local()
     module, placement = _PLACEMENTS[name]
     kind = getattr(importlib.import_module(module), placement)
     known = inspect.signature(kind).parameters
-    for key in given:
+    for key in needs:
         if key not in known:
             raise ConfigError(f'resources={{"{key}": …}} with backend="{name}": {did_you_mean(key, known)}')
-    return Cluster(kind(**given))
+    return Cluster(kind(**needs))
 
 
-def found(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The name of the cluster that this process is connected to, or is told to use; None without one.
+def connected_cluster(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The name of the cluster that this process is connected to, or shall use; None without one.
 
-    Ray counts if it is initialised or `RAY_ADDRESS` is set, Spark if this process has a session, whichever thread has made
-    it. What the process has itself made comes before what its environment says.
+    Ray counts if it is initialised or `RAY_ADDRESS` is set. Spark counts if any thread of this process has a session. A
+    connection that the process has made comes before `RAY_ADDRESS`.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -147,7 +153,10 @@ def found(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _has_spark_session() -> bool:
-    """Whether this process has one. Those of Spark Connect, which will be refused, belong to a thread."""
+    """Return True if this process has a Spark session.
+
+    A session of Spark Connect belongs to a thread. It counts, and is refused later.
+    """
     context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     if context is not None and context._active_spark_context is not None:
         return True

@@ -2,14 +2,15 @@
 
 1. Output goes to the pipes that the supervisor reads; the environment gets `RANK` and the rest.
 2. A thread starts to send a sign of life each second. If the supervisor is gone, it kills this process and its children.
-3. Rank 0 hosts the store of this attempt's rendezvous, on a socket that listens already: there is no port to race for.
-4. The function is unpacked and called.
-5. A report, with the result or the exception, goes home in a parcel. Rank 0 then waits until all ranks have reported:
-   peers may still need its store.
+3. Rank 0 hosts the store of this attempt's rendezvous, on a socket that listens already: no other process can take its
+   port.
+4. The function is unpickled and called.
+5. A report, with the result or the exception, goes back in a payload. Rank 0 then waits until all ranks have reported:
+   other ranks may still need its store.
 6. Threads are joined and exit handlers run, as at the end of any Python program.
 
-On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `REPORT`. What comes back is one byte, that
-all have reported, or the end of the stream.
+On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `REPORT`. The supervisor sends one byte when all
+ranks have reported. The end of the stream means that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ from typing import Any, NoReturn
 
 from footplate.core.errors import FootplateError, LaunchError
 from footplate.hardware.machine import usable_cores
-from footplate.launch import failure, parcel, script, worker
-from footplate.launch.crew import Report
+from footplate.launch import failure, payload, script, worker
 from footplate.launch.rendezvous import host_store
+from footplate.launch.worker_group import Report
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 ALIVE, PROGRESSED, REPORT = b"a", b"p", b"r"
-OURS = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}  # of no interest in a traceback
-STOPPED = {143, 130}  # ended because it was asked to: by SIGTERM, by SIGINT
+HIDDEN_FILES = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}  # left out of tracebacks
+STOPPED = {143, 130}  # exit codes after SIGTERM and SIGINT
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a worker is to be. Its descriptors: control, payload, report, standard output, standard error, [store]."""
+class WorkerSpec:
+    """The description of a worker.
+
+    The descriptors that come with it: control, payload, report, standard output, standard error, [store].
+    """
 
     rank: int
     environment: dict[str, str]
@@ -52,125 +56,132 @@ class Order:
     directory: str
 
 
-def main(order: Order, fds: list[int]) -> NoReturn:
-    """Run the worker; never returns."""
-    control, payload, home, out, err, *store = fds
-    os.environ.update(order.environment)
-    with contextlib.suppress(OSError):  # not there on this machine
-        os.chdir(order.directory)
-    sys.argv = order.argv
+def main(spec: WorkerSpec, fds: list[int]) -> NoReturn:
+    """Run the worker. Never returns."""
+    control, payload_fd, report_fd, out, err, *store = fds
+    os.environ.update(spec.environment)
+    with contextlib.suppress(OSError):  # this machine doesn't have the directory
+        os.chdir(spec.directory)
+    sys.argv = spec.argv
     _redirect(out, err)
-    _draw_anew()
+    _reseed()
     _share_cores()
-    line = Line(socket.socket(fileno=control))
-    worker.connect(line)
-    held: list[Any] = []
-    report = _run(payload, home, store, order.rank, held)
+    link = SupervisorLink(socket.socket(fileno=control))
+    worker.connect(link)
+
+    kept_alive: list[Any] = []
+    report = _run(payload_fd, report_fd, store, spec.rank, kept_alive)
     _flush()
-    line.report()
+    link.report()
+    # Other ranks may still need the store that this process hosts.
     if store and report.kind not in ("raised", "exit"):
-        line.released.wait()
-    _leave(report.code)
+        link.released.wait()
+    _exit(report.code)
 
 
-class Line:
+class SupervisorLink:
     """The worker's end of the control socket, served by a thread."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._advanced = False
-        self._told = False
+        self._sent_first = False
         self.released = threading.Event()
         threading.Thread(target=self._serve, name="footplate-heartbeat", daemon=True).start()
 
     def progressed(self) -> None:
-        """Say so at once the first time, and with the next sign of life ever after."""
+        """Tell the supervisor at once the first time, and later with the next sign of life."""
         self._advanced = True
-        if not self._told:
-            self._told = True
-            self._say(PROGRESSED)
+        if not self._sent_first:
+            self._sent_first = True
+            self._send(PROGRESSED)
 
     def report(self) -> None:
-        """Say that the parcel is filled. Waits for a supervisor that is suspended."""
-        while not self._say(REPORT):
-            select.select([], [self._control], [], BEAT_S)
+        """Tell the supervisor that the report is in its payload. Waits for a supervisor that is suspended."""
+        while not self._send(REPORT):
+            select.select([], [self._control], [], HEARTBEAT_S)
 
-    def _say(self, what: bytes) -> bool:
-        """Send a byte, unless so many wait to be read that there is no room."""
+    def _send(self, byte: bytes) -> bool:
+        """Send a byte; return False if the socket is full."""
         try:
-            return self._control.send(what, socket.MSG_DONTWAIT) == 1
+            return self._control.send(byte, socket.MSG_DONTWAIT) == 1
         except BlockingIOError:
             return False
         except OSError:
-            return True  # nobody is there, which the thread notices
+            return True  # the supervisor is gone, which the thread notices
 
     def _serve(self) -> None:
         while True:
             advanced, self._advanced = self._advanced, False
-            self._say(PROGRESSED if advanced else ALIVE)
-            if select.select([self._control], [], [], BEAT_S)[0]:
-                if not self._receives():
+            self._send(PROGRESSED if advanced else ALIVE)
+            if select.select([self._control], [], [], HEARTBEAT_S)[0]:
+                if not self._receive():
                     os.killpg(os.getpgrp(), signal.SIGKILL)
                 self.released.set()
 
-    def _receives(self) -> bool:
+    def _receive(self) -> bool:
         try:
             return bool(self._control.recv(1))
         except OSError:
             return False
 
 
-def _run(payload: int, home: int, store: list[int], rank: int, held: list[Any]) -> Report:
-    """Call the function; put into the parcel how it ended, and return that. What must outlive the call goes to `held`."""
+def _run(payload_fd: int, report_fd: int, store: list[int], rank: int, kept_alive: list[Any]) -> Report:
+    """Call the function, and write a report of how it ended; return the report.
+
+    `kept_alive` gets the objects that must outlive the call: the store.
+    """
     try:
-        held.extend(host_store(fd) for fd in store)
-        value = _unpack(payload)()
+        kept_alive.extend(host_store(fd) for fd in store)
+        value = _unpack(payload_fd)()
     except SystemExit as end:
         code = _exit_code(end)
         kind = "left" if code == 0 else "stopped" if code in STOPPED else "exit"
-        return _send_home(home, Report(kind, time.monotonic(), code), None)
+        return _write_report(report_fd, Report(kind, time.monotonic(), code), None)
     except KeyboardInterrupt:
-        return _send_home(home, Report("stopped", time.monotonic(), 130), None)
+        return _write_report(report_fd, Report("stopped", time.monotonic(), 130), None)
     except BaseException as error:
-        return _send_home(home, _raised(error), error)
-    return _send_home(home, Report("returned", time.monotonic()), value if rank == 0 else None)
+        return _write_report(report_fd, _raised(error), error)
+    return _write_report(report_fd, Report("returned", time.monotonic()), value if rank == 0 else None)
 
 
-def _unpack(payload: int) -> Callable[[], Any]:
+def _unpack(payload_fd: int) -> Callable[[], Any]:
     try:
-        call, args = parcel.get(payload)
+        call, args = payload.read(payload_fd)
     except Exception as error:
         raise LaunchError(
             f"The function or an argument can't be loaded in a worker process: {type(error).__name__}: {error}. A worker "
-            "imports what isn't defined in the script or the notebook itself: it must be importable from sys.path."
+            "imports everything that the script or the notebook doesn't define itself: make it importable from sys.path."
         ) from error
     return lambda: call(*args)
 
 
 def _raised(error: BaseException) -> Report:
-    own, frames = error.__traceback__, error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in OURS:
+    # Leave out the frames of Footplate around the function, unless there are no others.
+    whole, frames = error.__traceback__, error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in HIDDEN_FILES:
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames or own)).rstrip()
+    text = "".join(traceback.format_exception(type(error), error, frames or whole)).rstrip()
     mistake, passing = isinstance(error, FootplateError), failure.may_pass(error)
     return Report("raised", time.monotonic(), 1, failure.of_exception(error), text, mistake, passing)
 
 
-def _send_home(home: int, report: Report, value: Any) -> Report:
-    """Fill the parcel with the report and a value that can be had back from it."""
+def _write_report(report_fd: int, report: Report, value: Any) -> Report:
+    """Write the report and a value that the supervisor can load; return the report."""
     try:
-        parcel.put(home, report, value)
+        payload.write(report_fd, report, value)
         if report.kind == "raised":
-            parcel.opened(home)[1]()  # many exceptions can be pickled and then not be made again
+            # Many exceptions can be pickled, but not unpickled.
+            payload.read_two(report_fd)[1]()
     except Exception as error:
         if report.kind == "raised":
-            parcel.put(home, report, None)
+            payload.write(report_fd, report, None)
             return report
         mistake = LaunchError(
-            f"The result of the function, a {type(value).__name__}, can't be sent home: {type(error).__name__}: {error}. "
-            "Return what can be pickled, such as numbers, tensors or a state_dict."
+            f"The result of the function, a {type(value).__name__}, can't be sent back: {type(error).__name__}: {error}. "
+            "Return something that can be pickled, such as numbers, tensors or a state_dict."
         )
-        return _send_home(home, _raised(mistake), mistake)
+        return _write_report(report_fd, _raised(mistake), mistake)
     return report
 
 
@@ -182,10 +193,10 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _redirect(out: int, err: int) -> None:
-    """Make these the standard streams, written line by line; nothing can be read from standard input."""
+    """Make these the standard streams, written line by line. Standard input is empty."""
     null = os.open(os.devnull, os.O_RDONLY)
-    for fd, place in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(fd, place)
+    for fd, standard_fd in ((null, 0), (out, 1), (err, 2)):
+        os.dup2(fd, standard_fd)
         os.close(fd)
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -195,14 +206,14 @@ def _redirect(out: int, err: int) -> None:
     faulthandler.enable()
 
 
-def _draw_anew() -> None:
-    """Processes forked from one must not draw the same numbers; Python's own generator sees to that itself."""
+def _reseed() -> None:
+    """Seed NumPy's generator, so that forked processes don't draw the same numbers. Python's own does so itself."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 
 
 def _share_cores() -> None:
-    """Torch's threads in all workers of a machine are to be as many as its cores, unless somebody has said otherwise."""
+    """Share the cores among the workers of a machine by setting torch's threads, unless OMP_NUM_THREADS is set."""
     if "torch" in sys.modules and "OMP_NUM_THREADS" not in os.environ:
         cores, workers = int(usable_cores()), int(os.environ["LOCAL_WORLD_SIZE"])
         sys.modules["torch"].set_num_threads(max(1, cores // workers))
@@ -214,11 +225,11 @@ def _flush() -> None:
             stream.flush()
 
 
-def _leave(code: int) -> NoReturn:
-    """End as an interpreter would, save for tearing down its modules, in which native libraries are prone to crash."""
-    for last in (threading._shutdown, atexit._run_exitfuncs):  # pyright: ignore[reportAttributeAccessIssue]
+def _exit(code: int) -> NoReturn:
+    """End as an interpreter would, but don't tear down modules, where native libraries tend to crash."""
+    for finish in (threading._shutdown, atexit._run_exitfuncs):  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            last()
+            finish()
         except BaseException:
             traceback.print_exc()
     _flush()

@@ -1,10 +1,10 @@
-"""What went wrong in an attempt, and which of several failures was the cause.
+"""Failures of an attempt, and which of several failures caused the other ones.
 
-When one rank dies, its peers die of it: their connections break, and they raise. So an attempt has many failures and one
-cause. The cause is the earliest, with one correction: an exception is timed by the process that raises it, a death by
-whoever notices it, which is a little later. So a death counts as `NOTICED_AFTER_S` older than it was noticed, and what was
-lost with its machine as `LOST_AFTER_S` older: a cluster finds a machine dead by the heartbeats that it misses, when the
-ranks on the others have long raised.
+When one rank dies, the other ranks fail because of it: their connections break, and they raise. So an attempt has many
+failures and one cause. The cause is the earliest failure, with one correction. The process that raises an exception takes
+its time at once. The time of a death is when another process notices it, which is a little later. So a death counts as
+`NOTICED_AFTER_S` older than it was noticed. A loss of a machine counts as `LOST_AFTER_S` older: a cluster misses several
+heartbeats before it considers a machine dead, and by then the ranks on the other machines have raised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 NOTICED_AFTER_S = 0.2
 LOST_AFTER_S = 60.0
-HEAD = 500  # characters of an exception's text that a line of the log shows
+MAX_CHARACTERS = 500  # of an exception's text, in a line of the log
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
@@ -26,20 +26,20 @@ Kind = Literal["exception", "exit", "signal", "frozen", "host"]
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank, or what carries them all, failed.
+    """The failure of one rank, or of the process or machine that runs several.
 
     Attributes:
-        kind: `exception` (raised by the function), `exit` (the process ended by itself without a result), `signal`
+        kind: `exception` (raised by the function), `exit` (the process ended itself without a result), `signal`
             (killed by one), `frozen` (no sign of life), `host` (the machine or the launcher lost it).
         text: what happened, to be read after "rank 1 ".
         at: when, on the monotonic clock of this machine, in seconds.
-        rank: which; None when it was no single one.
-        slot: its place in the original world; None when it was no single one.
-        traceback: the worker's, whole; empty when there is none.
-        mistake: whether the exception is a `FootplateError`, which trying again doesn't mend.
-        passing: whether the exception is about what may have changed by itself the next time; see `may_pass`.
+        rank: its rank; None if several ranks failed together.
+        slot: its rank in the original world; None if several ranks failed together.
+        traceback: the worker's, whole; empty if there is none.
+        mistake: whether the exception is a `FootplateError`, which another attempt would raise again.
+        passing: whether the exception's cause may have gone the next time; see `may_pass`.
         code: the exit code of a program that ends like this: 1 unless the rank had one; a signal's number + 128.
-        lost: whether it went with its machine.
+        lost: whether it was lost with its machine.
     """
 
     kind: Kind
@@ -58,24 +58,24 @@ class Failure:
 
     @property
     def since(self) -> float:
-        """When it may have happened, at the earliest; `at` is when it was noticed."""
+        """The earliest time at which it may have happened; `at` is when it was noticed."""
         if self.lost:
             return self.at - LOST_AFTER_S
         return self.at if self.kind == "exception" else self.at - NOTICED_AFTER_S
 
 
 def cause_of(failures: Iterable[Failure]) -> Failure:
-    """The failure of which the others are consequences; a user's mistake, if there is one, before all else.
+    """Find the failure that caused the other ones. A user's mistake, if there is one, comes first.
 
     >>> broken = Failure("exception", "raised RuntimeError: Connection closed by peer", at=10.05, rank=0)
     >>> cause_of([broken, Failure("signal", "was killed by SIGKILL", at=10.1, rank=1)]).rank
     1
     """
-    return min(failures, key=lambda one: (not one.mistake, one.since))
+    return min(failures, key=lambda failure: (not failure.mistake, failure.since))
 
 
 def of_exit(code: int) -> tuple[Kind, str]:
-    """Kind and text of an end by itself: an exit code, or a signal's number made negative.
+    """Kind and text of a process's end, given its exit code, or a signal's number made negative.
 
     >>> of_exit(-9)
     ('signal', 'was killed by SIGKILL')
@@ -92,20 +92,20 @@ def of_exit(code: int) -> tuple[Kind, str]:
 
 
 def of_exception(error: BaseException) -> str:
-    """`raised ValueError: too large`, in one line.
+    """The text of an exception in one line: `raised ValueError: too large`.
 
     >>> of_exception(ValueError("a\\nb"))
     'raised ValueError: a b'
     """
-    words = " ".join(str(error).split())
-    shown = words if len(words) <= HEAD else words[:HEAD] + " …"
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " …"
     return f"raised {type(error).__name__}: {shown}" if shown else f"raised {type(error).__name__}"
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an exception is about what is outside of the program, such as a connection, a disk or the other ranks.
+    """Return True if an exception is about something outside of the program: a connection, a disk, the other ranks.
 
-    A file that isn't there isn't: that is mostly a wrong name.
+    A missing file doesn't count: mostly its name is wrong.
 
     >>> may_pass(ConnectionRefusedError()), may_pass(FileNotFoundError()), may_pass(TypeError())
     (True, False, False)

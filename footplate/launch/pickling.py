@@ -1,9 +1,9 @@
-"""Which object inside a function, or inside anything, keeps it from being pickled.
+"""Find the object inside a function, or inside any value, that can't be pickled.
 
     train → global `config` (Config) → attribute `db` (sqlite3.Connection)
 
-The way there is found by trying: of an object that can't be pickled, the parts are pickled one by one, and the first that
-can't be either is looked into in turn. That takes time, and is done only once pickling has failed.
+The search tries: it pickles the parts of an object that can't be pickled one by one, and continues in the first part that
+can't be pickled either. That takes time, and happens only after pickling has failed.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-DEEPEST = 20
+MAX_DEPTH = 20
 
 
 def culprit(fn: Callable[..., Any], args: tuple[Any, ...] = ()) -> str:
-    """The way from a function and its arguments to the innermost object that can't be pickled."""
+    """Find the path from a function and its arguments to the innermost object that can't be pickled."""
     path = [name_of(fn)]
-    found = _first_bad([*_labelled(fn), *((f"argument {number}", arg) for number, arg in enumerate(args, 1))])
-    while found is not None:
-        label, part = found
+    bad = _first_bad([*_labelled(fn), *((f"argument {number}", arg) for number, arg in enumerate(args, 1))])
+    while bad is not None:
+        label, part = bad
         path.append(f"{label} ({_type_of(part)})")
-        found = _first_bad(_parts(part)) if len(path) < DEEPEST else None
+        bad = _first_bad(_parts(part)) if len(path) < MAX_DEPTH else None
     return " → ".join(path)
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """What a function is called.
+    """The name of a function.
 
     >>> name_of(functools.partial(print, 1))
     'print'
@@ -43,7 +43,7 @@ def _first_bad(parts: Any) -> tuple[str, Any] | None:
     return next((part for part in parts if not _can_be_pickled(part[1])), None)
 
 
-class _Nowhere:
+class _NullFile:
     def write(self, data: Any) -> int:
         return len(data)
 
@@ -52,14 +52,14 @@ def _can_be_pickled(value: Any) -> bool:
     import cloudpickle
 
     try:
-        cloudpickle.Pickler(_Nowhere()).dump(value)
+        cloudpickle.Pickler(_NullFile()).dump(value)
     except Exception:
         return False
     return True
 
 
 def _labelled(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a call holds: of a function, its parts; of a partial one, its arguments, too."""
+    """The parts of a function, each with a label. For a partial function, also its arguments."""
     while isinstance(fn, functools.partial):
         yield from ((f"argument {number}", arg) for number, arg in enumerate(fn.args, 1))
         yield from ((f"argument `{name}`", arg) for name, arg in fn.keywords.items())
@@ -68,7 +68,7 @@ def _labelled(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is pickled with a value, each with its label."""
+    """The objects that are pickled with a value, each with a label."""
     if isinstance(value, functools.partial):
         yield from _labelled(value)
     elif isinstance(value, types.FunctionType):
@@ -101,22 +101,25 @@ def _parts_of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The globals that a function's code, and that of the functions in it, may use."""
+    """The globals that a function's code may use, and that of the functions in it."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    own = {one.argval for one in dis.get_instructions(code) if one.opname.endswith("_GLOBAL")}
+    instructions = dis.get_instructions(code)
+    own = {instruction.argval for instruction in instructions if instruction.opname.endswith("_GLOBAL")}
     return own.union(*map(_names, inner))
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """The attributes that an object, or a class that travels by value, is pickled with."""
+    """The attributes that are pickled with an object, or with a class that is pickled by value."""
     if isinstance(value, type):
         return {name: part for name, part in vars(value).items() if not isinstance(part, types.GetSetDescriptorType)}
     try:
         state = value.__getstate__()
     except Exception:
         return {}
-    if isinstance(state, tuple):  # of a class with slots: (dictionary or None, slots)
-        state = {name: part for one in state if isinstance(one, dict) for name, part in one.items()}
+    if isinstance(state, tuple):
+        # A class with slots has (dictionary or None, dictionary of the slots).
+        parts = [part for part in state if isinstance(part, dict)]
+        state = {name: value for part in parts for name, value in part.items()}
     return state if isinstance(state, dict) else {}
 
 

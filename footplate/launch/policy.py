@@ -1,19 +1,20 @@
-"""What to do after a failed attempt, as a pure function of what has happened so far.
+"""The policy of restarts: what follows a failed attempt, as a pure function of the failures so far.
 
     decide(restarts, state, failure)  ->  Again(state, delay_s, …)  or  GiveUp(why)
 
 The rules, in this order:
 
 1. A user's mistake (a `FootplateError`) is never tried again.
-2. With `min_world_size`, a slot (a place in the original world, hence a device) that can't be started, or that caused
-   `drop_after` failures in a row without the work having advanced, is given up: the next attempt has one rank fewer.
-   That costs no restart, as it can happen only so often.
-3. An exception that the attempt before had ended with, too, of the same type and with the same message, is not tried again
-   when the work has not advanced in between: it is the code's fault. Unless it is about what is outside of the code (a
-   connection, a disk: `failure.may_pass`), or raised on one slot again and again that rule 2 may still give up.
-4. Failures of the host have a budget of their own, `max_host_restarts`; all others share `max_restarts`.
-5. The first restart comes at once, the next after 1, 2, 4 … seconds up to `max_delay_s`. When the work advances, the row
-   begins anew.
+2. With `min_world_size`, a slot (a rank of the original world, hence a device) is given up if it can't be started, or if it
+   caused `drop_after` failures in a row without progress. The next attempt has one rank fewer. That costs no restart, as
+   the number of slots limits it.
+3. If two attempts in a row end with the same exception (the same type and message) without progress in between, the code is
+   at fault, and there is no other attempt. There are two exceptions from this rule: the error is about something outside of
+   the code, such as a connection or a disk (`failure.may_pass`); or it is raised on one slot again and again, which rule 2
+   may still give up.
+4. Failures of the host have a budget of their own, `max_host_restarts`. All other failures share `max_restarts`.
+5. The first restart comes at once, the next ones after 1, 2, 4 … seconds up to `max_delay_s`. After progress, the pauses
+   begin again from the start.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from dataclasses import dataclass, replace
 
 from footplate.launch.failure import Failure
 
-AS_BEFORE = (
-    "as in the attempt before it, with no progress in between: this is taken for the code's fault, and not tried again"
+SAME_FAILURE = (
+    "as in the attempt before it, with no progress in between: the code is at fault, so there is no other attempt"
 )
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often, how soon and with how many ranks a launch tries again.
+    """When a launch starts another attempt, and with how many ranks.
 
     Args:
-        max_restarts: failures that are followed by another attempt; 0 to end with the first.
-        max_host_restarts: likewise, of those that the machine or the launcher is to blame for.
+        max_restarts: how many failures are followed by another attempt; 0 to end with the first.
+        max_host_restarts: the same for failures of the machine or the launcher.
         max_delay_s: the longest pause before an attempt.
-        min_world_size: go on with fewer ranks, but no fewer than this; None to keep all.
-        drop_after: failures in a row, without progress, by which a slot is given up.
-        peers_grace_s: how long the other ranks may take to end by themselves when one has failed.
+        min_world_size: continue with fewer ranks, but not with fewer than this; None to keep all.
+        drop_after: how many failures in a row, without progress, until a slot is given up.
+        peers_grace_s: how long the other ranks may take to end when one has failed.
     """
 
     max_restarts: int = 3
@@ -50,16 +51,16 @@ class Restarts:
 
 @dataclass(frozen=True)
 class State:
-    """What the failures so far have left.
+    """The history of a launch, as far as decisions need it.
 
     Attributes:
-        slots: the places of the original world that are still used; the rank is the index into it.
-        restarts: used of `max_restarts`.
-        host_restarts: used of `max_host_restarts`.
-        barren: attempts in a row in which the work did not advance.
-        suspect: the slot that caused the latest of them.
+        slots: the ranks of the original world that are still used; the present rank is the index into it.
+        restarts: how many of `max_restarts` are used.
+        host_restarts: how many of `max_host_restarts` are used.
+        barren: the number of attempts in a row without progress.
+        suspect: the slot that caused the failure of the latest of them.
         suspected: how many of them in a row it caused.
-        raised: the exception that ended the latest attempt, in a line; empty if something else did.
+        raised: the exception that ended the latest attempt, in one line; empty if something else ended it.
     """
 
     slots: tuple[int, ...]
@@ -73,13 +74,13 @@ class State:
 
 @dataclass(frozen=True)
 class Again:
-    """Another attempt.
+    """The decision for another attempt.
 
     Attributes:
-        state: what to begin it with.
-        delay_s: how long to wait before.
-        dropped: the slot that is given up, if one is.
-        budget: which restart this is of how many, in words.
+        state: the state that it begins with.
+        delay_s: how long to wait before it.
+        dropped: the slot that is given up; None if all are kept.
+        budget: the number of this restart, and the limit, in words.
     """
 
     state: State
@@ -90,25 +91,32 @@ class Again:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """No other attempt; `why` in words, empty where the failure speaks for itself."""
+    """The decision against another attempt. `why` is in words; it is empty if the failure alone explains it."""
 
     why: str
 
 
 def decide(restarts: Restarts, state: State, failure: Failure, progressed: bool) -> Again | GiveUp:
-    """What follows `failure` of an attempt that began with `state`, in which the work advanced or did not."""
+    """Decide what follows the failure of an attempt.
+
+    Args:
+        restarts: the limits.
+        state: the state that the attempt began with.
+        failure: the failure that ended it.
+        progressed: whether the work advanced in it.
+    """
     if failure.mistake:
         return GiveUp("")
     raised = failure.text if failure.kind == "exception" and not failure.passing else ""
-    as_before = bool(raised) and raised == state.raised and not progressed
+    same_failure = bool(raised) and raised == state.raised and not progressed
     state = replace(_count(state, failure, progressed), raised=raised)
     delay_s = min(restarts.max_delay_s, 2.0 ** min(state.barren - 2, 60)) if state.barren > 1 else 0.0
-    if failure.slot is not None and _is_lost(restarts, state, failure):
+    if failure.slot is not None and _must_drop(restarts, state, failure):
         slots = tuple(slot for slot in state.slots if slot != failure.slot)
         fewer = replace(state, slots=slots, suspect=None, suspected=0)
         return Again(fewer, delay_s, failure.slot, f"with {len(slots)} of {len(state.slots)} ranks")
-    if as_before and not (_has_one_to_spare(restarts, state) and state.suspected > 1):
-        return GiveUp(AS_BEFORE)
+    if same_failure and not (_may_drop_one(restarts, state) and state.suspected > 1):
+        return GiveUp(SAME_FAILURE)
     if failure.kind == "host":
         used, limit, name = state.host_restarts, restarts.max_host_restarts, "max_host_restarts"
         state = replace(state, host_restarts=used + 1)
@@ -121,21 +129,22 @@ def decide(restarts: Restarts, state: State, failure: Failure, progressed: bool)
 
 
 def _count(state: State, failure: Failure, progressed: bool) -> State:
-    """The state with this failure's part in the rows of failures."""
+    """Count this failure in the state."""
     if progressed:
         return replace(state, barren=1, suspect=None, suspected=0)
     same = failure.slot is not None and failure.slot == state.suspect
     return replace(state, barren=state.barren + 1, suspect=failure.slot, suspected=state.suspected + 1 if same else 1)
 
 
-def _is_lost(restarts: Restarts, state: State, failure: Failure) -> bool:
-    """Whether the slot that failed is to be given up."""
-    if not _has_one_to_spare(restarts, state):
+def _must_drop(restarts: Restarts, state: State, failure: Failure) -> bool:
+    """Return True if the slot that failed must be given up."""
+    if not _may_drop_one(restarts, state):
         return False
-    never_started = failure.kind == "host"  # with a slot of its own: this one could not be started
+    # A failure of the host that names a slot means that this slot could not be started.
+    never_started = failure.kind == "host"
     return never_started or (state.suspect == failure.slot and state.suspected >= restarts.drop_after)
 
 
-def _has_one_to_spare(restarts: Restarts, state: State) -> bool:
-    """Whether a slot may be given up."""
+def _may_drop_one(restarts: Restarts, state: State) -> bool:
+    """Return True if a slot may be given up."""
     return restarts.min_world_size is not None and len(state.slots) > restarts.min_world_size

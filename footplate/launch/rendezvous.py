@@ -1,11 +1,11 @@
-"""How the ranks of one attempt find each other.
+"""The rendezvous of one attempt, in which its ranks find each other.
 
-A socket is bound to a free port and handed to rank 0, which hosts the store on it; the others connect, and wait in the
-socket's queue if they come too early. So the port can't be taken by somebody else in between, and as each attempt has its
-own, nothing of an earlier one can be found in the store.
+A socket is bound to a free port and handed to rank 0, which hosts the store on it. The other ranks connect, and wait in
+the socket's queue if they are early. So no other process can take the port in between. Each attempt has its own socket, so
+the store has nothing of an earlier attempt.
 
-With all ranks on one machine that is the loopback interface. Of an attempt over several machines, each carries a `Share`:
-the one with rank 0 binds the socket, and the others are told where.
+With all ranks on one machine, the socket is on the loopback interface. Of an attempt on several machines, each machine
+runs a `Share`: the one with rank 0 binds the socket, and the driver tells the others its address.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from footplate.launch import roles
-from footplate.launch.crew import Attempt
+from footplate.launch import cluster_variables
+from footplate.launch.worker_group import Attempt
 
 HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one machine carries of an attempt.
+    """One machine's share of an attempt.
 
     Attributes:
-        attempt: which.
-        ranks: those that live here; the index is the local rank.
+        attempt: the attempt.
+        ranks: the ranks that run here; the index is the local rank.
         store: address and port of the store that rank 0 hosts.
-        address: of this machine, by which the others reach it.
+        address: of this machine, for the other machines.
         node: this machine's number among those of the attempt.
         environment: variables for the workers here, over the launch's.
-        devices: of each of its ranks, which of the machine's devices is its own; empty for the first ones.
-        tasks: of each rank of the attempt, an address at which a server of its own may listen; empty if not known.
+        devices: for each of its ranks, the index of its device on the machine; empty for the first ones.
+        tasks: for each rank of the attempt, an address at which a server of its own may listen; empty if not known.
     """
 
     attempt: Attempt
@@ -49,22 +49,22 @@ class Share:
 
 
 def listen(host: str, world_size: int) -> socket.socket:
-    """The socket of an attempt."""
+    """Open the socket of an attempt, on a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family, backlog=max(128, 2 * world_size))
 
 
 def free_addresses(host: str, count: int) -> tuple[str, ...]:
-    """So many addresses of this machine that nobody listens at now."""
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(listen(host, 1)) for _ in range(count)]
-        return tuple(f"{host}:{one.getsockname()[1]}" for one in found)
+    """Find addresses of this machine at which no process listens now."""
+    with contextlib.ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(listen(host, 1)) for _ in range(count)]
+        return tuple(f"{host}:{listening.getsockname()[1]}" for listening in sockets)
 
 
 def environment(share: Share, rank: int) -> dict[str, str]:
-    """What tells a worker its place, in torchrun's words and ours."""
+    """Variables with a worker's ranks, under torchrun's names and ours."""
     attempt, local_rank = share.attempt, share.ranks.index(rank)
-    place = {
+    variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(len(attempt.slots)),
@@ -73,20 +73,20 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "NODE_RANK": str(share.node),
         "MASTER_ADDR": share.store[0],
         "MASTER_PORT": str(share.store[1]),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there: torch is only to connect to it
-        "TORCHELASTIC_RUN_ID": "footplate",  # by which Lightning knows that its processes are there
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists: torch shall only connect to it
+        "TORCHELASTIC_RUN_ID": "footplate",  # tells Lightning that its processes were started already
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(share.devices[local_rank] if share.devices else local_rank),
     }
-    own = interface(share.address)
-    if own and "GLOO_SOCKET_IFNAME" not in os.environ:
-        place["GLOO_SOCKET_IFNAME"] = own
-    return {**place, **roles.environment(share.tasks, rank), **share.environment}
+    network_interface = interface(share.address)
+    if network_interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        variables["GLOO_SOCKET_IFNAME"] = network_interface
+    return {**variables, **cluster_variables.environment(share.tasks, rank), **share.environment}
 
 
 def host_store(listening: int) -> Any:
-    """Host the store on the socket with this descriptor, in the process that is rank 0; it lasts as long as the object."""
+    """Host the store on the socket with this descriptor. Rank 0 calls this, and keeps the returned object."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -94,10 +94,12 @@ def host_store(listening: int) -> Any:
 
 
 def interface(address: str) -> str | None:
-    """The network interface with this address. If all are on one machine it is the loopback, which doesn't go away."""
+    """The network interface with this address. For ranks of one machine it is the loopback, which doesn't go away."""
     if address == HOST:
         return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     import psutil
 
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if address in {one.address for one in addresses}), None)
+    for name, entries in psutil.net_if_addrs().items():
+        if address in {entry.address for entry in entries}:
+            return name
+    return None

@@ -1,9 +1,9 @@
-"""The ladder: one training function on one process, on the devices of this machine, on a cluster, by changing a number.
+"""The ladder: the same training function on one process, on the devices of this machine, or on a cluster.
 
     Runner(np=-4).run(train, lr=1e-3)                    four processes of this machine
     Runner(np=8, backend="ray").run(train, lr=1e-3)      eight workers of a cluster
 
-`choose` turns the number into a backend and a size of the world; the rest is `launch`.
+`choose` turns the number into a backend and a world size. `launch` does the rest.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs a function in several processes, here or on a cluster, and returns what it returned on rank 0.
+    """Runs a function in several processes, here or on a cluster, and returns the result of rank 0.
 
     Args:
-        np: how many processes. Negative: that many on this machine. Positive: that many on the cluster, one of them
-            wherever there is none. 0: as many as the cluster, or else this machine, has slots.
+        np: how many processes. Negative: that many on this machine. Positive: that many on the cluster; 1 runs on this
+            machine if there is no cluster. 0: as many as the cluster, or else this machine, has slots.
         backend: `"local"`, `"ray"`, `"spark"`, or an object of your own; None for the cluster that this process is
             connected to: a Ray that is initialised or that `RAY_ADDRESS` names, or an active Spark session. With `"local"`,
             a positive `np` means processes of this machine, too.
-        resources: what each worker needs, in the words of the backend.
-        max_restarts: failures after which all processes are started again; losses of a machine don't count.
-        max_host_restarts: losses of a machine after which they are.
-        env: variables for the processes, over those that they have anyway.
-        log_dir: where each run gets a directory of its own for the whole output, `attempt-0/rank-0.log` and so on; None for
-            the system's temporary directory, in which only those of runs that failed outlast this object.
-        driver_log_verbosity: what is shown here while it runs: `"all"` ranks' lines, each with its rank; `"rank_0"`'s;
-            `"log_callback_only"`, what is given to `footplate.launch.worker.log_to_driver`.
+        resources: what each worker needs, as arguments of the backend.
+        max_restarts: how many failures are followed by another attempt; losses of a machine don't count.
+        max_host_restarts: how many losses of a machine are followed by another attempt.
+        env: variables for the processes, over those of their machines.
+        log_dir: the directory in which each run gets one of its own for the whole output, `attempt-0/rank-0.log` and so on.
+            None for the system's temporary directory; there, only the logs of failed runs outlast this object.
+        driver_log_verbosity: the lines to show here while it runs: of `"all"` ranks, each with its rank; of `"rank_0"`; or
+            with `"log_callback_only"` only the messages of `footplate.launch.worker.log_to_driver`.
         heartbeat_timeout: seconds of silence after which a process counts as frozen.
 
     Attributes:
-        log_dir: the directory of the latest run's output; in the temporary directory, until the next run if it succeeded.
+        log_dir: the directory of the latest run's output. In the temporary directory, that of a successful run lasts until
+            the next run.
 
     Raises:
-        ConfigError: a number or a name that can't be, or two that don't go together.
+        ConfigError: an argument is invalid, or two don't go together.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class Runner:
         self._logs = log_dir
         self._show: Show = driver_log_verbosity
         self._heartbeat_timeout = heartbeat_timeout
-        self._passing_logs: list[Path] = []
-        weakref.finalize(self, _forget, self._passing_logs, os.getpid())
+        self._temporary_logs: list[Path] = []
+        weakref.finalize(self, _remove_logs, self._temporary_logs, os.getpid())
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `fn(*args, **kwargs)` in each process, again after failures; return what rank 0 returned.
+        """Call `fn(*args, **kwargs)` in each process, again after failures; return the result of rank 0.
 
-        The function travels by cloudpickle: one of a notebook or of a script is as good as one of a module.
+        cloudpickle sends the function, so it may be of a notebook, of a script, or of a module.
 
         Raises:
             ConfigError: there is no cluster for a positive `np`.
@@ -98,12 +99,12 @@ class Runner:
             LaunchError: see `footplate.launch.launch`; or this process is itself one of several.
             SystemExit: with 143, after SIGTERM to this process.
             KeyboardInterrupt: after Ctrl-C, when all processes have ended; a second one kills them at once.
-            Exception: what `fn` raised, with the worker's traceback in its notes, when no restart is left.
+            Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left.
         """
         refuse_inside(f"Runner(np={self.np})")
         backend, world_size = choose(self.np, self._backend, self._resources)
         name = name_of(fn)
-        _forget(self._passing_logs, os.getpid())
+        _remove_logs(self._temporary_logs, os.getpid())
         self.log_dir = new_log_dir(self._logs, name)
         log.info("%s: %d process(es), %s; whole logs: %s", name, world_size, backend.name, self.log_dir)
         try:
@@ -123,18 +124,18 @@ class Runner:
                 error.add_note(f"Whole logs of all attempts: {self.log_dir}")
             raise
         if self._logs is None:
-            self._passing_logs.append(self.log_dir)
+            self._temporary_logs.append(self.log_dir)
         return result
 
 
 def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_timeout: Any) -> None:
-    """See whether these arguments of a `Runner` can be, and go together.
+    """Check the arguments of a `Runner`.
 
     Raises:
-        ConfigError: they can't.
+        ConfigError: one is invalid, or two don't go together.
     """
     _check_numbers(np, restarts, heartbeat_timeout)
-    _check_words(np, backend, resources)
+    _check_names(np, backend, resources)
 
 
 def choose(
@@ -143,7 +144,7 @@ def choose(
     resources: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Backend, int]:
-    """Where `np` processes are to run, and how many they are.
+    """Choose the backend for `np` processes, and the size of the world.
 
     Raises:
         ConfigError: there is no cluster.
@@ -152,7 +153,7 @@ def choose(
     """
     if np < 0:
         return Local(), -np
-    name = backend or backends.found(environ) or ("local" if np <= 1 else None)
+    name = backend or backends.connected_cluster(environ) or ("local" if np <= 1 else None)
     if name is None:
         raise ConfigError(
             f"np={np}: positive means workers of a cluster, and this process is connected to none: no Ray is initialised, "
@@ -160,18 +161,18 @@ def choose(
             f'np=-{np} or backend="local"; for a cluster connect first (ray.init(), SparkSession.builder), or name it with '
             'backend="ray".'
         )
-    made = backends.named(name, resources) if isinstance(name, str) else name
-    size = np or made.slots()
+    chosen = backends.named(name, resources) if isinstance(name, str) else name
+    size = np or chosen.slots()
     if size < 1:
-        raise LaunchError(f"np=0: {made.name} has no free slot for a worker now. Add machines, or wait for them.")
-    return made, size
+        raise LaunchError(f"np=0: {chosen.name} has no free slot for a worker now. Add machines, or wait for them.")
+    return chosen, size
 
 
 def refuse_inside(what: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to launch from one of several processes, each of which would.
+    """Refuse to launch from a rank, as each rank would launch.
 
     Raises:
-        LaunchError: this is a worker, or torchrun's.
+        LaunchError: this process is a worker, or one of torchrun's.
     """
     size = environ.get("WORLD_SIZE", "1")
     if worker.inside() or size not in ("", "1"):
@@ -182,7 +183,7 @@ def refuse_inside(what: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def new_log_dir(parent: str | os.PathLike[str] | None, name: str) -> Path:
-    """A new directory for the logs of a run: `PARENT/name-1`, `-2`, …; None for a temporary one.
+    """Make a directory for the logs of a run: `PARENT/name-1`, `-2`, …; with None, a temporary one.
 
     Raises:
         ConfigError: it can't be made.
@@ -191,18 +192,18 @@ def new_log_dir(parent: str | os.PathLike[str] | None, name: str) -> Path:
     if parent is None:
         return Path(tempfile.mkdtemp(prefix=f"footplate-{safe}-"))
     for number in count(1):
-        place = Path(parent) / f"{safe}-{number}"
+        directory = Path(parent) / f"{safe}-{number}"
         try:
-            place.mkdir(parents=True)
+            directory.mkdir(parents=True)
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"log_dir={str(parent)!r}: no directory can be made there: {error}.") from error
-        return place.absolute()
+            raise ConfigError(f"log_dir={str(parent)!r}: can't make a directory there: {error}.") from error
+        return directory.absolute()
     raise AssertionError("unreachable")
 
 
-def _forget(logs: list[Path], owner: int) -> None:
+def _remove_logs(logs: list[Path], owner: int) -> None:
     """Remove directories of logs, unless this process was forked from the one that owns them."""
     while logs and os.getpid() == owner:
         shutil.rmtree(logs.pop(), ignore_errors=True)
@@ -221,10 +222,10 @@ def _check_numbers(np: Any, restarts: Restarts, heartbeat_timeout: Any) -> None:
         raise ConfigError(f"heartbeat_timeout={heartbeat_timeout!r}: expected seconds, more than 0.")
 
 
-def _check_words(np: int, backend: Any, resources: Any) -> None:
+def _check_names(np: int, backend: Any, resources: Any) -> None:
     if isinstance(backend, str) and backend not in backends.NAMES:
-        raise ConfigError(f'backend="{backend}": there is none of this name. {did_you_mean(backend, backends.NAMES)}')
-    if backend is not None and not isinstance(backend, str) and not hasattr(backend, "crew"):
+        raise ConfigError(f'backend="{backend}": there is no such backend. {did_you_mean(backend, backends.NAMES)}')
+    if backend is not None and not isinstance(backend, str) and not hasattr(backend, "worker_group"):
         raise ConfigError(f"backend={backend!r}: expected a name or a Backend. {did_you_mean('', backends.NAMES)}")
     if np >= 0:
         return

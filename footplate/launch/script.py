@@ -1,4 +1,4 @@
-"""A script or a module that a worker runs as its main program, as `python SCRIPT` or `python -m MODULE` would."""
+"""Run a script or a module as the main program of a worker, as `python SCRIPT` or `python -m MODULE` would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from footplate.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Script:
-    """What to run.
+    """A script or a module, with its arguments.
 
     Attributes:
         target: the path of a script, or the name of a module.
@@ -29,22 +29,22 @@ class Script:
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
+        """The name for logs."""
         return self.target if self.module else Path(self.target).stem
 
     def check(self) -> None:
-        """See whether it is there.
+        """Check that it exists.
 
         Raises:
-            ConfigError: it isn't.
+            ConfigError: it doesn't.
         """
         if self.module and not _is_module(self.target.partition(".")[0]):
             raise ConfigError(f"-m {self.target}: there is no module of this name in sys.path or in {Path.cwd()}.")
         if not self.module and not Path(self.target).exists():
-            raise ConfigError(f"{self.target}: there is no such script in {Path.cwd()}. A module is run by -m.")
+            raise ConfigError(f"{self.target}: there is no such script in {Path.cwd()}. Use -m to run a module.")
 
     def __call__(self) -> None:
-        """Run it in this process, which is its own from now on."""
+        """Run it as the main program of this process."""
         sys.argv = [self.target, *self.args]
         sys.path.insert(0, str(Path.cwd() if self.module else Path(self.target).resolve().parent))
         try:

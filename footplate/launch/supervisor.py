@@ -1,38 +1,41 @@
-"""Run a function in several processes, and keep them alive.
+"""Run a function in several processes, and restart them when they fail.
 
     result = launch(train, config, world_size=4, restarts=Restarts(max_restarts=3))
 
-The supervisor is a loop in the caller's thread. An *attempt* starts all ranks, with a rendezvous of its own. If one fails,
-all are ended, the failure that caused the others is found, and `policy.decide` says whether, when and with which ranks
-another attempt begins. What a run has done is not the supervisor's to keep: the function continues from its own checkpoint.
+The supervisor is a loop in the caller's thread. An *attempt* starts all ranks, with a new rendezvous. If a rank fails, all
+ranks are ended, the supervisor finds the failure that caused the other ones, and `policy.decide` says whether, when and
+with which ranks another attempt begins. The supervisor keeps nothing of a run: the function continues from its own
+checkpoint.
 
-Nobody is left behind: when the supervisor dies, however it does, so do all workers.
+No worker is left behind: when the supervisor dies, in whichever way, all workers die too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import shutil
 import signal
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from footplate.core.errors import ConfigError, LaunchError
-from footplate.launch import parcel, pickling, worker
+from footplate.core.signals import heard
+from footplate.launch import payload, pickling, worker
+from footplate.launch.attempt_monitor import TICK_S, AttemptMonitor, AwakeClock, Rank, Timeouts
 from footplate.launch.backends import Backend, Local
-from footplate.launch.crew import Attempt, Crew, Wrote
 from footplate.launch.failure import Failure
-from footplate.launch.interrupts import Interrupts
 from footplate.launch.output import Output, Show
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
-from footplate.launch.watch import TICK_S, AwakeClock, Patience, Rank, Watch
+from footplate.launch.worker_group import Attempt, WorkerGroup, Wrote
 
 log = logging.getLogger(__name__)
 
-_CODES = {143: signal.SIGTERM, 130: signal.SIGINT}
+_SIGNAL_OF_CODE = {143: signal.SIGTERM, 130: signal.SIGINT}
 
 
 def launch(
@@ -49,140 +52,168 @@ def launch(
     heartbeat_timeout_s: float = 30.0,
     grace_s: float = 30.0,
 ) -> Any:
-    """Call `fn(*args)` in `world_size` processes, again after failures; return what rank 0 returned.
+    """Call `fn(*args)` in `world_size` processes, again after failures; return the result of rank 0.
 
-    In a worker `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set, so that
-    `torch.distributed.init_process_group("gloo")` works as it is; `footplate.launch.worker` tells the rest.
+    A worker has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` in its environment,
+    so `torch.distributed.init_process_group("gloo")` works without arguments. `footplate.launch.worker` has the rest.
 
     Args:
-        fn: a function; it and `args` travel by cloudpickle, so it may be of a script, without a guard, or of a notebook.
+        fn: a function. cloudpickle sends it and `args`, so it may be of a script, without a guard, or of a notebook.
         args: its arguments.
         world_size: how many processes.
-        backend: where they live; on this machine by default.
+        backend: where they run; on this machine by default.
         restarts: how often, how soon and with how many ranks to try again.
         env: variables for the workers, over those of this process.
-        name: what the log calls this launch.
-        log_dir: where each rank's output is kept, in `attempt-0/rank-0.log` and so on; None to show it only.
-        show: whose lines are shown: of `"all"` ranks, each with its rank; `"rank_0"`'s as they are; `"log_callback_only"`,
-            what is given to `footplate.launch.worker.log_to_driver`, which the others show too.
-        preload: libraries imported once, before the workers are forked; they must not start threads or touch a device.
+        name: of this launch, for the log.
+        log_dir: a directory for each rank's output, in `attempt-0/rank-0.log` and so on; None to show it only.
+        show: the lines to show: of `"all"` ranks, each with its rank; of `"rank_0"`, unchanged; or with
+            `"log_callback_only"` only the messages of `footplate.launch.worker.log_to_driver`, which are always shown.
+        preload: libraries to import once, before the workers are forked. They must not start threads or touch a device.
         heartbeat_timeout_s: silence after which a rank counts as frozen and is killed.
         grace_s: how long workers may take to end after SIGTERM.
 
     Raises:
-        ConfigError: a number that can't be.
+        ConfigError: a number is out of range.
         LaunchError: `fn`, `args` or the result can't be pickled; a rank was killed or lost, and no restart is left; the
-            backend has no room for so many.
-        SystemExit: with 143, after SIGTERM to this process, or when all ranks have ended with it by themselves.
+            backend can't hold so many workers.
+        SystemExit: with 143, after SIGTERM to this process, or when all ranks have ended with 143 themselves.
         KeyboardInterrupt: after Ctrl-C; a second one kills the workers at once.
-        Exception: what `fn` raised, with the worker's traceback in its notes, when no restart is left. A `FootplateError`
-            is raised at once.
+        Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left. A
+            `FootplateError` is raised at once.
     """
     _check(world_size, restarts)
-    patience = Patience(heartbeat_timeout_s, grace_s, restarts.peers_grace_s)
-    payload, launched = parcel.empty(), secrets.token_hex(8)
+    timeouts = Timeouts(heartbeat_timeout_s, grace_s, restarts.peers_grace_s)
+    payload_fd, launch_id = payload.create(), secrets.token_hex(8)
     try:
-        _pack(payload, fn, args)
-        crew = backend.crew(payload, {**(env or {}), worker.LAUNCH: launched}, preload, world_size)
+        _pack(payload_fd, fn, args)
+        variables = {**(env or {}), worker.LAUNCH: launch_id}
+        group = backend.worker_group(payload_fd, variables, preload, world_size)
         output = Output(Path(log_dir) if log_dir is not None else None, show)
         try:
-            with Interrupts(crew.wake) as interrupts:
-                return Supervisor(crew, output, interrupts, restarts, name, patience).run(world_size)
+            with Interrupts(group.wake) as interrupts:
+                return Supervisor(group, output, interrupts, restarts, name, timeouts).run(world_size)
         finally:
-            crew.close()
+            group.close()
             output.close()
     finally:
-        os.close(payload)
-        shutil.rmtree(worker.kept_of(launched), ignore_errors=True)
+        os.close(payload_fd)
+        shutil.rmtree(worker.kept_of(launch_id), ignore_errors=True)
+
+
+class Interrupts:
+    """While entered, collects SIGTERM and SIGINT in `received` and calls `wake`. Does nothing outside the main thread."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.received: deque[signal.Signals] = deque()
+        self._wake = wake
+        self._handlers = contextlib.ExitStack()
+
+    def __enter__(self) -> Interrupts:
+        self._handlers.enter_context(heard(self._record))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+
+    def _record(self, number: int, _: object) -> None:
+        self.received.append(signal.Signals(number))
+        self._wake()
 
 
 class Supervisor:
-    """Runs attempts, whoever carries them, until one succeeds or no other is to follow. Arguments: see `launch`."""
+    """Runs attempts on a worker group, until one succeeds or there is no other. Arguments: see `launch`."""
 
     def __init__(
-        self, crew: Crew, output: Output, interrupts: Interrupts, restarts: Restarts, name: str, patience: Patience
+        self,
+        group: WorkerGroup,
+        output: Output,
+        interrupts: Interrupts,
+        restarts: Restarts,
+        name: str,
+        timeouts: Timeouts,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._output = output
         self._interrupts = interrupts
         self._restarts = restarts
         self._name = name
-        self._patience = patience
+        self._timeouts = timeouts
         self._clock = AwakeClock()
-        self._told: signal.Signals | None = None  # the first signal that came
-        self._interrupted = False  # whether SIGINT came
+        self._first_signal: signal.Signals | None = None
+        self._interrupted = False  # whether SIGINT has arrived
 
     def run(self, world_size: int) -> Any:
-        """What `launch` returns and raises."""
+        """Run all attempts. Returns and raises what `launch` does."""
         state = State(slots=tuple(range(world_size)))
         number = 0
         while True:
-            watch = self._attempt(Attempt(number, state.slots, self._output.terminals()))
-            failure, code = watch.cause, watch.stopped
-            if self._told is not None:
-                raise _end_after(self._told)
+            monitor = self._run_attempt(Attempt(number, state.slots, self._output.terminals()))
+            failure, code = monitor.cause, monitor.stopped
+            if self._first_signal is not None:
+                raise _exception_after(self._first_signal)
             if failure is None and code is not None:
-                raise _end_after(_CODES[code])
+                raise _exception_after(_SIGNAL_OF_CODE[code])
             if failure is None:
-                return self._result(watch.ranks[0])
-            decision = decide(self._restarts, state, failure, watch.progressed)
+                return self._result(monitor.ranks[0])
+
+            decision = decide(self._restarts, state, failure, monitor.progressed)
             if isinstance(decision, GiveUp):
-                raise _error(failure, watch, number, decision)
+                raise _error(failure, monitor, number, decision)
             self._announce(failure, number, decision)
             self._pause(decision.delay_s)
             state, number = decision.state, number + 1
 
-    def _attempt(self, attempt: Attempt) -> Watch:
+    def _run_attempt(self, attempt: Attempt) -> AttemptMonitor:
         self._output.begin(attempt.number, len(attempt.slots))
-        self._crew.begin(attempt)
-        watch = Watch(self._crew, attempt, self._clock, self._patience)
-        while not watch.over:
-            self._round(watch, TICK_S)
-        for rank in watch.ranks:
+        self._group.begin(attempt)
+        monitor = AttemptMonitor(self._group, attempt, self._clock, self._timeouts)
+        while not monitor.over:
+            self._run_round(monitor, TICK_S)
+        for rank in monitor.ranks:
             self._output.end(rank.rank)
             if rank.failure is not None and rank.failure.traceback:
                 self._output.keep(rank.rank, (rank.failure.traceback + "\n").encode())
-        return watch
+        return monitor
 
-    def _round(self, watch: Watch, timeout_s: float) -> None:
-        """Take what has happened, then do what is due."""
-        for event in self._crew.wait(timeout_s):
+    def _run_round(self, monitor: AttemptMonitor, timeout_s: float) -> None:
+        """Handle the new events and signals, then let the monitor check the time."""
+        for event in self._group.wait(timeout_s):
             if isinstance(event, Wrote):
                 self._output.take(event)
             else:
-                watch.take(event)
+                monitor.take(event)
         while self._interrupts.received:
             signum = self._interrupts.received.popleft()
             if signum == signal.SIGINT and self._interrupted:
-                watch.kill_within(0.0)
+                monitor.kill_within(0.0)
             else:
-                watch.stop(signum)
-            self._told = self._told or signum
+                monitor.stop(signum)
+            self._first_signal = self._first_signal or signum
             self._interrupted |= signum == signal.SIGINT
-        watch.look()
+        monitor.look()
 
     def _pause(self, delay_s: float) -> None:
-        """Wait before the next attempt; a signal ends the launch."""
+        """Wait before the next attempt. A signal ends the launch."""
         until = self._clock.look() + delay_s
         while (left := until - self._clock.look()) > 0:
-            self._crew.wait(min(left, TICK_S))
+            self._group.wait(min(left, TICK_S))
             if self._interrupts.received:
-                raise _end_after(self._interrupts.received[0])
+                raise _exception_after(self._interrupts.received[0])
 
-    def _result(self, first: Rank) -> Any:
-        assert first.report is not None
-        assert first.load is not None
-        if first.report.kind == "left":
+    def _result(self, rank_0: Rank) -> Any:
+        assert rank_0.report is not None
+        assert rank_0.load is not None
+        if rank_0.report.kind == "left":
             log.warning(
                 "%s: rank 0 ended with SystemExit(0) before its function returned: the result is None", self._name
             )
             return None
         try:
-            return first.load()
+            return rank_0.load()
         except Exception as error:
             raise LaunchError(
                 f"{self._name}: rank 0's result can't be loaded here: {type(error).__name__}: {error}. "
-                "Return what can be pickled, such as numbers, tensors or a state_dict."
+                "Return something that can be pickled, such as numbers, tensors or a state_dict."
             ) from error
 
     def _announce(self, failure: Failure, number: int, decision: Again) -> None:
@@ -208,9 +239,9 @@ def _check(world_size: int, restarts: Restarts) -> None:
         raise ConfigError(f"min_world_size={fewest}: expected 1 to world_size={world_size}, or None.")
 
 
-def _pack(payload: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _pack(payload_fd: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
-        parcel.put(payload, (fn, args))
+        payload.write(payload_fd, (fn, args))
     except Exception as error:
         raise LaunchError(
             f"{pickling.name_of(fn)} and its arguments can't be sent to worker processes, because of "
@@ -219,20 +250,20 @@ def _pack(payload: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         ) from error
 
 
-def _end_after(signum: signal.Signals) -> BaseException:
+def _exception_after(signum: signal.Signals) -> BaseException:
     return SystemExit(143) if signum == signal.SIGTERM else KeyboardInterrupt()
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """What happened to a rank, of an exception that a launch ended with; None of one that is not about a rank."""
+    """The failure of a rank that a launch's exception is about; None if it is about no rank."""
     return vars(error).get("_footplate_failure")
 
 
-def _error(failure: Failure, watch: Watch, number: int, decision: GiveUp) -> BaseException:
-    """What is raised at home: the worker's own exception where it can be had, with its traceback in a note."""
+def _error(failure: Failure, monitor: AttemptMonitor, number: int, decision: GiveUp) -> BaseException:
+    """The exception to raise: the worker's own if it can be loaded here, with its traceback in a note."""
     why = f" ({decision.why})" if decision.why else ""
-    load = watch.ranks[failure.rank].load if failure.rank is not None and failure.kind == "exception" else None
-    error = _loaded(load)
+    load = monitor.ranks[failure.rank].load if failure.rank is not None and failure.kind == "exception" else None
+    error = _loaded_exception(load)
     if error is None:
         error = LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback))))
     else:
@@ -241,8 +272,8 @@ def _error(failure: Failure, watch: Watch, number: int, decision: GiveUp) -> Bas
     return error
 
 
-def _loaded(load: Callable[[], Any] | None) -> BaseException | None:
-    """The exception in a worker's parcel; None when it has none that can be made here."""
+def _loaded_exception(load: Callable[[], Any] | None) -> BaseException | None:
+    """The exception in a worker's payload; None if there is none that can be unpickled here."""
     try:
         value = load() if load is not None else None
     except Exception:

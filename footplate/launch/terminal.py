@@ -1,7 +1,7 @@
-"""A pseudo-terminal between rank 0 and the terminal that the user looks at.
+"""A pseudo-terminal between rank 0 and the user's terminal.
 
-Rank 0 then takes its output for a terminal's and may draw a progress bar, while the supervisor sees all that it writes, and
-keeps the other ranks' lines out of the bar.
+Rank 0 then writes to a terminal, and may draw a progress bar. The supervisor still sees all of its output, and keeps the
+other ranks' lines out of the bar.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ import contextlib
 import os
 import sys
 
-from footplate.launch.crew import Stream
+from footplate.launch.worker_group import Stream
 
 
 def terminals() -> frozenset[Stream]:
-    """Which of this process's output streams are terminals now. None in a notebook, in a pipe, under a test runner."""
+    """The output streams of this process that are terminals now. None in a notebook, in a pipe, under a test runner."""
     names: tuple[Stream, ...] = ("stdout", "stderr")
     return frozenset(name for name in names if _descriptor(name) is not None)
 
 
 def open_pair(stream: Stream) -> tuple[int, int]:
-    """Our end, and the end that a worker writes to, which passes bytes on as they are and has the terminal's size."""
+    """Open a pseudo-terminal; return our end, and the worker's.
+
+    It passes bytes on unchanged, and has the size of the real terminal.
+    """
     import tty
 
     ours, theirs = os.openpty()
@@ -43,7 +46,7 @@ def match_size(ours: int, stream: Stream) -> None:
 
 def _descriptor(name: Stream) -> int | None:
     """The descriptor of a stream that is a terminal, else None."""
-    with contextlib.suppress(Exception):  # whatever stands in for a file in a notebook
+    with contextlib.suppress(Exception):  # a notebook's stream isn't a file
         fd = getattr(sys, name).fileno()
         return fd if os.isatty(fd) else None
     return None

@@ -1,51 +1,41 @@
-"""Messages between the supervisor and the nursery: JSON with its length before it, and file descriptors beside it."""
+"""Messages between the supervisor and the fork server: frames (`core/net/framing.py`), with file descriptors beside them.
+
+The two ends are a pair of sockets that one process made for its child. So there is no stranger, and no handshake.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Any
 
-_LENGTH = struct.Struct("!I")
+from footplate.core.net.framing import HEADER_BYTES, encode_frame, receive_frame
+
 MAX_FDS = 8
 
 
 def send(connection: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send a message; the descriptors are duplicated for the receiver.
+    """Send a message. The kernel duplicates the descriptors for the receiver.
 
     Raises:
-        OSError: the other end is gone.
+        OSError: the other end has gone.
     """
-    body = json.dumps(message).encode()
+    frame = encode_frame(message)
     if fds:
-        socket.send_fds(connection, [_LENGTH.pack(len(body))], fds)
-        connection.sendall(body)
-    else:
-        connection.sendall(_LENGTH.pack(len(body)) + body)
+        # The descriptors go with the header, which the receiver reads by itself.
+        socket.send_fds(connection, [frame[:HEADER_BYTES]], fds)
+        frame = frame[HEADER_BYTES:]
+    connection.sendall(frame)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors, which the caller closes; None when the other end is gone."""
+    """Wait for a message and its descriptors, which the caller closes. Return None if the other end has gone."""
     try:
-        head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, MAX_FDS)
+        start, fds, _, _ = socket.recv_fds(connection, HEADER_BYTES, MAX_FDS)
         for fd in fds:
             os.set_inheritable(fd, False)
-        head += _exactly(connection, _LENGTH.size - len(head)) if head else b""
-        if not head:
-            return None
-        return json.loads(_exactly(connection, _LENGTH.unpack(head)[0])), list(fds)
-    except (ConnectionError, EOFError):
+        frame = receive_frame(connection, start=start) if start else None
+    except ConnectionError:
         return None
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            raise EOFError
-        data += piece
-    return data
+    return None if frame is None else (frame.message, list(fds))

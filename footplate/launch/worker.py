@@ -1,4 +1,4 @@
-"""What a function may ask and say while it runs in a worker process.
+"""Functions for code that runs in a worker process: the attempt, the slot, a kept directory, progress, messages.
 
 Outside a launch each of these is harmless, so code that uses them runs anywhere.
 """
@@ -10,51 +10,50 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
-LAUNCH = "FOOTPLATE_LAUNCH"  # the environment variable with the launch's name, which no other launch has
+LAUNCH = "FOOTPLATE_LAUNCH"  # the environment variable with the launch's unique id
+FOR_DRIVER = "\x1e"  # ASCII's "record separator" begins a line for the driver, which is always shown there
 
 
-class Line(Protocol):
-    """The worker's way of talking to its supervisor."""
+class Link(Protocol):
+    """The worker's connection to its supervisor."""
 
     def progressed(self) -> None:
-        """Pass it on."""
+        """Tell the supervisor that the work has advanced."""
         ...
 
 
-TOLD = "\x1e"  # ASCII's "record separator": begins a line that is meant for the driver, whatever else is shown there
-
-_line: Line | None = None
+_link: Link | None = None
 
 
-def connect(line: Line) -> None:
-    """Called once, by the worker's bootstrap."""
-    global _line
-    _line = line
+def connect(link: Link) -> None:
+    """Set the connection. The worker's bootstrap calls this once."""
+    global _link
+    _link = link
 
 
 def inside() -> bool:
-    """Whether this process is a worker of a launch, or was forked from one."""
-    return _line is not None
+    """Return True if this process is a worker of a launch, or was forked from one."""
+    return _link is not None
 
 
 def attempt() -> int:
-    """How often this work was started before: 0 in the first attempt, and outside a launch."""
+    """The number of earlier attempts: 0 in the first attempt, and outside a launch."""
     return int(os.environ.get("FOOTPLATE_ATTEMPT", 0))
 
 
 def slot() -> int:
-    """The worker's place on its machine as it was launched, which chooses its device.
+    """The worker's local slot, which chooses its device.
 
-    It is the local rank until a rank is given up; from then on ranks are renumbered, and slots are not.
+    It is the local rank until a rank is given up. From then on ranks are renumbered, and slots are not.
     """
     return int(os.environ.get("FOOTPLATE_SLOT") or os.environ.get("LOCAL_RANK") or 0)
 
 
 def kept() -> Path | None:
-    """A directory of this machine which lasts from attempt to attempt of this launch; None outside a launch.
+    """A directory of this machine that lasts for all attempts of this launch; None outside a launch.
 
-    It is this user's alone. At the launch's end it is removed, on all machines that have workers then; one that had some
-    before keeps it until its temporary directory is cleared.
+    Only this user can read it. At the launch's end, all machines that have workers then remove it. A machine that had
+    workers only before keeps it until its temporary directory is cleared.
     """
     launch = os.environ.get(LAUNCH)
     if launch is None:
@@ -62,25 +61,25 @@ def kept() -> Path | None:
     directory = kept_of(launch)
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to somebody else.")
+        raise PermissionError(f"{directory} belongs to another user.")
     return directory
 
 
 def kept_of(launch: str) -> Path:
-    """Where that directory is for a launch, whether it is there or not."""
+    """The path of a launch's directory, whether it exists or not."""
     return Path(tempfile.gettempdir()) / f"footplate-launch-{launch}"
 
 
 def progressed() -> None:
-    """Tell the supervisor that the work advances. Costs next to nothing: call it after every step.
+    """Tell the supervisor that the work advances. This is cheap: call it after every step.
 
-    A failure after this is followed by a restart at once; failures without it, by ever longer pauses.
+    After progress, a failure is followed by a restart at once. Without progress, each restart waits longer than the last.
     """
-    if _line is not None:
-        _line.progressed()
+    if _link is not None:
+        _link.progressed()
 
 
 def log_to_driver(message: str) -> None:
-    """Print a message where the launch was made, also where the output of workers isn't shown."""
-    mark = TOLD if inside() else ""
+    """Print a message in the process that has launched this one, even if it doesn't show the output of workers."""
+    mark = FOR_DRIVER if inside() else ""
     print("\n".join(mark + line for line in str(message).splitlines()), flush=True)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from footplate.launch.family import die_with
+from footplate.launch.process_lifetime import die_with
 from footplate.planning.hlo import collectives, library_bytes
 from footplate.planning.serialized_step import SerializedStep, deserialize
 

@@ -121,7 +121,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
 def _backend(trainer: Trainer) -> Backend:
     if trainer.nodes == 1:
         return Local()
-    name = backends.found()
+    name = backends.connected_cluster()
     if name is None:
         raise ConfigError(
             f"num_nodes={trainer.nodes} needs a cluster, and this process is connected to none: Ray is not initialised, "

@@ -16,7 +16,7 @@ import torch
 from ports import free_port
 
 from footplate.cli.run import split
-from footplate.launch import roles
+from footplate.launch import cluster_variables
 
 DDP = """
 import argparse
@@ -295,9 +295,9 @@ assert int(os.environ["MASTER_PORT"])
 
 
 def test_a_single_task_is_the_chief_and_unknown_addresses_are_left_out():
-    alone = roles.environment(["a:1"], 0)
+    alone = cluster_variables.environment(["a:1"], 0)
     assert json.loads(alone["TF_CONFIG"]) == {"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0}}
-    assert roles.environment([], 0) == {}
+    assert cluster_variables.environment([], 0) == {}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -460,5 +460,5 @@ def test_a_port_that_is_taken_is_said_so(process, script):
         )
         _, err = found.communicate(timeout=120)
     assert found.returncode == 2
-    assert "nobody can listen there" in err
+    assert "this process can't listen there" in err
     assert "a port that is free" in err

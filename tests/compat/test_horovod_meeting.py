@@ -19,25 +19,33 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from footplate.compat.horovod import meeting
 from footplate.compat.horovod.errors import HorovodInternalError
+from footplate.core.net.framing import encode_frame, receive_frame
+from footplate.core.net.handshake import PROTOCOL, ClientHandshake
 
-TOKENS = {"token": "t" * 32, "answer": "a" * 32}
+TOKEN = "t" * 32
 
 
 class Server:
     """Rank 0 at an address of the loopback interface, where "another machine" is another such address."""
 
     def __init__(self, ranks: set[int]) -> None:
-        self.listening = meeting._listen(alone=True)
+        self.listening = meeting._listen(one_machine=True)
         self.port = self.listening.getsockname()[1]
         self._pool = ThreadPoolExecutor(1)
         self.admitted: Future[dict[int, socket.socket]] = self._pool.submit(
-            meeting._admit, self.listening, ranks, **TOKENS
+            meeting._admit, self.listening, ranks, TOKEN
         )
 
     def published(self, *addresses: str) -> HashStore:
         store = HashStore()
-        store.set("rank0", json.dumps({"addresses": addresses, "port": self.port, **TOKENS}))
+        store.set("rank0", json.dumps({"addresses": addresses, "port": self.port, "token": TOKEN}))
         return store
+
+
+def guess(rank: int) -> bytes:
+    """An answer to the challenge by a stranger, who doesn't know the token."""
+    details = {"rank": rank}
+    return encode_frame({"protocol": PROTOCOL, "nonce": "n" * 32, "proof": "0" * 64, "details": details})
 
 
 @pytest.fixture
@@ -82,8 +90,13 @@ def test_a_rank_passes_by_another_program_that_answers_at_an_address_of_rank_0(s
 
 def test_a_connection_that_a_rank_has_given_up_does_not_count(server: Server):
     with socket.create_connection(("127.0.0.1", server.port)) as given_up:
-        given_up.sendall(f"{TOKENS['token']} 1\n".encode())
-        assert given_up.recv(100) == TOKENS["answer"].encode() + b"\n"
+        handshake = ClientHandshake(TOKEN.encode(), meeting.PURPOSE)
+        challenge = receive_frame(given_up)
+        assert challenge is not None
+        given_up.sendall(encode_frame(handshake.answer(challenge.message, {"rank": 1})))
+        reply = receive_frame(given_up)
+        assert reply is not None
+        handshake.verify(reply.message)
     mine = meeting.reach(1, server.published("127.0.0.1"))
     mine.sendall(b"hello")
     assert server.admitted.result(20)[1].recv(5) == b"hello"
@@ -92,7 +105,7 @@ def test_a_connection_that_a_rank_has_given_up_does_not_count(server: Server):
 def test_strangers_that_say_nothing_or_guess_hold_nobody_up(server: Server):
     strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
     for number, stranger in enumerate(strangers[:100]):
-        stranger.sendall([b"guess 1\n", b"x" * 500, b"GET / HTTP/1.1\r\n\r\n"][number % 3])
+        stranger.sendall([guess(1), b"x" * 500, b"GET / HTTP/1.1\r\n\r\n"][number % 3])
     meeting.reach(1, server.published("127.0.0.1"))
     assert list(server.admitted.result(20)) == [1]
     for stranger in strangers:
@@ -105,8 +118,9 @@ def test_rank_0_without_a_file_descriptor_to_spare_pauses_and_accepts_again(
     monkeypatch.setattr(meeting, "PAUSE_S", 0.1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.sendall(b"guess 1\n")
-        assert stranger.recv(1) == b""  # rank 0 is accepting by now
+        assert receive_frame(stranger) is not None  # rank 0 is accepting by now
+        stranger.sendall(guess(1))
+        assert stranger.recv(1) == b""
     other = socket.socket()
     with contextlib.ExitStack() as held:
         highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
@@ -135,14 +149,14 @@ def test_rank_0_without_a_file_descriptor_to_spare_pauses_and_accepts_again(
 def test_a_rank_that_does_not_come_is_named(server: Server, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meeting, "MEET_S", 0.3)
     with pytest.raises(HorovodInternalError, match="not connected to rank 0 within 0 s: 1, 2"):
-        meeting._admit(server.listening, {1, 2}, **TOKENS)
+        meeting._admit(server.listening, {1, 2}, TOKEN)
 
 
 def test_an_address_that_leads_nowhere_is_an_error_with_the_mend():
     store: Any = HashStore()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    store.set("rank0", json.dumps({"addresses": ["127.0.0.1"], "port": port, **TOKENS}))
+    store.set("rank0", json.dumps({"addresses": ["127.0.0.1"], "port": port, "token": TOKEN}))
     with pytest.raises(
         HorovodInternalError, match=r"Rank 1 can't connect to rank 0.*127.0.0.1: .*refused.*MASTER_ADDR"
     ):

@@ -1,4 +1,4 @@
-"""What the tests of several ranks share: a module without randomness, and a quiet trainer."""
+"""Helpers of the tests with several ranks: a module without randomness, and a quiet trainer."""
 
 from __future__ import annotations
 

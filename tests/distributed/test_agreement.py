@@ -1,4 +1,4 @@
-"""Agreement: what one rank knows counts for all, from the same step on."""
+"""Agreement: a signal or a stop on one rank counts for all ranks, from the same step on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch cut into rows for several copies, and what they return put together."""
+"""Batches that are cut into rows for several copies, and the outputs of the copies, which are joined."""
 
 from __future__ import annotations
 

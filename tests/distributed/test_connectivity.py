@@ -1,4 +1,4 @@
-"""Ranks that can't connect to each other say so, all of them, before gloo waits for half an hour."""
+"""Ranks that can't connect to each other all raise, before gloo waits for half an hour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stores() -> list[dist.TCPStore]:
 
 
 class Behind:
-    """A store through which a rank publishes another port than its own: what a firewall makes of it."""
+    """A store through which a rank publishes another port than its own, as if a firewall closed its port."""
 
     def __init__(self, store: dist.TCPStore, port: int) -> None:
         self._store, self._port = store, port
@@ -42,7 +42,7 @@ class Behind:
 
 
 def outcomes(stores, address: str | None = "127.0.0.1") -> list[str]:
-    """What each rank finds: an error's text, or nothing."""
+    """The result of each rank: an error's text, or an empty one."""
 
     def one(rank: int) -> str:
         try:

@@ -1,4 +1,4 @@
-"""What one rank has otherwise than the rest: said on all of them, or decided together, never waited for in vain."""
+"""Ranks that differ: all of them raise or decide together, and none waits for half an hour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank() -> int:
 
 
 class Wide(Plain):
-    """Of another size on each rank."""
+    """A module of another size on each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class OwnFreezing(Plain):
 
 
 class OwnOrder:
-    """A batch sampler that nobody seeds."""
+    """A batch sampler without a seed."""
 
     def __len__(self) -> int:
         return 6

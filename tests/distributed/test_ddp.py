@@ -1,4 +1,4 @@
-"""Data parallelism: several ranks with a share of each batch learn what one process with all of it learns."""
+"""DDP: several ranks with a share of each batch get the result of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class Deep(Plain):
 
 
 def bucket_sizes() -> list[list[int]]:
-    """How many numbers each bucket of each step holds, in the order in which they are sent."""
+    """The number of elements of each bucket of each step, in the order in which they are sent."""
     strategy, module, found = DDP(), seeded(Deep), []
     join(World.from_environ(), "gloo", torch.device("cpu"))
     strategy.prepare(module)

@@ -1,4 +1,4 @@
-"""Kept threads, one for each device."""
+"""Permanent threads, one for each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions that ranks ask each other, and what comes of an exception that one of them raises."""
+"""Communication between ranks, and exceptions that one of them raises."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ own_disks = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def on_hosts(root: Path, function: Callable[[], Any]) -> list[Any]:
-    """What `function()` gives on two ranks, each on a host of its own: `root/host0` and `root/host1`."""
+    """Call `function()` on two ranks, each on a host of its own, `root/host0` and `root/host1`; return the results."""
 
     def run() -> Any:
         rank = int(os.environ["RANK"])
@@ -52,7 +52,7 @@ def on_hosts(root: Path, function: Callable[[], Any]) -> list[Any]:
 
 
 def said(function: Callable[[], Any]) -> tuple[str, str]:
-    """Which error a function raises, and its text."""
+    """The type and the text of the error that a function raises."""
     with pytest.raises(Exception) as caught:
         function()
     return type(caught.value).__name__, str(caught.value)
@@ -147,7 +147,7 @@ def test_of_directories_that_differ_between_hosts_a_saver_takes_rank_0s_and_all_
 
 
 def test_rank_0_alone_lists_the_directory_that_it_sweeps(tmp_path):
-    """What a killed run has left there goes while it is listed."""
+    """Files of a killed run disappear while the directory is listed."""
 
     def run():
         if os.environ["RANK"] == "1":

@@ -1,4 +1,4 @@
-"""A step that returns `{"loss_sum": …, "weight": …}`: any cut of a batch gives the gradient of the mean over all of it."""
+"""A step that returns `{"loss_sum": …, "weight": …}`: any division of a batch gives the gradient of the mean over it."""
 
 from __future__ import annotations
 

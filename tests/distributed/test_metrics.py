@@ -1,4 +1,4 @@
-"""Metrics of several ranks: the numbers of one process, the same on all, whatever each of them has logged."""
+"""Metrics of several ranks: the numbers of one process, equal on all ranks, even if ranks log different names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which network interface gloo meets the other ranks."""
+"""The network interface on which gloo connects the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several devices in one process: copies of a module in threads learn what one module with the whole batch learns."""
+"""Copies of a module on several devices of one process get the result of one module with the whole batch."""
 
 from __future__ import annotations
 
@@ -331,8 +331,8 @@ def test_a_torchmetrics_object_may_measure_validation(tmp_path):
 
 
 REFUSED: dict[str, tuple[type, str]] = {
-    "manual optimisation": (ByHand, "automatic_optimization = False doesn't go with it"),
-    "a backward of its own": (OwnBackward, r"OwnBackward.backward\(\) would be passed over"),
+    "manual optimisation": (ByHand, "which excludes automatic_optimization = False"),
+    "a backward of its own": (OwnBackward, r"it would never call OwnBackward.backward\(\)"),
     "sparse gradients": (Sparse, r"words \(Embedding\) has sparse=True"),
     "an attribute that can't be copied": (Locked, r"its attribute net\.1\.guard \(lock\) can't be copied"),
     "a torchmetrics object that is logged": (Measures, r'self.log\("average"'),

@@ -1,4 +1,4 @@
-"""Two ranks that are cut off and continued end with every bit of the run that never was."""
+"""Two ranks that are killed and resumed end bit for bit like an uninterrupted run."""
 
 from __future__ import annotations
 

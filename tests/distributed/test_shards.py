@@ -1,4 +1,4 @@
-"""Checkpoints of a sharded model: each rank writes its part, any number of ranks reads them, and all are there or none."""
+"""Checkpoints of a sharded model: each rank writes its part, any number of ranks reads them; all parts exist or none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKPOINTS = "checkpoints"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of two ranks with checkpoints after two and after four epochs; what its ranks have in the end."""
+    """Run two ranks with checkpoints after two and after four epochs; return the final states of the ranks."""
     root = tmp_path_factory.mktemp("whole")
     ended = ranks.run(lambda: train(root, 8, 4, callbacks=fp.ModelCheckpoint(every_n_epochs=2, save_top_k=-1)), 2)
     return root, ended
@@ -171,7 +171,7 @@ def test_without_every_shard_as_it_was_written_there_is_no_checkpoint(name, harm
 
 
 class Large(fp.Module):
-    """So many weights that a save takes a while."""
+    """A module with so many weights that a save takes a while."""
 
     def __init__(self):
         super().__init__()

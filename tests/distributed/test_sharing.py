@@ -1,4 +1,4 @@
-"""Sharing out an epoch: every row once, the same global batches for any number of ranks, resumed anywhere."""
+"""Division of an epoch between ranks: every row once, the same global batches for any number of ranks, resumed anywhere."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LOADERS = {
 
 
 class Pairs(BatchSampler):
-    """A batch sampler of a user's: of its own class."""
+    """A batch sampler of a user's own class."""
 
 
 def rows_of(loader, epoch, start=None, steps=None):

@@ -1,4 +1,4 @@
-"""Training from a table, cut off in mid-epoch and continued on another number of ranks: every row exactly once."""
+"""Training from a table, killed in mid-epoch and resumed on another number of ranks: every row exactly once."""
 
 from __future__ import annotations
 

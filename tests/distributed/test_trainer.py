@@ -1,4 +1,4 @@
-"""What the trainer promises to several ranks: one of them writes, all see the same, none waits for another in vain."""
+"""The trainer with several ranks: one of them writes, all see the same, and none hangs."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_torchrun_starts_it_and_a_signal_to_one_worker_saves_and_ends_all(tmp_pa
 
 
 class Stream(IterableDataset):
-    """As many rows on each rank as it is told."""
+    """A data set with a given number of rows on each rank."""
 
     def __init__(self, rows: list[int], known: bool) -> None:
         self.rows = rows

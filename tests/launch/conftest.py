@@ -1,4 +1,4 @@
-"""What the launch tests share: programs to kill, and the certainty that nothing is left behind."""
+"""Fixtures of the launch tests: programs to kill, and a check that no process is left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launched import Program
 from ray_nodes import is_rays
 from sessions import is_sparks
 
-from footplate.launch import Restarts, nurseries
+from footplate.launch import Restarts, fork_server_pool
 
 
 @pytest.fixture
@@ -23,31 +23,31 @@ def quick() -> Restarts:
 
 @pytest.fixture
 def quick_but_patient() -> Restarts:
-    """The same for ranks that all end by themselves, each in its own time."""
+    """The same for ranks that all end without being killed, each in its own time."""
     return Restarts(peers_grace_s=60, max_delay_s=0.1)
 
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Whatever a test's launches did, nothing that they started is left but a nursery for the next one, and an engine."""
+    """Check that a test's launches leave no process behind, except fork servers in the pool, and engines."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    waiting = {psutil.Process(pid) for pid in nurseries.kept()}
+    pooled = {psutil.Process(pid) for pid in fork_server_pool.pooled_pids()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
-    left = now - before - waiting
+    left = now - before - pooled
     assert not psutil.wait_procs(list(left), timeout=20)[1]
 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the supervisor has logged."""
+    """The supervisor's log."""
     with caplog.at_level(logging.INFO, "footplate.launch"):
         yield caplog
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
-    """A function that starts a program, given as text, in a process of its own."""
+    """Return a function that starts a program, given as text, in a process of its own."""
     started: list[Program] = []
 
     def start(text: str) -> Program:

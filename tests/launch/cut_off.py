@@ -14,7 +14,7 @@ STEPS = 36
 
 
 def train(directory: Path, pause_s: float) -> int:
-    """In each worker: train in this directory, slowed down by so much a step; returns the number of the last step."""
+    """Train in this directory, with a pause after each step; return the number of the last step. Each worker calls it."""
 
     class Steps(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -32,14 +32,14 @@ def train(directory: Path, pause_s: float) -> int:
 
 
 def steps(directory: Path, rank: int) -> list[list[str]]:
-    """What a rank has noted so far: of each step the attempt, the number and the loss."""
+    """The notes of a rank: for each step the attempt, the number and the loss."""
     file = Path(f"{directory}.{rank}.steps")
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [line.split() for line in lines if line.endswith("\n")]
 
 
 def assert_no_trace(whole: Path, cut: Path) -> None:
-    """Of two ranks, the losses of a training of two attempts are those of one that nothing happened to."""
+    """Assert that on both ranks, two attempts have the losses of an uninterrupted training."""
     for rank in (0, 1):
         expected = {step: loss for _, step, loss in steps(whole, rank)}
         seen = steps(cut, rank)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Program:
-    """A running program; what it prints and logs is one stream."""
+    """A running program. Its output and its log are one stream."""
 
     def __init__(self, text: str, place: Path) -> None:
         script = place / "program.py"
@@ -34,17 +34,17 @@ class Program:
         return text
 
     def family(self) -> list[psutil.Process]:
-        """The processes that it has started, and those that they have."""
+        """All processes below it."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, within_s: float = 60) -> tuple[int, str]:
-        """Wait for its end, so long after its output's; its exit code and the rest of its output."""
+        """Wait for its end, at most `within_s` after that of its output; return the exit code and the remaining output."""
         rest = self.process.stdout.read()
         return self.process.wait(within_s), rest
 
 
 def gone(processes: list[psutil.Process], within_s: float = 30) -> bool:
-    """Whether all these processes end before long; a zombie has ended. What they do by themselves takes 60 s."""
+    """Return True if all these processes end in time. A zombie has ended. Without a kill they would run for 60 s."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         if not any(runs(one) for one in processes):

@@ -26,7 +26,7 @@ assert ray.is_initialized()
 
 @contextlib.contextmanager
 def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
-    """The head and a second node, with so many cores each; and this process connected to them."""
+    """Start the head and a second node with this number of cores each, and connect this process to them."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -44,7 +44,7 @@ def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
 
 
 def is_rays(process: psutil.Process) -> bool:
-    """Whether this is one of Ray's own processes. Nurseries and workers, which its places start, are not."""
+    """Return True for Ray's own processes, but not for the fork servers and workers that its actors start."""
     try:
         words = process.cmdline()
     except psutil.NoSuchProcess:

@@ -11,7 +11,7 @@ import psutil
 
 @contextmanager
 def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A session with two executors of a core each, all on loopback, for which launches wait; it is stopped afterwards."""
+    """Start a session with two executors of one core each, on loopback, and stop it afterwards. Launches wait for them."""
     from pyspark.sql import SparkSession
 
     from footplate.launch.cluster import spark
@@ -30,7 +30,7 @@ def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
 
 
 def is_sparks(process: psutil.Process) -> bool:
-    """Whether this is Java, a daemon that forks Python workers, or such a worker, which waits for its next task."""
+    """Return True for Java, for a daemon that forks Python workers, and for an idle Python worker."""
     try:
         return process.name() == "java" or "pyspark.daemon" in process.cmdline()
     except psutil.NoSuchProcess:

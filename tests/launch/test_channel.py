@@ -1,4 +1,4 @@
-"""Messages and parcels over a connection."""
+"""Messages and payloads over a connection."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.launch import parcel
+from footplate.launch import payload
 from footplate.launch.cluster import channel
-from footplate.launch.cluster.channel import Channel, Gone, Message
+from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
 
 
 def pair(trusted: bool = True) -> tuple[Channel, Channel]:
@@ -46,7 +46,7 @@ def content(fd: int) -> bytes:
 
 
 def filled(data: bytes) -> int:
-    fd = parcel.empty()
+    fd = payload.create()
     os.write(fd, data)
     return fd
 
@@ -62,31 +62,31 @@ def test_messages_arrive_in_order_as_they_were(messages):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(-1, 1))
-def test_parcels_of_every_size_arrive_whole(pieces, more):
+def test_payloads_of_every_size_arrive_whole(pieces, more):
     one, other = pair()
-    contents = [os.urandom(max(0, number * channel.PIECE + more)) for number in pieces]
+    contents = [os.urandom(max(0, number * channel.PIECE_BYTES + more)) for number in pieces]
     for number, data in enumerate(contents):
         fd = filled(data)
-        one.post(str(number), fd, {"number": number})
+        one.send_payload(str(number), fd, {"number": number})
         os.close(fd)
-    found = {message.head["number"]: message.parcel for message in pass_on(one, other, len(contents))}
+    found = {message.head["number"]: message.payload_fd for message in pass_on(one, other, len(contents))}
     assert [content(found[number]) for number in range(len(contents))] == contents
     one.close()
     other.close()
 
 
-def test_a_message_overtakes_a_parcel_unless_it_is_sent_behind_it():
+def test_a_message_overtakes_a_payload_unless_it_is_sent_behind_it():
     one, other = pair()
-    fd = filled(bytes(20 * channel.PIECE))
-    one.post("large", fd, {"name": "parcel"})
+    fd = filled(bytes(20 * channel.PIECE_BYTES))
+    one.send_payload("large", fd, {"name": "payload"})
     os.close(fd)
     one.send({"name": "behind"}, behind="large")
     one.flush()
     one.send({"name": "urgent"})
     one.send({"name": "free"}, behind="another")
     found = pass_on(one, other, 4)
-    assert [message.head["name"] for message in found] == ["urgent", "free", "parcel", "behind"]
-    os.close(found[2].parcel)
+    assert [message.head["name"] for message in found] == ["urgent", "free", "payload", "behind"]
+    os.close(found[2].payload_fd)
     one.close()
     other.close()
 
@@ -98,10 +98,10 @@ def test_the_end_of_a_connection_comes_after_what_was_sent_before_it():
     one.close()
     received = other.receive()
     assert next(received) == Message({"last": "words"})
-    with pytest.raises(Gone, match="closed"):
+    with pytest.raises(ChannelClosedError, match="closed"):
         next(received)
     other.send({"to": "nobody"})
-    with pytest.raises(Gone):
+    with pytest.raises(ChannelClosedError):
         send_until_noticed(other)  # the kernel takes the first before it hears
     other.close()
 
@@ -110,9 +110,9 @@ def test_the_end_of_a_connection_comes_after_what_was_sent_before_it():
     ("sent", "words"),
     [
         (struct.pack("!II", 1 << 20, 0), "frame of"),
-        (struct.pack("!II", 5, 0) + b"hello", "something else"),
-        (struct.pack("!II", 4000, 0) + b"[" * 4000, "something else"),
-        (struct.pack("!II", 2, 0) + b"[]", "something else"),
+        (struct.pack("!II", 5, 0) + b"hello", "not one of"),
+        (struct.pack("!II", 4000, 0) + b"[" * 4000, "not one of"),
+        (struct.pack("!II", 2, 0) + b"[]", "not one of"),
         (b"GET / HTTP/1.1\r\n\r\n", "frame of"),
     ],
 )
@@ -121,17 +121,17 @@ def test_a_stranger_can_send_neither_much_nor_nonsense(sent, words):
     one.connection.setblocking(True)
     one.connection.sendall(sent)
     select.select([other], [], [], 60)
-    with pytest.raises(Gone, match=words):
+    with pytest.raises(ChannelClosedError, match=words):
         list(other.receive())
     one.close()
     other.close()
 
 
-def test_a_strangers_parcels_are_not_kept():
+def test_a_strangers_payloads_are_not_kept():
     one, other = pair(trusted=False)
     one.send({"piece": "x"}, b"data")
-    one.send({"parcel": "x"})
-    assert pass_on(one, other, 2) == [Message({"piece": "x"}), Message({"parcel": "x"})]
+    one.send({"payload": "x"})
+    assert pass_on(one, other, 2) == [Message({"piece": "x"}), Message({"payload": "x"})]
     one.close()
     other.close()
 

@@ -1,4 +1,4 @@
-"""Workers with agents: what holds of any engine, on agents that are processes of this machine."""
+"""Agents and the driver, without an engine: agents are processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ import psutil
 import pytest
 import torch
 from launched import gone
-from places import Places, agent, rank
+from process_placement import ProcessPlacement, agent, rank
 from torch import distributed as dist
 
 from footplate.core.errors import LaunchError
+from footplate.core.net.handshake import ServerHandshake
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster
-from footplate.launch.cluster import channel, door, greeting
-from footplate.launch.cluster import crew as cluster
+from footplate.launch.cluster import agent_group, channel, listener
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.channel import Channel, Gone
-from footplate.launch.waiting import heed
+from footplate.launch.cluster.agent_info import AgentInfo
+from footplate.launch.cluster.channel import Channel, ChannelClosedError
+from footplate.launch.dispatch import dispatch_ready
 from footplate.launch.worker import attempt
 
 MB = 1 << 20
 
 
-def run(places: Places, work: Callable, *args, **given):
-    return launch(work, *args, world_size=len(places.nodes), backend=Cluster(places), **{"preload": (), **given})
+def run(placement: ProcessPlacement, work: Callable, *args, **given):
+    return launch(work, *args, world_size=len(placement.nodes), backend=Cluster(placement), **{"preload": (), **given})
 
 
 def test_ranks_meet_and_are_numbered_machine_by_machine():
@@ -58,8 +59,8 @@ def test_ranks_meet_and_are_numbered_machine_by_machine():
         dist.all_gather_object(seen, [os.environ[name] for name in names])
         return total.item(), seen
 
-    places = Places(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
-    total, seen = run(places, work, preload=("torch",), env={"GREETING": "hello"})
+    placement = ProcessPlacement(["a", "b", "a"], [{"CUDA_VISIBLE_DEVICES": number} for number in "456"])
+    total, seen = run(placement, work, preload=("torch",), env={"GREETING": "hello"})
     assert total == 6
     assert seen == [
         ["0", "0", "2", "0", "0", "4,6", "hello"],
@@ -73,7 +74,7 @@ def test_output_and_logs_come_home(tmp_path, capsys):
         print("out of", rank())
         print("err of", rank(), file=sys.stderr)
 
-    run(Places(["a", "b"]), work, log_dir=tmp_path)
+    run(ProcessPlacement(["a", "b"]), work, log_dir=tmp_path)
     shown = capsys.readouterr()
     assert sorted(shown.out.splitlines()) == ["[rank 0] out of 0", "[rank 1] out of 1"]
     assert sorted(shown.err.splitlines()) == ["[rank 0] err of 0", "[rank 1] err of 1"]
@@ -90,7 +91,7 @@ def test_an_exception_comes_home_with_its_traceback():
         time.sleep(30)
 
     with pytest.raises(ZeroDivisionError, match="over there") as raised:
-        run(Places(["a", "b"]), work, restarts=Restarts(max_restarts=0, peers_grace_s=0.1))
+        run(ProcessPlacement(["a", "b"]), work, restarts=Restarts(max_restarts=0, peers_grace_s=0.1))
     assert "in innermost" in raised.value.__notes__[0]
 
 
@@ -100,16 +101,16 @@ def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, sa
             os.kill(os.getpid(), signal.SIGKILL)
         return attempt()
 
-    places = Places(["a", "b"])
-    assert run(places, work, restarts=quick) == 1
-    assert len(places.started) == 1
+    placement = ProcessPlacement(["a", "b"])
+    assert run(placement, work, restarts=quick) == 1
+    assert len(placement.started) == 1
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert line.startswith("launch: rank 1 was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)")
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_agent_is_a_lost_node_and_the_gang_is_placed_anew(victim, quick, said, tmp_path):
-    """Of three agents, 0 leads a household of two, 2 is the other one there, 1 is alone."""
+def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, said, tmp_path):
+    """Agents 0 and 2 are one host group, which 0 leads; agent 1 is alone."""
 
     def work():
         if attempt() == 0:
@@ -117,18 +118,18 @@ def test_a_killed_agent_is_a_lost_node_and_the_gang_is_placed_anew(victim, quick
             time.sleep(30)
         return attempt()
 
-    places = Places(["a", "b", "a"])
+    placement = ProcessPlacement(["a", "b", "a"])
 
     def kill() -> None:
         while len(list(tmp_path.iterdir())) < 3:
             time.sleep(0.01)
-        os.kill(places.processes[victim].pid, signal.SIGKILL)
+        os.kill(placement.processes[victim].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    assert run(places, work, restarts=quick) == 1
+    assert run(placement, work, restarts=quick) == 1
     killer.join()
-    tokens = {call.token for call in places.started}
+    tokens = {call.token for call in placement.started}
     assert len(tokens) == 2
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert f"was lost with its node {socket.gethostname()}" in line
@@ -142,13 +143,13 @@ def test_with_fewer_ranks_allowed_a_lost_places_slot_is_given_up():
             time.sleep(30)
         return attempt(), os.environ["WORLD_SIZE"]
 
-    places = Places(["a", "b", "c"])
-    assert run(places, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
-    assert len(places.started) == 2
+    placement = ProcessPlacement(["a", "b", "c"])
+    assert run(placement, work, restarts=Restarts(min_world_size=2, peers_grace_s=0.1)) == (1, "2")
+    assert len(placement.started) == 2
 
 
 def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, said):
-    monkeypatch.setattr(cluster, "KILL_S", 0.3)
+    monkeypatch.setattr(agent_group, "KILL_S", 0.3)
 
     def work():
         if attempt() == 0 and rank() == 1:
@@ -157,7 +158,7 @@ def test_a_machine_that_says_nothing_is_lost_and_no_frozen_worker(monkeypatch, s
         return attempt()
 
     hosts_alone = Restarts(max_restarts=0, max_host_restarts=1, peers_grace_s=0.3, max_delay_s=0.1)
-    assert run(Places(["a", "b"]), work, restarts=hosts_alone, heartbeat_timeout_s=4.0) == 1
+    assert run(ProcessPlacement(["a", "b"]), work, restarts=hosts_alone, heartbeat_timeout_s=4.0) == 1
     assert "gave no sign of life for 4 s, and nothing has come from its machine for" in said.text
 
 
@@ -169,19 +170,19 @@ def test_a_frozen_worker_on_a_machine_that_answers_is_no_lost_machine():
 
     no_restarts = Restarts(max_restarts=0, peers_grace_s=0.3)
     with pytest.raises(LaunchError, match=r"gave no sign of life for 4 s in attempt 0 \(max_restarts=0\)"):
-        run(Places(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
+        run(ProcessPlacement(["a", "b"]), work, restarts=no_restarts, heartbeat_timeout_s=4.0)
 
 
-def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
+def test_a_killed_fork_server_is_replaced_by_its_agent(quick, said):
     def work():
         if attempt() == 0 and rank() == 1:
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(30)
         return attempt()
 
-    places = Places(["a", "b"])
-    assert run(places, work, restarts=quick) == 1
-    assert len(places.started) == 1
+    placement = ProcessPlacement(["a", "b"])
+    assert run(placement, work, restarts=quick) == 1
+    assert len(placement.started) == 1
     assert "rank 1 was lost on" in said.text
     assert "which was killed by SIGKILL" in said.text
 
@@ -189,7 +190,7 @@ def test_a_killed_nursery_is_replaced_by_its_agent(quick, said):
 def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, quick):
     for node in "ab":
         (tmp_path / node).mkdir()
-    places = Places(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
+    placement = ProcessPlacement(["a", "b"], [{"TMPDIR": str(tmp_path / node)} for node in "ab"])
 
     def work():
         mark = worker.kept() / "mark"
@@ -205,15 +206,15 @@ def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, qu
             time.sleep(30)
         return found, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
 
-    assert run(places, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
-    assert len(places.started) == 2
+    assert run(placement, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
+    assert len(placement.started) == 2
     assert [path for node in "ab" for path in (tmp_path / node).glob("footplate-*")] == []
 
 
 def test_a_place_that_cannot_be_started_is_said_so():
     with pytest.raises(LaunchError, match=r"rank [01] could not be started: its process ended with 3 in attempt 0"):
         run(
-            Places(["a", "b"], program="raise SystemExit(3)"),
+            ProcessPlacement(["a", "b"], program="raise SystemExit(3)"),
             print,
             restarts=Restarts(max_host_restarts=0, peers_grace_s=0),
         )
@@ -227,28 +228,28 @@ def test_a_place_that_cannot_be_started_is_said_so():
     ],
 )
 def test_other_versions_on_a_node_are_refused_at_once(change, words):
-    places = Places(["a"], program=f"{change}\n{Places(['']).program}")
+    placement = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}")
     with pytest.raises(LaunchError, match=words):
-        run(places, print)
-    assert len(places.started) == 1
+        run(placement, print)
+    assert len(placement.started) == 1
 
 
 def test_what_cannot_be_imported_there_is_said_with_the_machines_name():
     with pytest.raises(
         LaunchError, match=rf"On {socket.gethostname()}: .*can't import what it needs \(no_such_module\)"
     ):
-        run(Places(["a"]), print, preload=["no_such_module"])
+        run(ProcessPlacement(["a"]), print, preload=["no_such_module"])
 
 
 def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     def work(data):
         return bytearray(data)
 
-    places, peaks = Places(["a", "b"]), {}
+    placement, peaks = ProcessPlacement(["a", "b"]), {}
 
     def watch() -> None:
         while not ended.wait(0.02):
-            for process in list(places.processes.values()):
+            for process in list(placement.processes.values()):
                 for line in _status(process.pid):
                     if line.startswith("VmHWM"):
                         peaks[process.pid] = int(line.split()[1]) >> 10  # MB
@@ -260,7 +261,7 @@ def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123  the peak is now
         file.write("5")
     before = psutil.Process().memory_info().rss // MB
-    result = run(places, work, data)
+    result = run(placement, work, data)
     ended.set()
     watcher.join()
     peak = next(int(line.split()[1]) >> 10 for line in _status(os.getpid()) if line.startswith("VmHWM"))
@@ -279,30 +280,32 @@ def _status(pid: int) -> list[str]:
 
 
 def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
-    take = channel._write
+    take = channel._write_all
 
     def take_slowly(fd: int, data: bytes) -> None:
         time.sleep(0.025)
         take(fd, data)
 
-    monkeypatch.setattr(channel, "_write", take_slowly)
+    monkeypatch.setattr(channel, "_write_all", take_slowly)
     began = time.monotonic()
-    result = run(Places(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0))
+    result = run(
+        ProcessPlacement(["a", "a"]), lambda: bytes(100 * MB), heartbeat_timeout_s=5, restarts=Restarts(max_restarts=0)
+    )
     assert len(result) == 100 * MB
     assert time.monotonic() - began > 2 * 5
 
 
 def while_running(
-    tmp_path: Path, places: Places, act: Callable[[AgentCall], None], once_it_works: bool = False
+    tmp_path: Path, placement: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
 ) -> None:
     """Do something while a launch with one worker runs, which must not mind: from its beginning, or the worker's."""
     began, done = tmp_path / "began", tmp_path / "done"
 
     def acting() -> None:
         try:
-            while not (began.exists() if once_it_works else places.started):
+            while not (began.exists() if once_it_works else placement.started):
                 time.sleep(0.01)
-            act(places.started[0])
+            act(placement.started[0])
         finally:
             done.touch()
 
@@ -314,28 +317,28 @@ def while_running(
 
     actor = threading.Thread(target=acting)
     actor.start()
-    assert run(places, work) == "undisturbed"
+    assert run(placement, work) == "undisturbed"
     actor.join()
 
 
-def test_who_does_not_know_the_token_is_sent_away(tmp_path, said):
+def test_an_agent_without_the_token_is_refused(tmp_path, said):
     sent_away = []
 
     def act(call: AgentCall) -> None:
         AgentCall(call.host, call.port, b"another")(0)  # returns: it isn't wanted
         sent_away.append(True)
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert sent_away
     assert "from 127.0.0.1 was refused: it doesn't know the token" in said.text
 
 
-def test_a_second_agent_for_a_place_is_sent_away(tmp_path):
-    while_running(tmp_path, Places(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
+def test_a_second_agent_for_an_allocation_is_refused(tmp_path):
+    while_running(tmp_path, ProcessPlacement(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
 
 
 def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "GREET_S", 0.5)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.5)
     closed: list[bool] = []
 
     def act(call: AgentCall) -> None:
@@ -346,12 +349,12 @@ def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):
             one.sendall(os.urandom(5000))
             closed.extend((until_closed(one), until_closed(two)))
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert closed == [True, True]
 
 
 def until_closed(connection: socket.socket) -> bool:
-    """Whether the other end hangs up before long."""
+    """Return True if the other end closes the connection within a minute."""
     connection.settimeout(60)
     try:
         while connection.recv(4096):
@@ -364,54 +367,54 @@ def until_closed(connection: socket.socket) -> bool:
 
 
 def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "STRANGERS", 4)
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 4)
     strangers = []
 
     def act(call: AgentCall) -> None:
         strangers.extend(socket.create_connection((call.host, call.port)) for _ in range(20))
 
-    while_running(tmp_path, Places(["a"]), act)
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert len(strangers) == 20
     for one in strangers:
         one.close()
 
 
-def test_a_stranger_who_is_sent_away_in_the_moment_of_speaking_disturbs_nobody(monkeypatch):
-    monkeypatch.setattr(door, "STRANGERS", 1)
+def test_a_stranger_that_is_closed_while_it_sends_disturbs_nobody(monkeypatch):
+    monkeypatch.setattr(listener, "MAX_STRANGERS", 1)
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         with socket.create_connection(opened.address) as one:
-            heed(selector, 5)
+            dispatch_ready(selector, 5)
             with socket.create_connection(opened.address) as two:  # for whom the first must go
                 one.sendall(b"something")
                 time.sleep(0.1)  # both have come
-                heed(selector, 5)
+                dispatch_ready(selector, 5)
                 assert until_closed(one)
                 assert two.recv(1)
                 opened.close()
 
 
-def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog):
+def test_a_listener_without_a_free_file_descriptor_pauses_and_accepts_again(caplog):
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         waiting = socket.socket()
         with Path("/dev/null").open() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
             try:
                 waiting.connect(opened.address)
-                heed(selector, 60)
+                dispatch_ready(selector, 60)
                 assert not selector.select(0)  # a connection that can't be accepted doesn't keep the selector awake
                 until = time.monotonic() + 60
                 while not selector.select(0.1) and time.monotonic() < until:
-                    opened.look()
-                heed(selector, 0)  # a second failure
+                    opened.check_deadlines()
+                dispatch_ready(selector, 0)  # a second failure
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         until = time.monotonic() + 60
         while not selector.select(0.1) and time.monotonic() < until:
-            opened.look()
-        heed(selector, 0)
+            opened.check_deadlines()
+        dispatch_ready(selector, 0)
         waiting.settimeout(60)
         assert waiting.recv(1)
         assert caplog.text.count("can't take connections") == 1
@@ -419,15 +422,15 @@ def test_a_door_without_a_file_descriptor_to_spare_pauses_and_opens_again(caplog
         opened.close()
 
 
-def test_a_door_closes_while_it_pauses():
+def test_a_listener_closes_while_it_pauses():
     with selectors.DefaultSelector() as selector:
-        opened = door.Door("127.0.0.1", selector, lambda *_: None)
+        opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket() as waiting, Path("/dev/null").open() as file:
             resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno(), hard))
             try:
                 waiting.connect(opened.address)
-                heed(selector, 60)
+                dispatch_ready(selector, 60)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             opened.close()
@@ -440,7 +443,7 @@ def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
 
         def pretend() -> None:
             channel = Channel(server.accept()[0], trusted=True)
-            channel.send({"nonce": greeting.nonce()})
+            channel.send(ServerHandshake("agent").challenge)
             channel.flush()
             select.select([channel], [], [], 60)
             list(channel.receive())
@@ -448,7 +451,7 @@ def test_an_agent_does_not_obey_one_who_does_not_know_the_token():
             channel.send({"do": "prepare"})
             channel.flush()
             select.select([channel], [], [], 60)
-            with pytest.raises(Gone):
+            with pytest.raises(ChannelClosedError):
                 list(channel.receive())
             channel.close()
 
@@ -470,14 +473,14 @@ def test_a_driver_that_cannot_be_reached_is_said_so():
 DRIVER = f"""
 import sys, time
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from places import Places
+from process_placement import ProcessPlacement
 from footplate.launch import launch
 from footplate.launch.backends import Cluster
 from footplate.launch import worker
 def work():
     print("works", "and keeps", worker.kept(), flush=True)
     time.sleep(60)
-launch(work, world_size=2, backend=Cluster(Places(["a", "b"])), preload=())
+launch(work, world_size=2, backend=Cluster(ProcessPlacement(["a", "b"])), preload=())
 """  # noqa: PTH120
 
 
@@ -504,22 +507,22 @@ def test_a_driver_that_is_killed_takes_workers_and_agents_with_it(program):
     assert not kept.exists()
 
 
-def test_a_hello_survives_json():
-    hello = greeting.greet(b"token", 3, "nonce", "node", "127.0.0.1")
-    assert greeting.Hello.of(json.loads(json.dumps(hello.as_message()))) == hello
-    assert greeting.Hello.of({**hello.as_message(), "index": "3"}) is None
-    assert greeting.Hello.of({}) is None
+def test_an_agents_description_survives_json():
+    info = AgentInfo.of_this_process(3, "node", "127.0.0.1")
+    assert AgentInfo.from_details(json.loads(json.dumps(info.as_details()))) == info
+    assert AgentInfo.from_details({**info.as_details(), "index": "3"}) is None
+    assert AgentInfo.from_details({}) is None
 
 
 def test_a_machine_that_cannot_reach_rank_0s_store_is_named_with_the_address():
-    """As behind a firewall that is open for the driver alone."""
-    places = Places(["a", "b"], program=CLOSED + Places.program)
+    """The situation behind a firewall that is only open for the driver."""
+    placement = ProcessPlacement(["a", "b"], program=CLOSED + ProcessPlacement.program)
     no_restarts = Restarts(max_restarts=0, max_host_restarts=0, peers_grace_s=0.3)
     said = (
         rf"rank 1 can't meet rank 0: {socket.gethostname()} can't connect to 127\.0\.0\.1:\d+, .*no firewall may close"
     )
     with pytest.raises(LaunchError, match=said):
-        run(places, rank, restarts=no_restarts)
+        run(placement, rank, restarts=no_restarts)
 
 
 CLOSED = """

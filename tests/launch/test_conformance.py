@@ -1,4 +1,4 @@
-"""What every backend does alike: one suite, run over each.
+"""The contract of backends: one suite, run over each.
 
 A backend is added as a parameter of the fixture, and in `BACKENDS` with a context that makes one and ends its engine. All
 machines of a backend are this one, so processes are found by their ids and files by their paths.
@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 from launched import gone
-from places import Places
+from process_placement import ProcessPlacement
 from ray_nodes import ray_nodes
 from sessions import two_executors
 from torch import distributed as dist
@@ -47,7 +47,7 @@ def on_spark() -> Iterator[Backend]:
 
 BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
     "local": lambda: contextlib.nullcontext(Local()),
-    "places": lambda: contextlib.nullcontext(Cluster(Places(["a", "b"]))),
+    "processes": lambda: contextlib.nullcontext(Cluster(ProcessPlacement(["a", "b"]))),
     "ray": on_ray,
     "spark": on_spark,
 }
@@ -58,7 +58,7 @@ SLOTS = 2  # at least so many has each
 
 @pytest.fixture(
     scope="module",
-    params=["local", "places", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
+    params=["local", "processes", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
 )
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:
@@ -67,7 +67,7 @@ def backend(request) -> Iterator[Backend]:
 
 @pytest.fixture
 def pids(tmp_path):
-    """A directory in which workers leave their ids, and a function that gives their processes."""
+    """A directory in which workers leave their process ids, and a function that returns their processes."""
     place = tmp_path / "pids"
     place.mkdir()
 
@@ -313,7 +313,7 @@ def test_only_on_this_machine_may_workers_be_more_than_slots(backend):
     if backend.name == "local":
         assert launch(work, world_size=slots + 1, backend=backend) == slots + 1
     else:
-        with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} has room for {slots} worker"):
+        with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} can hold {slots} worker"):
             launch(work, world_size=slots + 1, backend=backend)
 
 

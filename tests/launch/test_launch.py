@@ -1,4 +1,4 @@
-"""A function in several processes: what goes out, what it finds there, and what comes home."""
+"""A function in several processes: its arguments, its environment, and its result."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_only_rank_0s_result_needs_to_be_picklable():
 
 
 def test_a_result_that_cannot_be_pickled_is_said_so_and_not_tried_again():
-    with pytest.raises(LaunchError, match=r"result of the function, a generator, can't be sent home.*numbers, tensors"):
+    with pytest.raises(LaunchError, match=r"result of the function, a generator, can't be sent back.*numbers, tensors"):
         launch(lambda: (one for one in ()), world_size=1)
 
 

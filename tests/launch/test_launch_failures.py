@@ -15,7 +15,7 @@ from launched import gone
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
-from footplate.launch import Restarts, launch, nurseries
+from footplate.launch import Restarts, fork_server_pool, launch
 from footplate.launch.worker import attempt, progressed, slot
 
 
@@ -125,9 +125,7 @@ def test_the_same_exception_again_is_the_codes_fault_and_ends_it(quick_but_patie
     with pytest.raises(TypeError, match="unsupported operand") as raised:
         launch(work, world_size=2, restarts=quick_but_patient)
     (note,) = raised.value.__notes__
-    assert (
-        "in attempt 1 (as in the attempt before it, with no progress in between: this is taken for the code's" in note
-    )
+    assert "in attempt 1 (as in the attempt before it, with no progress in between: the code is at fault" in note
     assert "in work" in note
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
@@ -261,7 +259,7 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path, quick):
     assert gone([one for one in psutil.process_iter() if one.pid == child])
 
 
-def test_a_killed_nursery_is_replaced_and_counts_against_the_hosts_budget(said):
+def test_a_killed_fork_server_is_replaced_and_counts_against_the_hosts_budget(said):
     def work():
         if attempt() == 0 and rank() == 1:
             os.kill(os.getppid(), signal.SIGKILL)
@@ -275,7 +273,7 @@ def test_a_killed_nursery_is_replaced_and_counts_against_the_hosts_budget(said):
 
 
 @pytest.mark.slow
-def test_a_nursery_that_does_not_kill_when_asked_is_killed(quick, said):
+def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said):
     def work():
         if attempt() == 0:
             os.kill(os.getppid(), signal.SIGSTOP)
@@ -322,16 +320,16 @@ def test_a_rank_that_has_made_progress_is_not_left_out(quick):
 
 
 def test_workers_that_cannot_be_started_are_left_out_down_to_the_smallest_world(monkeypatch, said):
-    # The nursery may open no more files, so it can't take a worker's pipes.
-    start = nurseries.start
+    # The fork server can open no more files, so it can't receive a worker's pipes.
+    start = fork_server_pool.start
 
     def start_and_limit(*args):
-        nursery = start(*args)
-        psutil.Process(nursery.process.pid).rlimit(psutil.RLIMIT_NOFILE, (8, 8))
-        return nursery
+        server = start(*args)
+        psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (8, 8))
+        return server
 
-    monkeypatch.setattr(nurseries, "take", lambda kind: None)
-    monkeypatch.setattr(nurseries, "start", start_and_limit)
+    monkeypatch.setattr(fork_server_pool, "take", lambda key: None)
+    monkeypatch.setattr(fork_server_pool, "start", start_and_limit)
     with pytest.raises(LaunchError, match="rank 0 could not be started: too many open files"):
         launch(print, world_size=2, restarts=Restarts(max_host_restarts=0, min_world_size=1, max_delay_s=0), preload=())
     assert "without slot 0 (with 1 of 2 ranks)" in said.text
@@ -349,7 +347,7 @@ def test_a_worker_that_does_not_end_after_returning_is_killed(said):
         return "the result"
 
     assert launch(work, world_size=1, grace_s=0.3) == "the result"
-    assert "rank 0 had returned but did not end" in said.text
+    assert "rank 0 has returned but not ended" in said.text
 
 
 def test_launch_error_is_one_that_a_command_line_shows_without_a_traceback():

@@ -1,4 +1,4 @@
-"""What workers write: with the rank before each line, to a terminal, to files, and where there is no file at all."""
+"""Output of workers: with the rank before each line, on a terminal, in files, and without a real file."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def work():
 
 
 def on_a_terminal(place: Path, work: str) -> tuple[str, str]:
-    """What a user sees of `work` in a terminal of 101 columns and 31 rows; and what rank 0's log has.
+    """The output of `work` in a terminal of 101 columns and 31 rows, and rank 0's log.
 
     What has been seen up to now is in the file `terminal`.
     """

@@ -11,9 +11,9 @@ import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.launch.attempt_monitor import TICK_S, AwakeClock
 from footplate.launch.failure import Failure, cause_of, may_pass, of_exception, of_exit
-from footplate.launch.policy import AS_BEFORE, Again, GiveUp, Restarts, State, decide
-from footplate.launch.watch import TICK_S, AwakeClock
+from footplate.launch.policy import SAME_FAILURE, Again, GiveUp, Restarts, State, decide
 
 SIZE = 4
 policies = st.builds(
@@ -90,7 +90,7 @@ def test_the_first_restart_after_progress_comes_at_once_and_none_later_than_allo
 
 
 def same_exception(before: Failure, now: Failure) -> bool:
-    """Whether both are exceptions of the code, and alike."""
+    """Return True if both are exceptions of the code, with the same text."""
     own = all(one.kind == "exception" and not one.passing for one in (before, now))
     return own and before.text == now.text
 
@@ -102,7 +102,7 @@ def test_an_exception_that_comes_again_without_progress_is_the_codes_fault_or_th
     for (_, before, _, _), (state, now, progressed, decision) in pairwise(follow(restarts, happened)):
         if same_exception(before, now) and not progressed:
             to_spare = restarts.min_world_size is not None and len(state.slots) > restarts.min_world_size
-            assert decision == GiveUp(AS_BEFORE) or (to_spare and now.slot == before.slot)
+            assert decision == GiveUp(SAME_FAILURE) or (to_spare and now.slot == before.slot)
 
 
 @given(policies, happenings)
@@ -119,10 +119,10 @@ def test_nothing_but_the_same_exception_again_and_a_budget_that_is_used_up_ends_
 def test_an_exception_of_the_code_is_tried_again_once_unless_the_work_has_advanced():
     wrong = ("exception", 0, False)
     assert len(follow(Restarts(), [wrong] * 9)) == 2
-    assert follow(Restarts(), [wrong] * 9)[-1][-1] == GiveUp(AS_BEFORE)
+    assert follow(Restarts(), [wrong] * 9)[-1][-1] == GiveUp(SAME_FAILURE)
     advanced = ("exception", 0, True)
     assert len(follow(Restarts(), [advanced] * 9)) == 4
-    assert follow(Restarts(), [advanced, wrong])[-1][-1] == GiveUp(AS_BEFORE)
+    assert follow(Restarts(), [advanced, wrong])[-1][-1] == GiveUp(SAME_FAILURE)
     assert len(follow(Restarts(), [wrong, ("signal", 0, False)] * 9)) == 4
     assert len(follow(Restarts(), [("exception", 0, False, "raised OSError", True)] * 9)) == 4
 
@@ -132,7 +132,7 @@ def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another
     decisions = follow(restarts, [("exception", 1, False)] * 9)  # of whoever is then rank 1
     assert [one.slot for _, one, _, _ in decisions] == [1, 1, 2]
     assert decisions[1][-1].dropped == 1
-    assert decisions[2][-1] == GiveUp(AS_BEFORE)
+    assert decisions[2][-1] == GiveUp(SAME_FAILURE)
     assert len(follow(restarts, [("exception", 0, False), ("exception", 1, False)])) == 2
 
 

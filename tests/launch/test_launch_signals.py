@@ -26,12 +26,12 @@ def test_when_the_supervisor_is_killed_everything_goes_with_it(program):
     script = program(SLEEPING.replace("GRACE", "30"))
     script.read_until("there 0", "there 1")
     family = script.family()
-    assert len(family) == 5  # the nursery, two workers, what they have started
+    assert len(family) == 5  # the fork server, two workers, and their children
     script.process.kill()
     assert gone(family)
 
 
-def test_when_the_supervisor_is_killed_early_the_nursery_goes_too(program):
+def test_when_the_supervisor_is_killed_early_the_fork_server_ends_too(program):
     script = program(SLEEPING.replace("GRACE", "30"))
     while not (family := script.family()):
         time.sleep(0.01)
@@ -39,24 +39,24 @@ def test_when_the_supervisor_is_killed_early_the_nursery_goes_too(program):
     assert gone(family)
 
 
-def test_when_supervisor_and_nursery_are_killed_at_once_the_workers_go_too(program):
+def test_when_supervisor_and_fork_server_are_killed_at_once_the_workers_end_too(program):
     script = program(SLEEPING.replace("GRACE", "30"))
     script.read_until("there 0", "there 1")
-    nursery, *rest = script.family()
+    fork_server, *rest = script.family()
     workers = [one for one in rest if one.name() != "sleep"]
     script.process.kill()
-    nursery.kill()
-    assert gone([nursery, *workers])
+    fork_server.kill()
+    assert gone([fork_server, *workers])
 
 
 def test_workers_that_the_kernel_does_not_tell_notice_the_end_by_themselves(program):
     script = program(SLEEPING.replace("GRACE", "30"))
     script.read_until("there 0", "there 1")
-    nursery, *rest = script.family()
-    nursery.suspend()  # so it neither dies nor kills
+    fork_server, *rest = script.family()
+    fork_server.suspend()  # so it neither dies nor kills
     script.process.kill()
     assert gone(rest)
-    nursery.kill()
+    fork_server.kill()
 
 
 def test_sigterm_is_passed_on_and_ends_with_143(program):

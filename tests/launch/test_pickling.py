@@ -1,4 +1,4 @@
-"""What can't be pickled is named, with the way to it."""
+"""Objects that can't be pickled are named, with the path to them."""
 
 from __future__ import annotations
 

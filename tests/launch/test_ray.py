@@ -15,14 +15,14 @@ import pytest
 from cut_off import STEPS, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
-from places import rank
+from process_placement import rank
 from ray_nodes import PROGRAM, SMALL, ray_nodes
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
 from footplate.launch.backends import Cluster, named
-from footplate.launch.cluster.ray import RayPlacement, room
+from footplate.launch.cluster.ray import RayPlacement, slots_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -74,9 +74,9 @@ def test_slots_follow_from_what_a_worker_needs_and_how_workers_are_placed(cluste
 
 @given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 50))
 def test_a_node_holds_as_many_as_fit(cores, needed, fraction):
-    assert room({"CPU": float(cores)}, {"CPU": needed}) == cores // needed
-    assert room({"GPU": 1.0}, {"GPU": 1 / fraction}) == fraction
-    assert room({"CPU": 1.0}, {"GPU": 1}) == 0
+    assert slots_of({"CPU": float(cores)}, {"CPU": needed}) == cores // needed
+    assert slots_of({"GPU": 1.0}, {"GPU": 1 / fraction}) == fraction
+    assert slots_of({"CPU": 1.0}, {"GPU": 1}) == 0
 
 
 def test_a_worker_with_an_accelerator_is_placed_where_one_is(cluster):
@@ -91,7 +91,7 @@ def test_a_worker_with_an_accelerator_is_placed_where_one_is(cluster):
 
 def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(cluster):
     began = time.monotonic()
-    with pytest.raises(LaunchError, match=r"np=5: ray has room for 4 worker"):
+    with pytest.raises(LaunchError, match=r"np=5: ray can hold 4 worker"):
         launch(print, world_size=5, backend=on())
     with pytest.raises(LaunchError) as refused:
         RayPlacement(num_gpus=1).start(3, None)
@@ -100,7 +100,7 @@ def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(clust
     assert time.monotonic() - began < 30
 
 
-def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
+def test_a_group_that_finds_no_free_resources_in_time_is_refused(cluster, tmp_path):
     def hold():
         (tmp_path / "held").touch()
         while not (tmp_path / "enough").exists():
@@ -111,7 +111,7 @@ def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
     while not (tmp_path / "held").exists():
         time.sleep(0.05)
     with pytest.raises(
-        LaunchError, match=r"no room in time. Others use what 4 worker\(s\) of CPU 1 need; free are CPU 3"
+        LaunchError, match=r"no free resources in time. 4 worker\(s\) of CPU 1 need more than is free now: CPU 3"
     ):
         launch(print, world_size=4, backend=on(wait_s=1), preload=())
     (tmp_path / "enough").touch()
@@ -125,7 +125,7 @@ def test_a_gang_that_finds_no_room_in_time_is_refused_whole(cluster, tmp_path):
         ({"strategy": "WIDE"}, "strategy='WIDE': expected one of PACK, SPREAD"),
         ({"num_gpus": 0.5}, "num_gpus=0.5: a worker has whole GPUs"),
         ({"num_cpus": -1}, "can't need CPU -1"),
-        ({"num_cpus": 0}, "a worker must need something"),
+        ({"num_cpus": 0}, "Give a worker at least one resource"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(cluster, given, words):
@@ -139,12 +139,14 @@ def test_another_address_than_the_connected_one_is_refused(cluster):
 
 
 def test_ray_client_is_refused(cluster):
-    with pytest.raises(LaunchError, match="Ray Client, whose program isn't in the cluster"):
+    with pytest.raises(LaunchError, match=r"Ray Client\. Its program runs outside the cluster"):
         RayPlacement(address="ray://127.0.0.1:10001")
 
 
 def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import footplate.core.version\nfootplate.version.__version__ = '9.9'\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import footplate.core.version\nfootplate.core.version.__version__ = '9.9'\n"
+    )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with pytest.raises(LaunchError, match=rf"{socket.gethostname()} has footplate 9\.9, here footplate"):
         launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())

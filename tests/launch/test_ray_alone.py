@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def no_other_ray() -> None:
-    """What another test's cluster has left would be found, and used."""
+    """Wait until no cluster of another test runs: Ray would find and use it."""
     assert gone([one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"])
 
 

@@ -1,4 +1,4 @@
-"""The ladder's number, and what a run shows, keeps and brings home."""
+"""`Runner`: the number of processes, output, logs and results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.small import Classifier, loader
 from nbclient import NotebookClient
-from places import Places
+from process_placement import ProcessPlacement
 from torch import distributed as dist
 
 import footplate as fp
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import backends, worker
-from footplate.launch.backends import Cluster, Local, found
-from footplate.launch.local import LocalCrew
+from footplate.launch.backends import Cluster, Local, connected_cluster
+from footplate.launch.local import LocalWorkerGroup
 from footplate.launch.runner import choose, new_log_dir
 
 NO_CLUSTER: dict[str, str] = {}
@@ -35,15 +35,15 @@ def temporary_logs(tmp_path_factory, monkeypatch):
 
 
 class Six:
-    """A cluster with six slots, which has its workers here."""
+    """A cluster with six slots, whose workers run here."""
 
     name = "six"
 
     def slots(self):
         return 6
 
-    def crew(self, payload, environment, preload, world_size):
-        return LocalCrew(payload, environment, preload, keep=True)
+    def worker_group(self, payload_fd, environment, preload, world_size):
+        return LocalWorkerGroup(payload_fd, environment, preload, keep=True)
 
 
 def place(scale=1):
@@ -84,8 +84,8 @@ def test_several_workers_of_no_cluster_are_refused_with_both_ways_out():
 
 
 def test_a_ray_that_the_environment_names_is_found():
-    assert found({"RAY_ADDRESS": "10.0.0.1:6379"}) == "ray"
-    assert found({"RAY_ADDRESS": ""}) is None
+    assert connected_cluster({"RAY_ADDRESS": "10.0.0.1:6379"}) == "ray"
+    assert connected_cluster({"RAY_ADDRESS": ""}) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ print(runner.log_dir.is_dir(), runner.log_dir)
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", "/proc/logs"):
-        with pytest.raises(ConfigError, match="no directory can be made there"):
+        with pytest.raises(ConfigError, match="can't make a directory there"):
             new_log_dir(place, "train")
 
 
@@ -273,9 +273,9 @@ def test_a_trainer_in_a_worker_finds_its_world_and_trains(tmp_path):
 
 
 def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path, monkeypatch):
-    places = Places(["a", "b"])
-    monkeypatch.setattr(backends, "found", lambda: "places")
-    monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(places))
+    placement = ProcessPlacement(["a", "b"])
+    monkeypatch.setattr(backends, "connected_cluster", lambda: "processes")
+    monkeypatch.setattr(backends, "named", lambda name, resources: Cluster(placement))
     model = Classifier()
     before = model.net[0].weight.clone()
     trainer = fp.Trainer(
@@ -283,7 +283,7 @@ def test_a_trainer_of_several_nodes_trains_on_the_cluster_that_is_found(tmp_path
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, loader(batch_size=5))
-    assert len(places.started) == 1
+    assert len(placement.started) == 1
     assert trainer.global_step > 0
     assert not torch.equal(model.net[0].weight, before)
 

@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import launch, worker
-from footplate.launch.backends import Cluster, found
+from footplate.launch.backends import Cluster, connected_cluster
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.spark import SparkPlacement
@@ -48,14 +48,14 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def no_jobs(session: Any) -> Iterator[None]:
-    """Whatever a test did, no job of it is left."""
+    """Check that no job of a test is left."""
     yield
     context = session.sparkContext
     until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())
 
 
 def executors() -> list[psutil.Process]:
-    """The session's, as processes."""
+    """The executors of the session, as processes."""
     return [one for one in psutil.Process().children(recursive=True) if is_executor(one)]
 
 
@@ -67,14 +67,14 @@ def is_executor(process: psutil.Process) -> bool:
 
 
 class Home:
-    """Where stand-ins for agents call in: each says who it is, and stays until the connection ends."""
+    """Accepts stand-ins for agents. Each describes itself, and stays until the connection ends."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
 
     def call(self) -> Callable[[int, str], None]:
-        """What a task is to run."""
+        """The call of a task."""
         port = self._listening.getsockname()[1]
 
         def call(index: int, node: str) -> None:
@@ -87,7 +87,7 @@ class Home:
         return call
 
     def hear(self, count: int, within_s: float = 60) -> list[dict[str, Any]]:
-        """What so many stand-ins say, by index."""
+        """The descriptions of this number of stand-ins, by index."""
         heard = []
         self._listening.settimeout(within_s)
         for _ in range(count):
@@ -96,7 +96,7 @@ class Home:
         return sorted(heard, key=lambda one: one["index"])
 
     def rings_within(self, seconds: float) -> bool:
-        """Whether another one calls in."""
+        """Return True if another stand-in connects."""
         return bool(select.select([self._listening], [], [], seconds)[0])
 
     def hang_up(self) -> None:
@@ -124,7 +124,7 @@ def placement(session: Any) -> Iterator[SparkPlacement]:
 
 
 def until(condition: Callable[[], Any], within_s: float = 60) -> Any:
-    """The first value of `condition` that counts as true."""
+    """Wait for a true value of `condition`, and return it."""
     end = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < end
@@ -190,7 +190,7 @@ def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
 def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
     placement, home, session, caplog, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(spark, "QUIET_S", 0.5)
+    monkeypatch.setattr(spark, "QUEUED_S", 0.5)
     enough = tmp_path / "enough"
 
     def work(_: int) -> None:
@@ -231,7 +231,7 @@ def test_a_worker_that_takes_more_than_an_executor_has_finds_no_slot(session):
 
 
 def test_a_shape_that_spark_refuses_is_refused_in_its_words(session):
-    with pytest.raises(ConfigError, match=r"what it is to take: .*gpu, amount: 1 needs to be >= .* amount of 2"):
+    with pytest.raises(ConfigError, match=r"these resources: .*gpu, amount: 1 needs to be >= .* amount of 2"):
         SparkPlacement(num_gpus=2)
 
 
@@ -241,7 +241,7 @@ def test_a_resource_profile_may_ask_for_tasks_but_not_for_executors(session):
     tasks = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1).resource("gpu", 1)).build
     assert SparkPlacement(profile=tasks).slots() == 2
     executors = ResourceProfileBuilder().require(ExecutorResourceRequests().cores(1)).build
-    with pytest.raises(ConfigError, match=r"executors of its own \(cores.*when making the session"):
+    with pytest.raises(ConfigError, match=r"executors of its own \(cores.*when you make the session"):
         SparkPlacement(profile=executors)
     with pytest.raises(ConfigError, match="leave num_cpus and num_gpus out"):
         SparkPlacement(num_cpus=1, profile=tasks)
@@ -265,7 +265,9 @@ def test_a_task_that_raises_ends_the_launch_with_what_it_raised(placement):
         raise ModuleNotFoundError("No module named 'footplate'")
 
     placement.start(2, call)
-    with pytest.raises(LaunchError, match="can't be kept on Spark's executors: ModuleNotFoundError: No module named"):
+    with pytest.raises(
+        LaunchError, match="An agent can't run on Spark's executors: ModuleNotFoundError: No module named"
+    ):
         until(placement.lost)
 
 
@@ -279,10 +281,10 @@ def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
 
 def test_the_session_is_found_from_any_thread(session):
     seen: list[str | None] = []
-    thread = threading.Thread(target=lambda: seen.append(found({})))
+    thread = threading.Thread(target=lambda: seen.append(connected_cluster({})))
     thread.start()
     thread.join()
-    assert seen == [found({})] == ["spark"]
+    assert seen == [connected_cluster({})] == ["spark"]
 
 
 def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
@@ -346,7 +348,9 @@ with two_executors():
 """)
     running.read_until("rank 0 works", "rank 1 works")
     family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
-    assert sum("footplate.launch.nursery" in " ".join(one.cmdline()) for one in family) >= 3  # a nursery, two workers
+    assert (
+        sum("footplate.launch.fork_server" in " ".join(one.cmdline()) for one in family) >= 3
+    )  # a fork server, two workers
     running.process.kill()
     assert gone(family)
 
@@ -371,22 +375,22 @@ def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, 
 
 
 def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(session):
-    with pytest.raises(LaunchError, match="np=3: spark has room for 2"):
+    with pytest.raises(LaunchError, match="np=3: spark can hold 2"):
         launch(print, world_size=3, backend=Cluster(SparkPlacement()))
 
 
 def test_a_session_that_was_stopped_is_said_so(session):
-    """The last but one of this file, as it stops the session that all share."""
+    """Must be the last test but one of this file, because it stops the session that all tests share."""
     placement = SparkPlacement()
     session.stop()
-    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+    with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.slots()
-    with pytest.raises(LaunchError, match="session was stopped: make another one"):
+    with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.start(2, AgentCall("127.0.0.1", 1, b""))
 
 
 def test_threads_of_a_local_master_are_places_too(session, home):
-    """The last of this file: a process has one session at a time."""
+    """Must be the last test of this file, because a process has one session at a time."""
     from pyspark.sql import SparkSession
 
     with SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate():

@@ -1,4 +1,4 @@
-"""What can be said of a Spark session, or of its absence, without starting one."""
+"""Checks of a Spark session, or of its absence, without starting one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from footplate.core.errors import ConfigError, LaunchError, MissingExtra
-from footplate.launch.cluster.spark import SparkPlacement, why_it_failed
+from footplate.launch.cluster.spark import SparkPlacement, parse_failure
 from footplate.launch.cluster.spark_session import check_settings, driver_host, expected_executors
 
 
@@ -29,17 +29,17 @@ def test_the_failure_of_a_stage_is_read_from_the_exception_of_its_job():
     stage = (
         "Job aborted due to stage failure: Could not recover … barrier task ResultTask(3, 1) finished unsuccessfully.\n"
     )
-    lost = why_it_failed(
+    lost = parse_failure(
         stage + "ExecutorLostFailure (executor 1 exited) Reason: code 137\nDriver stacktrace:\n\tat org"
     )
     assert (lost.text, lost.raised) == ("ExecutorLostFailure (executor 1 exited) Reason: code 137", False)
-    raised = why_it_failed(
+    raised = parse_failure(
         stage + "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
         '  File "worker.py", line 1, in main\n    call()\nValueError: too\nlarge\n SQLSTATE: 38000\n\n\tat org.apache'
     )
     assert (raised.text, raised.raised) == ("ValueError: too", True)
-    assert why_it_failed("Job 1 cancelled\n\tat org").text == "Job 1 cancelled"
-    assert why_it_failed(" \n").text == "the job is gone"
+    assert parse_failure("Job 1 cancelled\n\tat org").text == "Job 1 cancelled"
+    assert parse_failure(" \n").text == "the job is gone"
 
 
 def test_a_driver_host_of_another_machine_is_refused():

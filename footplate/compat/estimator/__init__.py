@@ -10,7 +10,7 @@
     weights.py      loads all or some weights of a checkpoint
     exporters.py    writes model files for serving during training
 
-docs/tpu.md lists what is supported and what differs.
+docs/guide/estimators.md lists what is supported and what differs.
 """
 
 from footplate.compat.estimator.estimator import Estimator, train_and_evaluate

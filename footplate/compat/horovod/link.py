@@ -1,30 +1,28 @@
-"""How the ranks negotiate: one connection from each rank to rank 0, and messages in both directions.
+"""Negotiation between the ranks: one connection from each rank to rank 0, and messages in both directions.
 
     rank r → rank 0    ["define", id, signature]       a signature, the first time it is used
-                       ["ready", id, name, numbers]    this operation is ready here
+                       ["ready", id, name, numbers]    this operation is ready on this rank
                        ["join"], ["wait", set, name], ["left"]
     rank 0 → rank r    ["run", set, names, numbers, signatures or null], ["refuse", set, name, text, mistake]
-                       ["joined", last], ["failed", text]
+                       ["joined", last], ["failed", text, lost]
 
-A message is JSON; behind "ready" and "run" of a small reduction come the bytes of its tensors, which rank 0 reduces: so it
-takes one way there and one back, as long as a barrier.
+A message is a frame (`core/net/framing.py`). The data of "ready" and "run" of a small reduction are the bytes of its
+tensors, which rank 0 reduces. So a small reduction takes one way there and one back, as long as a barrier.
 
-`meeting.py` makes the connections. Rank 0's own words go straight into the table (`negotiation.py`), and what
-follows is handed to its engine by whichever thread brought it about, under one lock: so all ranks get the same answers in
-the same order.
+`meeting.py` makes the connections. Rank 0's own submissions go straight into the table (`negotiation.py`). The thread
+that completes an operation hands the answer to rank 0's engine, under one lock. So all ranks get the same answers in the
+same order.
 
-A connection that ends without "left" is a process that has died: everybody is told at once. When all ranks have been
-waiting for `STUCK_S`, each for something that the others don't have, all of it is refused.
+A connection that ends without "left" means that the process has died. Rank 0 then tells all ranks at once. When all ranks
+have waited for `STUCK_S`, each for an operation that the others don't have, all of these operations are refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,72 +33,80 @@ from footplate.compat.horovod.errors import HorovodInternalError, PeerLostError
 from footplate.compat.horovod.meeting import gather, reach
 from footplate.compat.horovod.negotiation import Answer, Joined, Key, Negotiation, Refuse, Run, Signature, fuse
 from footplate.compat.horovod.operations import reduced
+from footplate.core.net.framing import FrameDecoder, encode_frame
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 STUCK_S = 5.0
-SIGNATURES = 4096  # remembered of a connection; then it begins anew
-_SIZES = struct.Struct("!II")  # before each message: bytes of its JSON, and of what comes behind
+SIGNATURES = 4096  # numbered on a connection; after that, the numbers start from 0 again
 
 
 class Receiver(Protocol):
-    """Who gets the answers: a rank's engine."""
+    """Receives the answers: a rank's engine."""
 
     def receive(self, answer: Answer) -> None:
         """Act on it."""
         ...
 
     def fail(self, error: HorovodInternalError) -> None:
-        """Nothing can be negotiated any more."""
+        """Handle the end of all negotiation."""
         ...
 
 
 class Link(Protocol):
-    """A rank's way to the table."""
+    """A rank's connection to the table of negotiations."""
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
-        """Submit an operation; with its tensors, if it is small."""
+        """Submit an operation, with the bytes of its tensors if it is small."""
         ...
 
     def join(self) -> None:
-        """Say that this rank has no more data."""
+        """Announce that this rank has no more data."""
         ...
 
     def wait(self, key: Key) -> None:
-        """Say that this rank waits for an operation and does nothing else."""
+        """Announce that this rank waits for an operation and does nothing else."""
         ...
 
     def add_set(self, number: int, members: Sequence[int]) -> None:
-        """Make a process set known."""
+        """Register a process set."""
         ...
 
     def close(self, leaving: bool) -> None:
-        """Part from the others; `leaving`: tell them."""
+        """Disconnect from the other ranks. `leaving`: tell them."""
         ...
 
 
 def connect(rank: int, size: int, store: Any, receiver: Receiver) -> Link:
-    """The link of a rank; `store` is one of torch.distributed's, and `receiver` gets the answers."""
+    """Connect a rank.
+
+    Args:
+        rank: which.
+        size: how many ranks there are.
+        store: a store of torch.distributed, in which the ranks find rank 0.
+        receiver: gets the answers.
+    """
     return Server(size, store, receiver) if rank == 0 else Client(rank, store, receiver)
 
 
 class Server:
-    """Rank 0's link: it has the table, and serves the others in a thread."""
+    """Rank 0's link. It has the table, and serves the other ranks in a thread."""
 
     def __init__(self, size: int, store: Any, receiver: Receiver) -> None:
         self._lock = threading.Lock()
         self._table = Negotiation(size)
         self._receiver = receiver
         self._connections: dict[int, socket.socket] = {}
-        self._streams: dict[int, _Stream] = {}
-        self._packs: dict[Key, dict[int, bytes]] = {}  # of small operations that some ranks have submitted
+        self._decoders: dict[int, FrameDecoder] = {}
+        # The tensors of small operations that some ranks have submitted, by rank.
+        self._packs: dict[Key, dict[int, bytes]] = {}
         self._signatures: dict[int, dict[int, Signature]] = {}
         self._heard, self._heard_at = 0, time.monotonic()
         self._closed = False
         if size > 1:
             self._connections = gather(size, store)
-            self._streams = {rank: _Stream() for rank in self._connections}
+            self._decoders = {rank: FrameDecoder() for rank in self._connections}
             self._signatures = {rank: {} for rank in self._connections}
             _start(self._serve, receiver)
 
@@ -124,7 +130,7 @@ class Server:
         with self._lock:
             self._closed = True
             if leaving:
-                self._tell_all(["failed", "rank 0 has shut Horovod down", False])
+                self._send_to_all(["failed", "rank 0 has shut Horovod down", False])
             for connection in self._connections.values():
                 _shut(connection)
 
@@ -141,23 +147,26 @@ class Server:
                         return
                     answers: list[Answer] = []
                     for key, _ in ready:
-                        answers += self._hear(key.data, selector)
+                        answers += self._read(key.data, selector)
                     self._answer(answers)
-                    self._look()
+                    self._check_clock()
 
-    def _hear(self, rank: int, selector: selectors.BaseSelector) -> list[Answer]:
-        """All that a rank has said; its end, if the connection ends."""
-        connection = self._connections[rank]
+    def _read(self, rank: int, selector: selectors.BaseSelector) -> list[Answer]:
+        """Handle all that a rank has sent, and the end of its connection."""
+        connection, decoder = self._connections[rank], self._decoders[rank]
         piece = _receive(connection)
-        answers = [answer for told in self._streams[rank].feed(piece) for answer in self._take(rank, *told)]
+        decoder.feed(piece)
+        answers: list[Answer] = []
+        while (frame := decoder.next_frame()) is not None:
+            answers += self._handle(rank, frame.message, frame.data)
         if not piece:
             selector.unregister(connection)
             connection.close()
             del self._connections[rank]
-            self._lost(rank)
+            self._handle_loss(rank)
         return answers
 
-    def _take(self, rank: int, message: list[Any], data: bytes) -> list[Answer]:
+    def _handle(self, rank: int, message: list[Any], data: bytes) -> list[Answer]:
         match message:
             case ["ready", number, name, numbers]:
                 return self._submit(rank, name, self._signatures[rank][number], numbers, data)
@@ -178,15 +187,15 @@ class Server:
             self._packs.setdefault((signature.process_set, name), {})[rank] = data
         return self._table.submit(rank, name, signature, numbers, time.monotonic())
 
-    def _lost(self, rank: int) -> None:
+    def _handle_loss(self, rank: int) -> None:
         if not self._table.has_left(rank):
             text = f"the process of rank {rank} has ended"
             self._table.leave(rank, "has ended")
-            self._tell_all(["failed", text, True])
+            self._send_to_all(["failed", text, True])
             self._receiver.fail(PeerLostError(_sentence(text)))
 
-    def _look(self) -> None:
-        """What is due by the clock."""
+    def _check_clock(self) -> None:
+        """Refuse operations that are stuck, and warn of those that are late."""
         now = time.monotonic()
         if self._table.heard != self._heard:
             self._heard, self._heard_at = self._table.heard, now
@@ -199,20 +208,20 @@ class Server:
 
     def _answer(self, answers: Iterable[Answer]) -> None:
         answers = [self._with_data(answer) for answer in fuse(answers)]
-        told: dict[int, bytes] = {}
+        outgoing: dict[int, bytes] = {}
         for answer in answers:
             for rank in self._addressees(answer):
-                told[rank] = told.get(rank, b"") + _encode(answer, rank)
-        mine = told.pop(0, None) is not None
-        for rank, encoded in told.items():
-            self._tell(rank, encoded)
-        if mine:
+                outgoing[rank] = outgoing.get(rank, b"") + _encode(answer, rank)
+        concerns_rank_0 = outgoing.pop(0, None) is not None
+        for rank, frames in outgoing.items():
+            self._send(rank, frames)
+        if concerns_rank_0:
             for answer in answers:
                 if 0 in self._addressees(answer):
                     self._receiver.receive(answer)
 
     def _with_data(self, answer: Answer) -> Answer:
-        """A small operation that runs, with what its tensors become."""
+        """The answer, with the reduced tensors if it runs a small operation."""
         match answer:
             case Run(process_set, (name, *_), (signature, *_)) if signature.small:
                 packs = self._packs.pop((process_set, name))
@@ -229,18 +238,19 @@ class Server:
                 return ranks
         return (0, *self._connections)
 
-    def _tell_all(self, message: list[Any]) -> None:
+    def _send_to_all(self, message: list[Any]) -> None:
         for rank in list(self._connections):
-            self._tell(rank, _encoded(message))
+            self._send(rank, encode_frame(message))
 
-    def _tell(self, rank: int, encoded: bytes) -> None:
+    def _send(self, rank: int, frames: bytes) -> None:
         if rank in self._connections:
-            with contextlib.suppress(OSError):  # it has died, of which its connection tells
-                self._connections[rank].sendall(encoded)
+            # If the process has died, reading from its connection shows it.
+            with contextlib.suppress(OSError):
+                self._connections[rank].sendall(frames)
 
 
 class Client:
-    """The link of any other rank: a connection, and a thread that takes the answers."""
+    """The link of any other rank: a connection, and a thread that receives the answers."""
 
     def __init__(self, rank: int, store: Any, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -252,22 +262,22 @@ class Client:
 
     def ready(self, name: str, signature: Signature, numbers: Sequence[int], data: bytes) -> None:
         with self._lock:
-            defined = b""
+            definition = b""
             number = self._ids.get(signature)
             if number is None:
                 if len(self._ids) == SIGNATURES:
                     self._ids.clear()
                 number = self._ids[signature] = len(self._ids)
-                defined = _encoded(["define", number, signature.to_json()])
-            self._send(defined + _encoded(["ready", number, name, list(numbers)], data))
+                definition = encode_frame(["define", number, signature.to_json()])
+            self._send(definition + encode_frame(["ready", number, name, list(numbers)], data))
 
     def join(self) -> None:
         with self._lock:
-            self._send(_encoded(["join"]))
+            self._send(encode_frame(["join"]))
 
     def wait(self, key: Key) -> None:
         with self._lock:
-            self._send(_encoded(["wait", *key]))
+            self._send(encode_frame(["wait", *key]))
 
     def add_set(self, number: int, members: Sequence[int]) -> None:
         pass  # rank 0 knows it
@@ -276,75 +286,52 @@ class Client:
         with self._lock:
             self._closed = True
             if leaving:
-                self._send(_encoded(["left"]))
+                self._send(encode_frame(["left"]))
             _shut(self._connection)
 
-    def _send(self, encoded: bytes) -> None:
-        with contextlib.suppress(OSError):  # rank 0 has died, of which the connection tells
-            self._connection.sendall(encoded)
+    def _send(self, frames: bytes) -> None:
+        # If rank 0 has died, `_listen` sees the end of the connection.
+        with contextlib.suppress(OSError):
+            self._connection.sendall(frames)
 
     def _listen(self) -> None:
-        stream = _Stream()
+        decoder = FrameDecoder()
         while piece := _receive(self._connection):
-            for message, data in stream.feed(piece):
-                if message[0] == "failed":
-                    error = PeerLostError if message[2] else HorovodInternalError
-                    self._receiver.fail(error(_sentence(message[1])))
+            decoder.feed(piece)
+            while (frame := decoder.next_frame()) is not None:
+                if frame.message[0] == "failed":
+                    _, text, lost = frame.message
+                    error = PeerLostError if lost else HorovodInternalError
+                    self._receiver.fail(error(_sentence(text)))
                 else:
-                    self._receiver.receive(_decode(message, data))
+                    self._receiver.receive(_decode(frame.message, frame.data))
         self._connection.close()
         if not self._closed:
             self._receiver.fail(PeerLostError(_sentence("the process of rank 0 has ended")))
 
 
-class _Stream:
-    """Pieces of a stream, put together to messages with what comes behind them."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> list[tuple[list[Any], bytes]]:
-        have, start = self._rest + piece, 0
-        found: list[tuple[list[Any], bytes]] = []
-        while len(have) >= start + _SIZES.size:
-            text_bytes, data_bytes = _SIZES.unpack_from(have, start)
-            begin = start + _SIZES.size
-            middle, end = begin + text_bytes, begin + text_bytes + data_bytes
-            if len(have) < end:
-                break
-            found.append((json.loads(have[begin:middle]), have[middle:end]))
-            start = end
-        self._rest = have[start:]
-        return found
-
-
 def _encode(answer: Answer, rank: int) -> bytes:
     match answer:
         case Run():
-            signatures = [one.to_json() for one in answer.signatures] if rank in answer.joined else None
-            return _encoded(["run", answer.process_set, answer.names, answer.numbers, signatures], answer.data)
+            signatures = [signature.to_json() for signature in answer.signatures] if rank in answer.joined else None
+            return encode_frame(["run", answer.process_set, answer.names, answer.numbers, signatures], answer.data)
         case Refuse():
-            return _encoded(["refuse", answer.process_set, answer.name, answer.text, answer.mistake])
+            return encode_frame(["refuse", answer.process_set, answer.name, answer.text, answer.mistake])
         case Joined():
-            return _encoded(["joined", answer.last])
+            return encode_frame(["joined", answer.last])
 
 
 def _decode(message: list[Any], data: bytes) -> Answer:
-    """The answer as far as the rank that gets it needs it."""
+    """The answer, with the parts that the receiving rank needs."""
     match message:
         case ["run", process_set, names, numbers, signatures]:
-            found = tuple(Signature.from_json(one) for one in signatures or [])
-            return Run(process_set, tuple(names), found, numbers, (), data=data)
+            decoded = tuple(Signature.from_json(signature) for signature in signatures or [])
+            return Run(process_set, tuple(names), decoded, numbers, (), data=data)
         case ["refuse", process_set, name, text, mistake]:
             return Refuse(process_set, name, text, (), mistake)
         case ["joined", last]:
             return Joined(last)
     raise AssertionError(message)
-
-
-def _encoded(message: list[Any], data: bytes = b"") -> bytes:
-    text = json.dumps(message, separators=(",", ":")).encode()
-    return _SIZES.pack(len(text), len(data)) + text + data
 
 
 def _receive(connection: socket.socket) -> bytes:
@@ -360,7 +347,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _start(work: Callable[[], None], receiver: Receiver) -> None:
-    """Run it in a thread; should it raise, nobody is to wait for what it doesn't do any more."""
+    """Run a function in a thread. If it raises, fail the receiver, so that no operation waits for it."""
 
     def run() -> None:
         try:

@@ -1,20 +1,21 @@
-"""How the ranks connect to rank 0, on one machine or several.
+"""Connect the ranks to rank 0, on one machine or several.
 
-    every rank → store     which machine it is on
-    rank 0 → store         its addresses, its port and two random tokens
-    rank r → rank 0        "TOKEN r"        proves that it belongs to this job
-    rank 0 → rank r        "ANSWER"         proves that this is rank 0, and not another server with the same address
-    rank r → rank 0        "stay"           only now does the connection count
+    every rank → store     the host group that it is in
+    rank 0 → store         its addresses, its port and a random token
+    rank r → rank 0        connects; both prove the token (`core/net/handshake.py`)
+    rank r → rank 0        ["stay"]: only now does the connection count
 
-A name such as `localhost` means another machine on each machine. So rank r tries the address at which it has met the
-others, where that isn't its own loopback, and then those that rank 0 has published, one after the other. The loopback
-interface is used if, and only if, all ranks are on one machine. Whoever connects and doesn't know the token is cut off;
-connections that say nothing hold nobody up.
+A rank gives up a connection that is too slow, and tries another address. With "stay" it says which one it has kept.
+
+A name such as `localhost` means another machine on each machine. So rank r first tries the address at which it has met
+the other ranks, if that isn't its own loopback. Then it tries the addresses that rank 0 has published, one after the
+other. The ranks use the loopback interface if, and only if, all of them are on one machine. Rank 0 closes a connection
+that doesn't prove the token. Silent connections delay nobody.
 """
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import ipaddress
 import json
 import logging
@@ -23,19 +24,24 @@ import secrets
 import selectors
 import socket
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.compat.horovod.errors import HorovodInternalError
-from footplate.launch.cluster.greeting import household
+from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, encode_frame, receive_frame
+from footplate.core.net.handshake import ClientHandshake, HandshakeError, ServerHandshake, Strangers
+from footplate.launch.cluster.agent_info import host_group
 
 log = logging.getLogger(__name__)
 
-MEET_S = 60.0  # by then the others, who have met already, must have connected
+MEET_S = 60.0  # for all ranks to connect, once they have met in the store
 TRY_S = 5.0  # for one address
 PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
-STRANGERS = 256  # connections that are open at a time without having shown the token
+TICK_S = 1.0
+MAX_STRANGERS = 256  # connections that are open at a time without a proof; beyond that, the oldest one is closed
+PURPOSE = "horovod"  # of the connection, for the handshake
+STAY = ["stay"]
 _LOOPBACK = "127.0.0.1"
-_LINE = 200  # bytes of a greeting at most
 
 
 def gather(size: int, store: Any) -> dict[int, socket.socket]:
@@ -44,14 +50,15 @@ def gather(size: int, store: Any) -> dict[int, socket.socket]:
     Raises:
         HorovodInternalError: some have not connected within `MEET_S`.
     """
-    here = household("")
-    store.set("place/0", here)
-    alone = all(store.get(f"place/{rank}").decode() == here for rank in range(1, size))
-    tokens = {"token": secrets.token_hex(16), "answer": secrets.token_hex(16)}
-    with _listen(alone) as listening:
-        addresses = [_LOOPBACK] if alone else _own_addresses()
-        store.set("rank0", json.dumps({"addresses": addresses, "port": listening.getsockname()[1], **tokens}))
-        return _admit(listening, set(range(1, size)), **tokens)
+    own_group = host_group("")
+    store.set("place/0", own_group)
+    one_machine = all(store.get(f"place/{rank}").decode() == own_group for rank in range(1, size))
+    token = secrets.token_hex(16)
+    with _listen(one_machine) as listening:
+        addresses = [_LOOPBACK] if one_machine else _own_addresses()
+        port = listening.getsockname()[1]
+        store.set("rank0", json.dumps({"addresses": addresses, "port": port, "token": token}))
+        return _admit(listening, set(range(1, size)), token)
 
 
 def reach(rank: int, store: Any) -> socket.socket:
@@ -60,20 +67,22 @@ def reach(rank: int, store: Any) -> socket.socket:
     Raises:
         HorovodInternalError: none of its addresses leads there.
     """
-    store.set(f"place/{rank}", household(""))
-    found = json.loads(store.get("rank0"))
-    port, deadline = found["port"], time.monotonic() + MEET_S
-    addresses = found["addresses"]
+    store.set(f"place/{rank}", host_group(""))
+    published = json.loads(store.get("rank0"))
+    port, deadline = published["port"], time.monotonic() + MEET_S
+    addresses = published["addresses"]
     if addresses != [_LOOPBACK]:
         addresses = list(dict.fromkeys([*_outward(_looked_up(os.environ.get("MASTER_ADDR", ""))), *addresses]))
+
     failures: dict[str, Exception] = {}
     while addresses and time.monotonic() < deadline:
         for address in addresses:
             try:
-                return _greet(rank, address, port, found["token"], found["answer"], deadline)
+                return _connect(rank, address, port, published["token"], deadline)
             except (OSError, ValueError) as error:
                 failures[address] = error
-        addresses = [one for one in addresses if isinstance(failures[one], TimeoutError)]  # it may only be slow
+        # An address that has timed out may only be slow.
+        addresses = [address for address in addresses if isinstance(failures[address], TimeoutError)]
     text = "; ".join(f"{address}: {error}" for address, error in failures.items())
     raise HorovodInternalError(
         f"Rank {rank} can't connect to rank 0 at port {port} ({text}). Let the machines reach each other at "
@@ -81,17 +90,15 @@ def reach(rank: int, store: Any) -> socket.socket:
     )
 
 
-def _greet(rank: int, address: str, port: int, token: str, answer: str, deadline: float) -> socket.socket:
+def _connect(rank: int, address: str, port: int, token: str, deadline: float) -> socket.socket:
+    """A connection to rank 0, which has proved the token."""
     left = max(0.1, min(TRY_S, deadline - time.monotonic()))
     connection = socket.create_connection((address, port), timeout=left)
     try:
-        connection.sendall(f"{token} {rank}\n".encode())
-        line = b""
-        while not line.endswith(b"\n") and len(line) < _LINE and (byte := connection.recv(1)):
-            line += byte
-        if not hmac.compare_digest(line.strip(), answer.encode()):
-            raise ValueError("another program answers there")
-        connection.sendall(b"stay\n")
+        handshake = ClientHandshake(token.encode(), PURPOSE)
+        connection.sendall(encode_frame(handshake.answer(_receive(connection).message, {"rank": rank})))
+        handshake.verify(_receive(connection).message)
+        connection.sendall(encode_frame(STAY))
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
@@ -100,117 +107,168 @@ def _greet(rank: int, address: str, port: int, token: str, answer: str, deadline
     return connection
 
 
-def _admit(listening: socket.socket, missing: set[int], token: str, answer: str) -> dict[int, socket.socket]:
+def _receive(connection: socket.socket) -> Frame:
+    frame = receive_frame(connection, MAX_STRANGER_BYTES)
+    if frame is None:
+        raise ConnectionError("the connection was closed")
+    return frame
+
+
+def _admit(listening: socket.socket, missing: set[int], token: str) -> dict[int, socket.socket]:
     """Accept connections until each missing rank has one that it stays with.
 
-    When this process has no file descriptor left, connections wait in the socket's queue for `PAUSE_S`.
+    Raises:
+        HorovodInternalError: some have not connected within `MEET_S`.
     """
-    deadline = time.monotonic() + MEET_S
-    admitted: dict[int, socket.socket] = {}
-    heard: dict[socket.socket, bytes] = {}  # of connections that don't count yet: what they have said
-    greeted: dict[socket.socket, int] = {}  # of these, the ranks of those that have shown the token
-    accept_again_at: float | None = None  # None while connections are accepted
-    warned = False
     listening.setblocking(False)
     with selectors.DefaultSelector() as selector:
-        selector.register(listening, selectors.EVENT_READ)
-
-        def drop(connection: socket.socket) -> None:
-            selector.unregister(connection)
-            heard.pop(connection)
-            greeted.pop(connection, None)
-            connection.close()
-
+        admission = _Admission(listening, selector, missing, token)
         try:
-            while missing - admitted.keys():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    late = ", ".join(str(rank) for rank in sorted(missing - admitted.keys()))
-                    raise HorovodInternalError(
-                        f"Ranks that have not connected to rank 0 within {MEET_S:.0f} s: {late}."
-                    )
-                if accept_again_at is not None:
-                    left = min(left, accept_again_at - time.monotonic())
-                    if left <= 0:
-                        accept_again_at = None
-                        selector.register(listening, selectors.EVENT_READ)
-                for key, _ in selector.select(max(0.0, left)):
-                    connection: Any = key.fileobj
-                    if connection is listening:
-                        try:
-                            connection, _ = listening.accept()
-                        except (BlockingIOError, ConnectionError):  # it has gone already
-                            continue
-                        except OSError as error:  # mostly too many open files; select would report it again at once
-                            if not warned:
-                                log.warning("rank 0 can't accept connections of other ranks: %s", error)
-                            warned, accept_again_at = True, time.monotonic() + PAUSE_S
-                            selector.unregister(listening)
-                            continue
-                        connection.setblocking(False)
-                        heard[connection] = b""
-                        selector.register(connection, selectors.EVENT_READ)
-                        if len(heard) - len(greeted) > STRANGERS:
-                            drop(next(one for one in heard if one not in greeted))
-                        continue
-                    if connection not in heard:  # dropped just now, to make room
-                        continue
-                    line = _more_of_a_line(connection, heard[connection])
-                    if line is None:
-                        drop(connection)
-                    elif not line.endswith(b"\n"):
-                        heard[connection] = line
-                    elif connection in greeted:
-                        rank = greeted[connection]
-                        selector.unregister(connection)
-                        heard.pop(connection)
-                        greeted.pop(connection)
-                        connection.setblocking(True)
-                        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        admitted[rank] = connection
-                    elif (rank := _rank_of(line, token, missing)) is None:
-                        drop(connection)
-                    else:
-                        heard[connection], greeted[connection] = b"", rank
-                        try:
-                            connection.sendall(f"{answer}\n".encode())
-                        except OSError:
-                            drop(connection)
+            admission.run()
         except BaseException:
-            for connection in admitted.values():
+            for connection in admission.admitted.values():
                 connection.close()
             raise
         finally:
-            for connection in heard:
-                connection.close()
-    return admitted
+            admission.close()
+    return admission.admitted
 
 
-def _more_of_a_line(connection: socket.socket, line: bytes) -> bytes | None:
-    """What a connection has said up to the end of a line, and no byte beyond; None if it has ended or says too much."""
-    try:
-        while not line.endswith(b"\n"):
-            byte = connection.recv(1)
-            if not byte or len(line) >= _LINE:
-                return None
-            line += byte
-    except BlockingIOError:
-        pass
-    except OSError:
-        return None
-    return line
+@dataclass(eq=False)
+class _Peer:
+    """A connection that doesn't count yet. `rank`: whose it is, once it has proved the token."""
+
+    connection: socket.socket
+    handshake: ServerHandshake = field(default_factory=lambda: ServerHandshake(PURPOSE))
+    decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(MAX_STRANGER_BYTES))
+    rank: int | None = None
 
 
-def _rank_of(line: bytes, token: str, ranks: set[int]) -> int | None:
-    """The rank that a greeting names, if it shows the token."""
-    shown, _, rank = line.strip().partition(b" ")
-    if not hmac.compare_digest(shown, token.encode()) or not rank.isdigit():
-        return None
-    return int(rank) if int(rank) in ranks else None
+class _Admission:
+    """The waiting of rank 0 for the other ranks.
+
+    When this process has no file descriptor left, connections wait in the socket's queue for `PAUSE_S`.
+    """
+
+    def __init__(
+        self, listening: socket.socket, selector: selectors.BaseSelector, missing: set[int], token: str
+    ) -> None:
+        self.admitted: dict[int, socket.socket] = {}
+        self._listening = listening
+        self._selector = selector
+        self._expected = missing
+        self._token = token.encode()
+        self._peers: set[_Peer] = set()
+        self._strangers: Strangers[_Peer] = Strangers(MAX_STRANGERS)  # those peers that have not proved the token
+        self._accept_again_at: float | None = None  # None while connections are accepted
+        self._warned = False
+        self._deadline = time.monotonic() + MEET_S
+        selector.register(listening, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Return when all ranks are admitted."""
+        while missing := sorted(self._expected - self.admitted.keys()):
+            now = time.monotonic()
+            if now >= self._deadline:
+                late = ", ".join(map(str, missing))
+                raise HorovodInternalError(f"Ranks that have not connected to rank 0 within {MEET_S:.0f} s: {late}.")
+            for stranger in self._strangers.expired(now):
+                self._drop(stranger)
+            for key, _ in self._selector.select(self._timeout(now)):
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.data in self._peers:  # not dropped just now, to make room
+                    self._read(key.data)
+
+    def close(self) -> None:
+        """Close the connections that don't count."""
+        for peer in self._peers:
+            peer.connection.close()
+
+    def _timeout(self, now: float) -> float:
+        """The time to wait in the selector. Accepts connections again when a pause is over."""
+        timeout = min(self._deadline - now, TICK_S)
+        if self._accept_again_at is None:
+            return timeout
+        if now >= self._accept_again_at:
+            self._accept_again_at = None
+            self._selector.register(self._listening, selectors.EVENT_READ)
+            return timeout
+        return min(timeout, self._accept_again_at - now)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone already
+            return
+        except OSError as error:
+            # Mostly too many open files. The selector would report the same connection again at once.
+            if not self._warned:
+                log.warning("rank 0 can't accept connections of other ranks: %s", error)
+            self._warned, self._accept_again_at = True, time.monotonic() + PAUSE_S
+            self._selector.unregister(self._listening)
+            return
+
+        connection.setblocking(False)
+        peer = _Peer(connection)
+        self._peers.add(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        for oldest in self._strangers.add(peer, time.monotonic()):
+            self._drop(oldest)
+        self._send(peer, peer.handshake.challenge)
+
+    def _read(self, peer: _Peer) -> None:
+        """Take a frame of this connection, and no byte behind it."""
+        try:
+            while (frame := peer.decoder.next_frame()) is None:
+                piece = peer.connection.recv(peer.decoder.missing_bytes)
+                if not piece:
+                    self._drop(peer)
+                    return
+                peer.decoder.feed(piece)
+            if peer.rank is None:
+                self._check_proof(peer, frame.message)
+            elif frame.message == STAY:
+                self._stay(peer, peer.rank)
+            else:
+                self._drop(peer)
+        except BlockingIOError:
+            return
+        except OSError:  # it broke, or breaks the protocol
+            self._drop(peer)
+
+    def _check_proof(self, peer: _Peer, answer: Any) -> None:
+        rank = peer.handshake.verify(self._token, answer).get("rank")
+        if type(rank) is not int or rank not in self._expected:
+            raise HandshakeError(f"rank {rank} is not expected")
+        self._strangers.discard(peer)
+        peer.rank = rank
+        self._send(peer, peer.handshake.acknowledgement(self._token))
+
+    def _stay(self, peer: _Peer, rank: int) -> None:
+        """Admit a rank that has kept this connection."""
+        self._selector.unregister(peer.connection)
+        self._peers.discard(peer)
+        peer.connection.setblocking(True)
+        peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.admitted[rank] = peer.connection
+
+    def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
+        try:
+            peer.connection.sendall(encode_frame(message))  # so few bytes that the network takes them at once
+        except OSError:
+            self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        self._peers.discard(peer)
+        self._strangers.discard(peer)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(peer.connection)
+        peer.connection.close()
 
 
-def _listen(alone: bool) -> socket.socket:
-    if alone:
+def _listen(one_machine: bool) -> socket.socket:
+    if one_machine:
         return socket.create_server((_LOOPBACK, 0), backlog=socket.SOMAXCONN)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=socket.SOMAXCONN, dualstack_ipv6=True)
@@ -218,22 +276,29 @@ def _listen(alone: bool) -> socket.socket:
 
 
 def _own_addresses() -> list[str]:
-    """The addresses of this machine by which others may reach it; those of its name come first."""
+    """The addresses of this machine at which others may reach it; those of its name come first."""
     import psutil
 
-    inet = (socket.AF_INET, socket.AF_INET6)
-    mine = [one.address for every in psutil.net_if_addrs().values() for one in every if one.family in inet]
-    of_name = [address for address in _looked_up(socket.gethostname()) if address in mine]
-    return list(dict.fromkeys(_outward([*of_name, *sorted(mine, key=lambda address: ":" in address)])))
+    families = (socket.AF_INET, socket.AF_INET6)
+    of_interfaces = [
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in families
+    ]
+    of_name = [address for address in _looked_up(socket.gethostname()) if address in of_interfaces]
+    ipv4_first = sorted(of_interfaces, key=lambda address: ":" in address)
+    return list(dict.fromkeys(_outward([*of_name, *ipv4_first])))
 
 
 def _outward(addresses: list[str]) -> list[str]:
     """The addresses that mean the same machine on every machine."""
-    known = [(address, ipaddress.ip_address(address.partition("%")[0])) for address in addresses]
-    return [address for address, one in known if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
+    parsed = [(address, ipaddress.ip_address(address.partition("%")[0])) for address in addresses]
+    return [address for address, ip in parsed if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)]
 
 
 def _looked_up(name: str) -> list[str]:
+    """The addresses of a machine's name; none if the name isn't known."""
     if not name:
         return []
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from footplate.launch.family import kill_group
+from footplate.launch.process_lifetime import kill_group
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import prestart
 from footplate.jobs.supervision.identity import Identity, boot, end_groups
 from footplate.jobs.supervision.locks import Held, held
-from footplate.launch.family import kill_marked
 from footplate.launch.policy import Restarts
+from footplate.launch.process_lifetime import kill_marked
 
 PATIENCE_S = 30.0  # for another's sweep, each of which takes milliseconds
 LOCK = "supervisor.lock"

@@ -1,22 +1,23 @@
-"""The far end of a launch: on another machine, a `LocalCrew` served over a connection to the driver.
+"""The far end of a launch: a `LocalWorkerGroup` on another machine, controlled by the driver over a connection.
 
-An engine (Ray, Spark) runs `AgentCall` once for each rank, each in a *place* that has the resources of one worker. Every
-agent connects to the driver and tells who it is (`greeting.py`). Of the agents of one household, the first carries all of
-its ranks, so that a machine imports torch once; the others hold their places, and are missed if they go.
+An engine (Ray, Spark) runs `AgentCall` once for each rank, each in an *allocation* that has the resources of one worker.
+Every agent connects to the driver, and both prove the token (`agent_info.py`). The first agent of a host group runs all
+of its ranks, so that a machine imports torch once. The other agents only hold their allocations. If one of them goes, its
+rank is lost.
 
-    driver (`crew.py`)                  agent
-    prepare, the payload  ────────►     starts a nursery                       (one of each household)
-    host                  ────────►     binds the socket of the store          (the one with rank 0)
-                          ◄────────     store: where that is
-    carry                 ────────►     starts its share of the attempt's workers
-                          ◄────────     alive, wrote, reported, ended: the crew's events
-                          ◄────────     here: every second, so that a lost machine isn't taken for a frozen worker
+    driver (`agent_group.py`)           agent
+    prepare, the payload  ────────►     starts a fork server                   (one agent of each host group)
+    host                  ────────►     binds the socket of the store          (the agent with rank 0)
+                          ◄────────     store: its address
+    run                   ────────►     starts its share of the attempt's workers
+                          ◄────────     alive, wrote, reported, ended: the worker group's events
+                          ◄────────     heartbeat: every second, so that a lost machine is told from a frozen worker
     signal, kill, release ────────►     passes them on
-    close                 ────────►     ends its workers and itself, and what the machine has kept for the launch
-                                        (`worker.kept`), unless another gang is to follow
+    close                 ────────►     ends its workers and itself, and removes what the machine has kept for the launch
+                                        (`worker.kept`), unless another group of agents follows
 
-When the connection breaks, the agent kills its workers and ends, as at the end of the launch: the driver is gone, or has
-lost it and begins anew with other agents.
+When the connection breaks, the agent kills its workers and ends, as at the end of the launch. Either the driver has gone,
+or it has lost this agent and starts again with other agents.
 """
 
 from __future__ import annotations
@@ -31,26 +32,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from footplate.core.errors import LaunchError
+from footplate.core.net.handshake import ClientHandshake, HandshakeError, WrongTokenError
 from footplate.launch import rendezvous, worker
-from footplate.launch.cluster import greeting
-from footplate.launch.cluster.channel import Channel, Gone, Message
-from footplate.launch.crew import Alive, Attempt, Ended, Event, Reported, Wrote
-from footplate.launch.local import Caller, LocalCrew
+from footplate.launch.cluster.agent_info import PURPOSE, AgentInfo
+from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
+from footplate.launch.local import Caller, LocalWorkerGroup
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
 
 PAYLOAD = "payload"
 TICK_S = 0.5
-HERE_S = 1.0
+HEARTBEAT_S = 1.0
 CONNECT_S = 20.0
 
 
 @dataclass(frozen=True)
 class AgentCall:
-    """What an engine runs in each place; it returns when the launch needs the place no more.
+    """The call that an engine runs in each allocation. It returns when the launch no longer needs the allocation.
 
     Attributes:
         host: the driver's address.
         port: the driver's port.
-        token: the secret of this gang.
+        token: the secret of this group of agents.
     """
 
     host: str
@@ -58,7 +60,7 @@ class AgentCall:
     token: bytes
 
     def __call__(self, index: int, node: str = "") -> None:
-        """Serve as agent number `index`. Ranks of different `node`s never share a household.
+        """Serve as agent number `index`. Ranks of different `node`s never share a host group.
 
         Raises:
             LaunchError: the driver can't be reached, or isn't one.
@@ -67,95 +69,114 @@ class AgentCall:
             connection = socket.create_connection((self.host, self.port), timeout=CONNECT_S)
         except OSError as error:
             raise LaunchError(
-                f"The worker's place on {socket.gethostname()} can't reach the driver at {self.host}:{self.port}: {error}. "
+                f"The agent on {socket.gethostname()} can't reach the driver at {self.host}:{self.port}: {error}. "
                 "The driver listens there on a free port: the nodes must be able to connect to it."
             ) from error
         address = connection.getsockname()[0]
         channel = Channel(connection)
         try:
-            if _greet(channel, self, index, node, address):
+            if _shake_hands(channel, self, index, node, address):
                 _Agent(channel, address).serve()
         finally:
             channel.close()
 
 
-def _greet(channel: Channel, call: AgentCall, index: int, node: str, address: str) -> bool:
-    """Whether the driver wants this agent."""
-    with contextlib.suppress(Gone):  # an agent of an earlier gang, or of other versions, is sent away
-        challenge = _next(channel).head.get("nonce")
-        hello = greeting.greet(call.token, index, str(challenge), node, address)
-        channel.send(hello.as_message())
+def _shake_hands(channel: Channel, call: AgentCall, index: int, node: str, address: str) -> bool:
+    """Return True if the driver accepts this agent. It closes the connection of an agent of an earlier group.
+
+    Raises:
+        LaunchError: the other end has not proved the token, or speaks another protocol.
+    """
+    handshake = ClientHandshake(call.token, PURPOSE)
+    try:
+        challenge = _next_message(channel).head
+        details = AgentInfo.of_this_process(index, node, address).as_details()
+        channel.send(handshake.answer(challenge, details))
         channel.flush()
-        if greeting.proves(call.token, "driver", hello.nonce, str(_next(channel).head.get("proof"))):
-            channel.trusted = True
-            return True
-        raise LaunchError(f"What listens at {call.host}:{call.port} is not the driver of this launch.")
-    return False
+        handshake.verify(_next_message(channel).head)
+    except ChannelClosedError:
+        return False
+    except WrongTokenError as error:
+        raise LaunchError(f"What listens at {call.host}:{call.port} is not the driver of this launch.") from error
+    except HandshakeError as error:
+        raise LaunchError(
+            f"What listens at {call.host}:{call.port} is not the driver of this launch: {error}."
+        ) from error
+    channel.trusted = True
+    return True
 
 
-def _next(channel: Channel) -> Message:
-    """The one message that is due."""
+def _next_message(channel: Channel) -> Message:
+    """Wait for the one message that is due."""
     while True:
         if not select.select([channel], [], [], CONNECT_S)[0]:
-            raise Gone(f"it said nothing for {CONNECT_S:.0f} s")
+            raise ChannelClosedError(f"it said nothing for {CONNECT_S:.0f} s")
         for message in channel.receive():
             return message
 
 
 class _Agent:
-    """Serves the driver that `channel` leads to; `address` is this machine's, on the way to it."""
+    """Serves the driver.
+
+    Args:
+        channel: to the driver.
+        address: this machine's, on the way to the driver.
+    """
 
     def __init__(self, channel: Channel, address: str) -> None:
         self._channel = channel
         self._address = address
-        self._crew: LocalCrew | None = None
+        self._group: LocalWorkerGroup | None = None
         self._store: socket.socket | None = None
-        self._payload: int | None = None
-        self._launch: str | None = None  # for which this agent looks after workers
+        self._payload_fd: int | None = None
+        self._launch: str | None = None  # whose workers this agent runs
         self._open = True
         self._another_follows = False
-        self._here_at = time.monotonic()  # when the driver is told again that this machine is there
+        self._heartbeat_at = time.monotonic()  # when the next heartbeat is due
 
     def serve(self) -> None:
-        """Until the driver says so or is gone."""
+        """Serve until the driver closes the launch, or is gone."""
         try:
             while self._open:
                 for message in self._channel.receive():
-                    self._heed(message)
-                if self._crew is not None and not self._channel.clogged:
-                    for event in self._crew.wait(0):
-                        self._tell(event)
-                if time.monotonic() >= self._here_at and not self._channel.pending:
-                    self._here_at = time.monotonic() + HERE_S
-                    self._channel.send({"event": "here"})
+                    self._handle(message)
+                if self._group is not None and not self._channel.clogged:
+                    for event in self._group.wait(0):
+                        self._send_event(event)
+                if time.monotonic() >= self._heartbeat_at and not self._channel.pending:
+                    self._heartbeat_at = time.monotonic() + HEARTBEAT_S
+                    self._channel.send({"event": "heartbeat"})
                 self._channel.flush()
                 self._wait()
-        except Gone:
+        except ChannelClosedError:
             pass
         except LaunchError as error:  # no worker can ever be started here
             self._channel.send({"event": "unable", "text": str(error)})
             self._linger()
         finally:
-            if self._crew is not None:
-                self._crew.close()
-            if self._store is not None:
-                self._store.close()
-            if self._payload is not None:
-                os.close(self._payload)
-            if self._launch is not None and not self._another_follows:
-                shutil.rmtree(worker.kept_of(self._launch), ignore_errors=True)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        if self._store is not None:
+            self._store.close()
+        if self._payload_fd is not None:
+            os.close(self._payload_fd)
+        if self._launch is not None and not self._another_follows:
+            shutil.rmtree(worker.kept_of(self._launch), ignore_errors=True)
 
     def _wait(self) -> None:
-        """Until there is something to do. Output of workers that the driver doesn't take stays in their pipes."""
+        """Wait until there is something to do. If the driver is slow, the workers' output stays in their pipes."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.pending else 0))
-        if self._crew is not None and not self._channel.clogged:
-            poll.register(self._crew, select.POLLIN)
+        if self._group is not None and not self._channel.clogged:
+            poll.register(self._group, select.POLLIN)
         poll.poll(TICK_S * 1000)
 
     def _linger(self) -> None:
-        """Let what was said last arrive."""
-        with contextlib.suppress(Gone):
+        """Wait until the driver has received the last message."""
+        with contextlib.suppress(ChannelClosedError):
             while True:
                 self._channel.flush()
                 self._wait()
@@ -163,16 +184,18 @@ class _Agent:
                     if message.head["do"] == "close":
                         return
 
-    def _heed(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
+        """Do what the driver asks for."""
         order = message.head
         do = order["do"]
         if do == "prepare":
-            payload = self._channel.parcel(PAYLOAD)
+            payload_fd = self._channel.incoming_payload(PAYLOAD)
             self._launch = order["environment"].get(worker.LAUNCH)
-            self._crew = LocalCrew(payload, order["environment"], order["preload"], _caller(order["caller"]))
-            self._crew.prepare()
+            caller = _merged_caller(order["caller"])
+            self._group = LocalWorkerGroup(payload_fd, order["environment"], order["preload"], caller)
+            self._group.prepare()
         elif do == "payload":
-            self._payload = message.parcel
+            self._payload_fd = message.payload_fd
         elif do == "host":
             if self._store is not None:
                 self._store.close()
@@ -180,43 +203,47 @@ class _Agent:
             self._channel.send({"event": "store", "at": self._store.getsockname()[:2]})
         elif do == "close":
             self._open, self._another_follows = False, order["another_follows"]
-        elif self._crew is not None:
-            self._command(self._crew, do, order)
+        elif self._group is not None:
+            self._command(self._group, do, order)
 
-    def _command(self, crew: LocalCrew, do: str, order: dict[str, Any]) -> None:
-        if do == "carry":
-            share = share_of(order["share"], self._address)
-            why = "" if 0 in share.ranks else _unreachable(share.store)
-            if why:
-                for rank in share.ranks:
-                    self._tell(Ended(rank, None, time.monotonic(), why))
-                return
-            crew.carry(share, self._store if 0 in share.ranks else None)
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+    def _command(self, group: LocalWorkerGroup, do: str, order: dict[str, Any]) -> None:
+        if do == "run":
+            self._run_share(group, share_from_message(order["share"], self._address))
         elif do == "signal":
-            crew.send(order["rank"], order["signum"])
+            group.send(order["rank"], order["signum"])
         elif do == "kill":
-            crew.kill(order["rank"])
+            group.kill(order["rank"])
         elif do == "release":
-            crew.release()
+            group.release()
 
-    def _tell(self, event: Event) -> None:
+    def _run_share(self, group: LocalWorkerGroup, share: rendezvous.Share) -> None:
+        """Start the workers of a share, unless they could never connect to rank 0."""
+        problem = "" if 0 in share.ranks else _why_unreachable(share.store)
+        if problem:
+            for rank in share.ranks:
+                self._send_event(Ended(rank, None, time.monotonic(), problem))
+            return
+        group.run_share(share, self._store if 0 in share.ranks else None)
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _send_event(self, event: Event) -> None:
         send = self._channel.send
         if isinstance(event, Alive):
             send({"event": "alive", "rank": event.rank, "progressed": event.progressed})
         elif isinstance(event, Wrote):
             send({"event": "wrote", "rank": event.rank, "stream": event.stream, "raw": event.raw}, event.data)
         elif isinstance(event, Reported):
-            self._channel.post(f"rank {event.rank}", event.home, {"event": "reported", "rank": event.rank})
+            head = {"event": "reported", "rank": event.rank}
+            self._channel.send_payload(f"rank {event.rank}", event.payload_fd, head)
         else:
-            told = {"rank": event.rank, "code": event.code, "at": event.at, "text": event.text, "whole": event.whole}
-            send({"event": "ended", **told}, behind=f"rank {event.rank}")
+            head = {"event": "ended", "rank": event.rank, "code": event.code, "at": event.at, "text": event.text}
+            send({**head, "all_ranks": event.all_ranks}, behind=f"rank {event.rank}")
 
 
-def _unreachable(store: tuple[str, int]) -> str:
-    """Why ranks here could never meet rank 0, to be read after "rank 1 "; empty if its store can be reached."""
+def _why_unreachable(store: tuple[str, int]) -> str:
+    """Why ranks here could never connect to rank 0, to be read after "rank 1 "; empty if its store can be reached."""
     try:
         socket.create_connection(store, timeout=CONNECT_S).close()
     except OSError as error:
@@ -228,7 +255,7 @@ def _unreachable(store: tuple[str, int]) -> str:
 
 
 def share_as_message(share: rendezvous.Share) -> dict[str, Any]:
-    """A share, for `share_of` at the other end, which knows its address itself."""
+    """Encode a share for `share_from_message` at the other end, which knows its own address."""
     attempt = share.attempt
     return {
         "number": attempt.number, "slots": attempt.slots, "terminals": sorted(attempt.terminals), "ranks": share.ranks,
@@ -236,16 +263,16 @@ def share_as_message(share: rendezvous.Share) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def share_of(message: dict[str, Any], address: str) -> rendezvous.Share:
-    """What `share_as_message` was given."""
+def share_from_message(message: dict[str, Any], address: str) -> rendezvous.Share:
+    """Decode a share that `share_as_message` has encoded."""
     attempt = Attempt(message["number"], tuple(message["slots"]), frozenset(message["terminals"]))
     host, port = message["store"]
     ranks, tasks = tuple(message["ranks"]), tuple(message["tasks"])
     return rendezvous.Share(attempt, ranks, (host, port), address, message["node"], message["environment"], tasks=tasks)
 
 
-def _caller(told: dict[str, Any]) -> Caller:
-    """The driver's script, directory and path, which is searched before what this machine has of its own."""
-    caller = Caller(**told)
-    own = [entry for entry in Caller.here().path if entry not in caller.path]
-    return replace(caller, path=caller.path + own)
+def _merged_caller(message: dict[str, Any]) -> Caller:
+    """The driver's script, directory and path. Its path comes before this machine's own entries."""
+    caller = Caller(**message)
+    own_entries = [entry for entry in Caller.of_this_process().path if entry not in caller.path]
+    return replace(caller, path=caller.path + own_entries)

@@ -1,55 +1,59 @@
-"""A TCP connection that carries messages, and parcels piece by piece between them.
+"""A TCP connection between the driver and an agent, which carries messages, and payloads piece by piece between them.
 
-A frame is two lengths, a message in JSON, and bytes that go with it. A parcel, which may be larger than the memory that one
-wants to spend on sending it, goes as frames of at most `PIECE` bytes, and is whole in a parcel of its own at the other end
-before the message that announces it is handed over. Messages overtake parcels, so that signs of life don't wait for a
-gigabyte; one that must not is sent `behind` it.
+A frame (`core/net/framing.py`) is a message and bytes that go with it. A payload may be larger than the memory that you
+want to spend on sending it. So it goes as frames of at most `PIECE_BYTES`. The other end collects them in a payload of
+its own, and hands over the message that announces the payload only when all of it has arrived. Messages overtake
+payloads, so signs of life don't wait for a gigabyte. A message that must not overtake one is sent with `behind`.
 
-Nothing here blocks: `send` and `post` put something into the queue, `flush` sends as much as the network takes, `receive`
-gives what has come. A machine that has gone without a word is found by the kernel: `SILENCE_S`.
+Nothing here blocks:
+
+- `send` and `send_payload` put something into the queue.
+- `flush` sends as much as the network takes.
+- `receive` gives what has arrived.
+
+The kernel finds a machine that has gone without a word, after `SILENCE_S`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from footplate.launch import parcel
+from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
+from footplate.launch import payload
 
-PIECE = 1 << 18  # bytes of a parcel in one frame
-LONGEST = 1 << 24  # bytes of a frame from somebody who is trusted
-LONGEST_FROM_A_STRANGER = 1 << 13
+PIECE_BYTES = 1 << 18  # of a payload, in one frame
+MAX_TRUSTED_BYTES = 1 << 24  # of a frame from a peer that has proved the token
 BURST = 16  # pieces that are sent or received before the owner can do something else
-CLOGGED = 1 << 22  # bytes in the queue, above which its owner should add nothing that can wait
+CLOGGED_BYTES = 1 << 22  # in the queue, above which the owner should add nothing that can wait
 SILENCE_S = 30
 
-_LENGTHS = struct.Struct("!II")
 
-
-class Gone(ConnectionError):
-    """The other end is no more, or is not what it should be."""
+class ChannelClosedError(ConnectionError):
+    """The other end has gone, or breaks the protocol."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What has come: a message, the bytes that go with it, or the descriptor of a parcel, which is the receiver's now."""
+    """A message that has arrived, with the bytes that go with it, or with the descriptor of a payload.
+
+    The receiver owns the descriptor.
+    """
 
     head: dict[str, Any]
     data: bytes = b""
-    parcel: int | None = None
+    payload_fd: int | None = None
 
 
 @dataclass
-class _Post:
-    """A parcel on its way out, and the frames that are to go behind it; the first is its own announcement."""
+class _Outgoing:
+    """A payload on its way out, and the frames to send behind it; the first of these announces it."""
 
     key: str
     fd: int
@@ -58,25 +62,36 @@ class _Post:
     sent: int = 0
 
 
-@dataclass
 class Channel:
     """One end of a connection. It owns the socket.
 
+    Args:
+        connection: the socket.
+        trusted: see the attribute.
+
     Attributes:
-        trusted: whether the other end has shown that it belongs to us; a stranger's frames must be short.
+        trusted: whether the other end has proved the token. The frames of a stranger must be short.
     """
 
-    connection: socket.socket
-    trusted: bool = False
-    _queue: deque[memoryview] = field(default_factory=deque)
-    _queued: int = 0
-    _posts: deque[_Post] = field(default_factory=deque)
-    _buffer: bytearray = field(default_factory=bytearray)
-    _parcels: dict[str, int] = field(default_factory=dict)
+    def __init__(self, connection: socket.socket, trusted: bool = False) -> None:
+        self.connection = connection
+        self._decoder = FrameDecoder()
+        self.trusted = trusted
+        self._queue: deque[memoryview] = deque()
+        self._queued_bytes = 0
+        self._outgoing: deque[_Outgoing] = deque()
+        self._incoming: dict[str, int] = {}  # descriptors of payloads, by key
+        connection.setblocking(False)
+        detect_silence(connection)
 
-    def __post_init__(self) -> None:
-        self.connection.setblocking(False)
-        notice_silence(self.connection)
+    @property
+    def trusted(self) -> bool:
+        return self._trusted
+
+    @trusted.setter
+    def trusted(self, trusted: bool) -> None:
+        self._trusted = trusted
+        self._decoder.max_bytes = MAX_TRUSTED_BYTES if trusted else MAX_STRANGER_BYTES
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -84,42 +99,42 @@ class Channel:
 
     @property
     def pending(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._queue or self._posts)
+        """True if something waits to be sent."""
+        return bool(self._queue or self._outgoing)
 
     @property
     def clogged(self) -> bool:
-        """Whether more waits to be sent than should."""
-        return self._queued > CLOGGED
+        """True if so much waits to be sent that the owner should add nothing that can wait."""
+        return self._queued_bytes > CLOGGED_BYTES
 
     def send(self, head: dict[str, Any], data: bytes = b"", behind: str | None = None) -> None:
-        """Queue a message; with `behind`, after the parcel posted with that key, if it is still under way."""
-        frame = _frame(head, data)
-        post = next((post for post in self._posts if post.key == behind), None)
-        if post is not None:
-            post.behind.append(frame)
+        """Queue a message. With `behind`, it follows the payload of that key, if that is still being sent."""
+        frame = encode_frame(head, data)
+        outgoing = next((outgoing for outgoing in self._outgoing if outgoing.key == behind), None)
+        if outgoing is not None:
+            outgoing.behind.append(frame)
         else:
-            self._put(frame)
+            self._enqueue(frame)
 
-    def post(self, key: str, fd: int, head: dict[str, Any]) -> None:
-        """Queue the content of a parcel, and the message that hands it over. The descriptor may be closed at once."""
-        announcement = _frame({**head, "parcel": key}, b"")
-        self._posts.append(_Post(key, os.dup(fd), os.fstat(fd).st_size, [announcement]))
+    def send_payload(self, key: str, fd: int, head: dict[str, Any]) -> None:
+        """Queue the content of a payload, and the message that announces it. You may close the descriptor at once."""
+        announcement = encode_frame({**head, "payload": key})
+        self._outgoing.append(_Outgoing(key, os.dup(fd), os.fstat(fd).st_size, [announcement]))
 
     def flush(self) -> None:
         """Send what the network takes now, or a part of that if it takes much.
 
         Raises:
-            Gone: the other end is no more.
+            ChannelClosedError: the other end has gone.
         """
         try:
             for _ in range(BURST):
-                if not self._queue and self._posts:
-                    self._next_piece()
+                if not self._queue and self._outgoing:
+                    self._enqueue_next_piece()
                 if not self._queue:
                     return
                 sent = self.connection.send(self._queue[0])
-                self._queued -= sent
+                self._queued_bytes -= sent
                 if sent < len(self._queue[0]):
                     self._queue[0] = self._queue[0][sent:]
                 else:
@@ -127,113 +142,105 @@ class Channel:
         except BlockingIOError:
             return
         except OSError as error:
-            raise Gone(str(error)) from error
+            raise ChannelClosedError(str(error)) from error
 
     def receive(self) -> Iterator[Message]:
-        """What has come, or a part of it if that is much.
+        """Yield the messages that have arrived, or some of them if there are many.
 
         Raises:
-            Gone: nothing will come any more; what came before has been given.
+            ChannelClosedError: no other message will arrive. All earlier ones were yielded.
         """
-        yield from self._frames()
+        yield from self._messages()
         for _ in range(BURST):
             try:
-                data = self.connection.recv(PIECE)
+                data = self.connection.recv(PIECE_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Gone(str(error)) from error
+                raise ChannelClosedError(str(error)) from error
             if not data:
-                raise Gone("its connection was closed")
-            self._buffer += data
-            yield from self._frames()
+                raise ChannelClosedError("its connection was closed")
+            self._decoder.feed(data)
+            yield from self._messages()
 
     def close(self) -> None:
-        """Close the connection and forget what was under way."""
+        """Close the connection, and drop what is still in transit."""
         self.connection.close()
-        for fd in (*self._parcels.values(), *(post.fd for post in self._posts)):
+        for fd in (*self._incoming.values(), *(outgoing.fd for outgoing in self._outgoing)):
             os.close(fd)
-        self._parcels = {}
-        self._posts.clear()
+        self._incoming = {}
+        self._outgoing.clear()
         self._queue.clear()
 
-    def parcel(self, key: str) -> int:
-        """The descriptor of the parcel that what is posted with this key is collected in."""
-        if key not in self._parcels:
-            self._parcels[key] = parcel.empty()
-        return self._parcels[key]
+    def incoming_payload(self, key: str) -> int:
+        """The descriptor of the payload in which the pieces with this key are collected."""
+        if key not in self._incoming:
+            self._incoming[key] = payload.create()
+        return self._incoming[key]
 
-    def _put(self, frame: bytes) -> None:
+    def _enqueue(self, frame: bytes) -> None:
         self._queue.append(memoryview(frame))
-        self._queued += len(frame)
+        self._queued_bytes += len(frame)
 
-    def _next_piece(self) -> None:
-        """Queue a piece of the parcel whose turn it is; of the last one, also what was to go behind it."""
-        post = self._posts.popleft()
-        piece = os.pread(post.fd, PIECE, post.sent)
-        post.sent += len(piece)
+    def _enqueue_next_piece(self) -> None:
+        """Queue a piece of the payload whose turn it is. Behind its last piece, queue the frames that wait for it."""
+        outgoing = self._outgoing.popleft()
+        piece = os.pread(outgoing.fd, PIECE_BYTES, outgoing.sent)
+        outgoing.sent += len(piece)
         if piece:
-            self._put(_frame({"piece": post.key}, piece))
-        if piece and post.sent < post.size:
-            self._posts.append(post)
+            self._enqueue(encode_frame({"piece": outgoing.key}, piece))
+        if piece and outgoing.sent < outgoing.size:
+            self._outgoing.append(outgoing)
             return
-        os.close(post.fd)
-        for frame in post.behind:
-            self._put(frame)
 
-    def _frames(self) -> Iterator[Message]:
-        while len(self._buffer) >= _LENGTHS.size:
-            head_size, data_size = _LENGTHS.unpack_from(self._buffer)
-            end = _LENGTHS.size + head_size + data_size
-            if end > (LONGEST if self.trusted else LONGEST_FROM_A_STRANGER):
-                raise Gone(f"it sent a frame of {end} bytes")
-            if len(self._buffer) < end:
-                return
-            body = bytes(self._buffer[_LENGTHS.size : end])
-            del self._buffer[:end]
-            found = self._message(body[:head_size], body[head_size:])
-            if found is not None:
-                yield found
+        os.close(outgoing.fd)
+        for frame in outgoing.behind:
+            self._enqueue(frame)
 
-    def _message(self, text: bytes, data: bytes) -> Message | None:
+    def _messages(self) -> Iterator[Message]:
+        while (frame := self._next_frame()) is not None:
+            message = self._as_message(frame)
+            if message is not None:
+                yield message
+
+    def _next_frame(self) -> Frame | None:
         try:
-            head = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise Gone("it sent something else than our messages") from error
+            return self._decoder.next_frame()
+        except FramingError as error:
+            raise ChannelClosedError(str(error)) from error
+
+    def _as_message(self, frame: Frame) -> Message | None:
+        head, data = frame
         if not isinstance(head, dict):
-            raise Gone("it sent something else than our messages")
+            raise ChannelClosedError("it sent bytes that are not one of Footplate's messages")
         if not self.trusted:
             return Message(head)
         if "piece" in head:
-            _write(self.parcel(head["piece"]), data)
+            _write_all(self.incoming_payload(head["piece"]), data)
             return None
-        if "parcel" in head:
-            fd = self.parcel(head["parcel"])
-            return Message(head, parcel=self._parcels.pop(head["parcel"], fd))
+        if "payload" in head:
+            fd = self.incoming_payload(head["payload"])
+            del self._incoming[head["payload"]]
+            return Message(head, payload_fd=fd)
         return Message(head, data)
 
 
-def notice_silence(connection: socket.socket) -> None:
+def detect_silence(connection: socket.socket) -> None:
     """Have the kernel break a connection to a machine that answers nothing for about `SILENCE_S` seconds.
 
-    It is the other kernel that answers, so a process that is suspended keeps its connections.
+    The other machine's kernel answers, so a suspended process keeps its connections.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     options = {"TCP_KEEPIDLE": SILENCE_S // 3, "TCP_KEEPINTVL": SILENCE_S // 6, "TCP_KEEPCNT": 4}
     if sys.platform == "linux":
-        options["TCP_USER_TIMEOUT"] = SILENCE_S * 1000  # milliseconds, for what was sent and isn't acknowledged
+        options["TCP_USER_TIMEOUT"] = SILENCE_S * 1000  # milliseconds, for bytes that were sent and not acknowledged
     for name, value in options.items():
         with contextlib.suppress(AttributeError, OSError):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _frame(head: dict[str, Any], data: bytes) -> bytes:
-    text = json.dumps(head).encode()
-    return _LENGTHS.pack(len(text), len(data)) + text + data
-
-
-def _write(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""A machine of a launch without a cluster's engine: comes into the lobby (`machines.py`), starts agents as it is told."""
+"""A machine of a launch without a cluster's engine: it joins (`machines.py`), and starts agents when it is told to."""
 
 from __future__ import annotations
 
@@ -10,84 +10,104 @@ import subprocess
 import sys
 import threading
 import time
-from base64 import b64decode
 
 from footplate.core.errors import LaunchError
+from footplate.core.net.framing import MAX_STRANGER_BYTES
+from footplate.core.net.handshake import ClientHandshake, HandshakeError
 from footplate.core.signals import heard
-from footplate.launch.cluster import greeting
-from footplate.launch.cluster.machines import GREET_S, JOIN_S, Line
+from footplate.launch.cluster.machines import HANDSHAKE_S, JOIN_S, PURPOSE, Connection
 
 RETRY_S = 0.2
-LONGEST_WHY = 1000  # characters
+MAX_REASON_BYTES = 1000
 
 _AGENT = """
 import os, pickle, sys
 from footplate.core.errors import FootplateError
-from footplate.launch.family import die_with
+from footplate.launch.process_lifetime import die_with
 
 die_with(int(sys.argv.pop()))
-why = int(sys.argv.pop())
-os.set_inheritable(why, False)
+reason_fd = int(sys.argv.pop())
+os.set_inheritable(reason_fd, False)
 call, index, node = pickle.load(sys.stdin.buffer)
 try:
     call(index, node)
 except FootplateError as error:
-    os.write(why, str(error).encode())
+    os.write(reason_fd, str(error).encode())
     sys.exit(f"footplate run: {error}")
 """
 
 
 class LostError(LaunchError):
-    """Machine 0 has gone, or can't be reached any more: no mistake of the user's, so the command may be given again."""
+    """Machine 0 has gone, or can't be reached any more. The user made no mistake, so the command may be given again."""
 
 
 def join(host: str, port: int, token: str, node: int) -> int:
-    """Be the member of machine `node` until it is told to end; the exit code that it is told.
+    """Be the member of machine `node` until machine 0 ends the launch; return the exit code that it sends.
 
     Raises:
-        LaunchError: there is no lobby, or it is another one, or it has refused this machine.
-        LostError: the lobby has gone.
+        LaunchError: machine 0 can't be reached, has another token, or has refused this machine.
+        LostError: machine 0 has gone.
     """
-    line = _enter(host, port, token, node)
+    connection = _join(host, port, token, node)
     agents: dict[int, subprocess.Popen[bytes]] = {}
     try:
-        with heard(lambda signum, _: line.send(told=signum)):
-            return _serve(line, node, agents)
+        with heard(lambda signum, _: connection.send(signal=signum)):
+            return _serve(connection, node, agents)
     finally:
         _kill(agents)
-        line.close()
+        connection.close()
 
 
-def _enter(host: str, port: int, token: str, node: int) -> Line:
-    """A connection to the lobby, which has proved to be ours; another one if the lobby closes it without a word."""
+def _join(host: str, port: int, token: str, node: int) -> Connection:
+    """A connection to machine 0, which has proved the token. Tries again if machine 0 closes it without a word."""
     until = time.monotonic() + JOIN_S
     while True:
-        connection = _connect(host, port, until)
-        connection.settimeout(GREET_S)
-        line, nonce = Line(connection), greeting.nonce()
-        challenge = line.receive() or {}
-        line.send(proof=greeting.proof(token.encode(), "member", str(challenge.get("nonce"))), nonce=nonce, node=node)
-        answer = line.receive()
-        if answer is not None and greeting.proves(token.encode(), "lobby", nonce, str(answer.get("proof"))):
-            connection.settimeout(None)
-            return line
-        line.close()
-        if answer is not None or time.monotonic() > until:
-            why = str((answer or {}).get("why") or "it is no lobby of Footplate's")[:200]
+        accepted = _connect(host, port, until)
+        accepted.settimeout(HANDSHAKE_S)
+        connection = Connection(accepted)
+        try:
+            if _shake_hands(connection, token, node):
+                accepted.settimeout(None)
+                return connection
+            why = "no launch of Footplate answers there"
+        except HandshakeError as error:
+            why, until = str(error), 0.0  # the answer would be the same again
+
+        connection.close()
+        if time.monotonic() > until:
             raise LaunchError(
                 f"{host}:{port} refused this machine: {why}. Give the same FOOTPLATE_TOKEN and --nnodes everywhere."
             )
         time.sleep(RETRY_S)
 
 
-def _serve(line: Line, node: int, agents: dict[int, subprocess.Popen[bytes]]) -> int:
-    while (message := line.receive()) is not None:
+def _shake_hands(connection: Connection, token: str, node: int) -> bool:
+    """Return False if the other end closes the connection, or says nothing.
+
+    Raises:
+        HandshakeError: it has refused this machine, or has not proved the token.
+    """
+    handshake = ClientHandshake(token.encode(), PURPOSE)
+    challenge = connection.receive(MAX_STRANGER_BYTES)
+    if challenge is None:
+        return False
+    connection.send(**handshake.answer(challenge.message, {"node": node}))
+    reply = connection.receive(MAX_STRANGER_BYTES)
+    if reply is None:
+        return False
+    handshake.verify(reply.message)
+    return True
+
+
+def _serve(connection: Connection, node: int, agents: dict[int, subprocess.Popen[bytes]]) -> int:
+    while (frame := connection.receive()) is not None:
+        message = frame.message
         if message["do"] == "start":
             index = message["index"]
-            agents[index], why = _start(b64decode(message["call"]), index, node)
-            threading.Thread(target=_await, args=(line, index, agents[index], why), daemon=True).start()
-        elif message["do"] == "still there?":
-            line.send(here=True)
+            agents[index], reason_fd = _start(frame.data, index, node)
+            threading.Thread(target=_await, args=(connection, index, agents[index], reason_fd), daemon=True).start()
+        elif message["do"] == "ping":
+            connection.send(pong=True)
         elif message["do"] == "stop":
             _kill(agents)
         elif message["do"] == "bye":
@@ -95,7 +115,7 @@ def _serve(line: Line, node: int, agents: dict[int, subprocess.Popen[bytes]]) ->
         else:
             raise LaunchError(f"Machine {node} was refused: {message['why']}.")
     raise LostError(
-        f"Machine {node} has lost the connection to machine 0, which looks after the launch. If machine 0 still runs, give "
+        f"Machine {node} has lost the connection to machine 0, which controls the launch. If machine 0 still runs, give "
         "this command again: the next attempt begins when this machine is back."
     )
 
@@ -107,8 +127,8 @@ def _connect(host: str, port: int, until: float) -> socket.socket:
         except OSError as error:
             if time.monotonic() > until:
                 raise LaunchError(
-                    f"--master-addr {host} --master-port {port}: nobody is there after {JOIN_S:.0f} s: {error}. Is the "
-                    "command given on machine 0, is that its address, and may this machine connect to it?"
+                    f"--master-addr {host} --master-port {port}: nothing answers there after {JOIN_S:.0f} s: {error}. "
+                    "Give the command on machine 0, too; check that this is its address; let this machine connect to it."
                 ) from error
             time.sleep(RETRY_S)
         else:
@@ -116,24 +136,25 @@ def _connect(host: str, port: int, until: float) -> socket.socket:
 
 
 def _start(call: bytes, index: int, node: int) -> tuple[subprocess.Popen[bytes], int]:
-    """An agent, and a descriptor from which can be read why it has ended, if it says so."""
-    why, written = os.pipe()
-    os.set_blocking(why, False)
+    """Start an agent. Returns it, and the descriptor from which its error, if it has one, can be read."""
+    reason_fd, written = os.pipe()
+    os.set_blocking(reason_fd, False)
     command = [sys.executable, "-c", _AGENT, str(written), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[written])
     os.close(written)
     assert process.stdin is not None
     with process.stdin as stdin, contextlib.suppress(BrokenPipeError):
         stdin.write(pickle.dumps((pickle.loads(call), index, f"machine {node}")))
-    return process, why
+    return process, reason_fd
 
 
-def _await(line: Line, index: int, process: subprocess.Popen[bytes], why: int) -> None:
+def _await(connection: Connection, index: int, process: subprocess.Popen[bytes], reason_fd: int) -> None:
     code, text = process.wait(), b""
-    with contextlib.suppress(BlockingIOError):  # a process of the agent's has the other end, too
-        text = os.read(why, LONGEST_WHY)
-    os.close(why)
-    line.send(ended=index, code=code, why=text.decode(errors="replace"))
+    # A process that the agent started may have the other end, too, and keep it open.
+    with contextlib.suppress(BlockingIOError):
+        text = os.read(reason_fd, MAX_REASON_BYTES)
+    os.close(reason_fd)
+    connection.send(ended=index, code=code, why=text.decode(errors="replace"))
 
 
 def _kill(agents: dict[int, subprocess.Popen[bytes]]) -> None:

@@ -1,14 +1,15 @@
-"""Places for workers in a Ray cluster: a placement group, and in it an actor for each rank, which runs the agent.
+"""Agents in a Ray cluster: a placement group, and in it an actor for each rank, which runs the agent.
 
     RayPlacement(num_gpus=1, accelerator_type="V100", strategy="STRICT_SPREAD")
 
-Ray Core places and ends processes and says which it has lost; all else goes over our own connections (`crew.py`). The
-group is reserved whole or not at all. Actors are asked for at once, and come to life when it is.
+Ray Core places and ends processes, and reports those that it has lost. Everything else goes over our own connections
+(`agent_group.py`). Ray reserves the group whole or not at all. The actors are requested at once, and start when it is
+reserved.
 
-A group that the nodes can't hold is refused at the start, with what is there. One that is only waiting, for a busy cluster
-or, after a node was lost, for another node, has `wait_s`; then it is a failure of the host.
+A group that the nodes could never hold is refused at the start, with a list of the nodes. A group may also have to wait:
+for a busy cluster or, after a node was lost, for another node. It has `wait_s` for that; then it is a failure of the host.
 
-Which cluster that is, `ray_session.py` finds out.
+`ray_session.py` finds the cluster.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ KILL_S = 5.0
 
 
 class RayPlacement:
-    """A `Placement` in a Ray cluster, to which this connects.
+    """A `Placement` in a Ray cluster. It connects to the cluster.
 
     Args:
         address: of the cluster's head, such as "10.0.0.1:6379"; None to find it (`ray_session.py`).
         num_cpus: processor cores that Ray reserves for a worker.
-        num_gpus: whole GPUs for a worker.
-        accelerator_type: the kind of accelerator that its node must have, in Ray's words, such as "V100".
-        resources: of your cluster's own kinds, for a worker.
-        strategy: whether workers should be on few nodes ("PACK"), on many ("SPREAD"), or must be on one or each on another.
-        wait_s: how long to wait for room; None for 60 s where the nodes could hold the workers if they were idle.
-        runtime_env: Ray's description of what the processes on the nodes need.
+        num_gpus: GPUs for a worker, a whole number.
+        accelerator_type: the accelerator that its node must have, by Ray's name, such as "V100".
+        resources: custom resources of your cluster, for a worker.
+        strategy: workers should be on few nodes ("PACK") or on many ("SPREAD"), or must be on one node ("STRICT_PACK") or
+            each on a node of its own ("STRICT_SPREAD").
+        wait_s: how long to wait for free resources. None for 60 s; workers that the nodes could never hold are then refused
+            at once.
+        runtime_env: Ray's runtime environment for the processes on the nodes.
 
     Raises:
-        ConfigError: an argument that can't be.
-        LaunchError: no cluster is there, or it can't be used from here.
+        ConfigError: an argument is invalid.
+        LaunchError: there is no cluster, or this process can't use it.
         MissingExtra: Ray is not installed.
     """
 
@@ -67,7 +70,9 @@ class RayPlacement:
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy={strategy!r}: expected one of {', '.join(STRATEGIES)}.")
         if num_gpus != int(num_gpus):
-            raise ConfigError(f"num_gpus={num_gpus}: a worker has whole GPUs, as its local rank chooses one of them.")
+            raise ConfigError(
+                f"num_gpus={num_gpus}: a worker has whole GPUs, as its local rank chooses one of them. Use a whole number."
+            )
         self._needs = _needs(num_cpus, int(num_gpus), accelerator_type, resources or {})
         self._strategy = strategy
         self._wait_s = wait_s
@@ -75,16 +80,16 @@ class RayPlacement:
         self._ray, self.host = ray_session.connect(address)
         self._group: Any = None
         self._actors: list[Any] = []
-        self._held: dict[Any, int] = {}  # what each actor's call will have returned: its index
+        self._calls: dict[Any, int] = {}  # the index of each actor, by the future of its call
         self._wait_until = math.inf
         self._placed_before = False
 
     def slots(self) -> int:
-        """How many workers the nodes could hold if they were idle."""
-        rooms = [room(node["Resources"], self._needs) for node in self._nodes()]
+        """The number of workers that the nodes could hold when idle."""
+        slots = [slots_of(node["Resources"], self._needs) for node in self._nodes()]
         if self._strategy == "STRICT_SPREAD":
-            return sum(one > 0 for one in rooms)
-        return max(rooms, default=0) if self._strategy == "STRICT_PACK" else sum(rooms)
+            return sum(count > 0 for count in slots)
+        return max(slots, default=0) if self._strategy == "STRICT_PACK" else sum(slots)
 
     def start(self, count: int, call: AgentCall) -> None:
         if count > self.slots() and self._wait_s is None and not self._placed_before:
@@ -101,35 +106,37 @@ class RayPlacement:
             "max_restarts": 0,
             "runtime_env": self._runtime_env or None,
         }
-        place = self._ray.remote(_place_class())
-        path, pickled = Caller.here().path, pickle.dumps(call)
+        actor_class = self._ray.remote(_actor_class())
+        path, pickled = Caller.of_this_process().path, pickle.dumps(call)
         for index in range(count):
-            there = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-            actor = place.options(scheduling_strategy=there, **options).remote()
+            bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            actor = actor_class.options(scheduling_strategy=bundle, **options).remote()
             self._actors.append(actor)
-            self._held[actor.hold.remote(path, pickled, index)] = index
+            self._calls[actor.run.remote(path, pickled, index)] = index
 
     def lost(self) -> list[Lost]:
         if self._group is not None and self._wait_until < math.inf:
             late = self._late()
             if late is not None:
                 return [late]
-        gone, _ = self._ray.wait(list(self._held), num_returns=len(self._held), timeout=0) if self._held else ([], [])
-        return [Lost(self._held.pop(one), self._how(one)) for one in gone]
+        if not self._calls:
+            return []
+        ended, _ = self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+        return [Lost(self._calls.pop(future), self._how_it_ended(future)) for future in ended]
 
     def close(self) -> None:
         if self._group is None:
             return
-        with contextlib.suppress(Exception):  # a cluster that is no more has nothing of ours
+        with contextlib.suppress(Exception):  # the cluster has gone, and our actors with it
             for actor in self._actors:
                 self._ray.kill(actor)
-            if self._held:
-                self._ray.wait(list(self._held), num_returns=len(self._held), timeout=KILL_S, fetch_local=False)
+            if self._calls:
+                self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=KILL_S, fetch_local=False)
             self._ray.util.remove_placement_group(self._group)
-        self._group, self._actors, self._held = None, [], {}
+        self._group, self._actors, self._calls = None, [], {}
 
     def _late(self) -> Lost | None:
-        """Whether the group has had to wait for too long; a place that stands for all, as it came to none."""
+        """Return a loss if the placement group has waited for too long. It stands for all ranks, as none was placed."""
         if self._ray.util.placement_group_table(self._group)["state"] == "CREATED":
             self._wait_until, self._placed_before = math.inf, True
             return None
@@ -142,26 +149,26 @@ class RayPlacement:
         else:
             free = self._ray.available_resources()
             amounts = ", ".join(f"{name} {free.get(name, 0):g}" for name in self._needs)
-            why = f"Others use what {count} worker(s) of {_words(self._needs)} need; free are {amounts}."
+            why = f"{count} worker(s) of {_words(self._needs)} need more than is free now: {amounts}."
         if not self._placed_before:
-            raise LaunchError(f"Ray found no room in time. {why} Wait until there is, or give more time with wait_s.")
-        return Lost(0, f"Ray found no room in time. {why}")
+            raise LaunchError(f"Ray had no free resources in time. {why} Try later, or wait longer with wait_s.")
+        return Lost(0, f"Ray had no free resources in time. {why}")
 
     def _cannot_hold(self, count: int) -> str:
         slots, nodes = self.slots(), self._nodes()
-        there = "; ".join(f"{node['NodeManagerAddress']} ({_words(node['Resources'], self._needs)})" for node in nodes)
+        listed = "; ".join(f"{node['NodeManagerAddress']} ({_words(node['Resources'], self._needs)})" for node in nodes)
         return (
             f"{count} worker(s) of {_words(self._needs)}, placed {self._strategy}: the Ray cluster can hold {slots}, "
-            f"{count - slots} too few. Its nodes: {there or 'none'}."
+            f"{count - slots} too few. Its nodes: {listed or 'none'}."
         )
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def _how(self, held: Any) -> str:
-        """How an actor's call came to its end, in one line."""
+    def _how_it_ended(self, future: Any) -> str:
+        """Describe the end of an actor's call, in one line."""
         try:
-            self._ray.get(held)
+            self._ray.get(future)
         except self._ray.exceptions.RayTaskError as error:
             return " ".join(str(error.cause or error).split())
         except Exception as error:
@@ -169,24 +176,26 @@ class RayPlacement:
         return "its agent ended"
 
 
-def room(has: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """How often a node that has so much holds what a worker needs.
+def slots_of(has: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """The number of workers that a node can hold, given its resources and the needs of a worker.
 
-    >>> room({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1, "GPU": 1})
+    >>> slots_of({"CPU": 4.0, "GPU": 1.0}, {"CPU": 1, "GPU": 1})
     1
     """
     return min((math.floor(has.get(name, 0.0) / amount + 1e-6) for name, amount in needs.items()), default=0)
 
 
 def _needs(num_cpus: float, num_gpus: int, accelerator_type: str | None, own: Mapping[str, float]) -> dict[str, float]:
-    """What Ray is to reserve for a worker."""
+    """The resources that Ray reserves for a worker."""
     kind = {f"accelerator_type:{accelerator_type}": 0.001} if accelerator_type else {}
     needs = {"CPU": num_cpus, "GPU": num_gpus, **kind, **own}
     if any(amount < 0 for amount in needs.values()):
         raise ConfigError(f"A worker can't need {_words(needs)}: expected amounts of 0 or more.")
     needs = {name: amount for name, amount in needs.items() if amount}
     if not needs:
-        raise ConfigError("num_cpus=0 and nothing else: a worker must need something, or Ray can't count how many fit.")
+        raise ConfigError(
+            "num_cpus=0 and no other resource: Ray can't count how many workers fit. Give a worker at least one resource."
+        )
     return needs
 
 
@@ -194,11 +203,14 @@ def _words(amounts: Mapping[str, float], names: Mapping[str, float] | None = Non
     return ", ".join(f"{name} {amounts.get(name, 0):g}" for name in names or amounts)
 
 
-def _place_class() -> type:
-    """The actor. Being local to a function, it is pickled whole: what a node can import is settled when it has our path."""
+def _actor_class() -> type:
+    """Make the actor class.
 
-    class FootplatePlace:
-        def hold(self, path: list[str], call: bytes, index: int) -> None:
+    A class inside a function is pickled by value. So a node imports nothing of ours before `run` has set its path.
+    """
+
+    class FootplateAgent:
+        def run(self, path: list[str], call: bytes, index: int) -> None:
             import pickle
             import sys
 
@@ -207,4 +219,4 @@ def _place_class() -> type:
             sys.path += [entry for entry in path if entry not in sys.path]
             pickle.loads(call)(index, ray.get_runtime_context().get_node_id())
 
-    return FootplatePlace
+    return FootplateAgent

@@ -1,12 +1,12 @@
-"""Which Ray cluster this process is to use, and whether it is alive, before workers are placed there (`ray.py`).
+"""The connection to a Ray cluster, and a check that it is alive, before workers are placed there (`ray.py`).
 
-The cluster is the one that the process is connected to; else the one at `address`, `RAY_ADDRESS`, or running on this
-machine; else one that is started here. A connection is kept for the next launch, and a Ray that is started here ends with
-the process; nobody else's Ray is ever shut down.
+The cluster is the one that the process is connected to; else the one at `address`, at `RAY_ADDRESS`, or running on this
+machine; else one that is started here. The connection is kept for the next launch. A Ray that is started here ends with
+the process. Footplate never shuts down a Ray that it hasn't started.
 
-Whoever asks Ray to reach a cluster that has died waits for minutes, and in its own code, where no signal is heeded. So its
-head is asked first, in `ANSWER_S` and by ourselves: it is a gRPC server, and such a one answers the first bytes of a
-connection by HTTP/2 at once.
+A connection attempt of Ray to a dead cluster takes minutes, in Ray's own code, where no signal is handled. So this file
+asks the head itself first, and waits `ANSWER_S`. The head is a gRPC server, which answers the first bytes of an HTTP/2
+connection at once.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ ANSWER_S = 5.0
 LOOPBACK = "127.0.0.1"
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-_SETTINGS = 4  # the type of the frame that both sides of a connection by HTTP/2 begin with
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+_SETTINGS = 4  # the type of the first frame on both sides of an HTTP/2 connection
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 
 
 def connect(address: str | None) -> tuple[Any, str]:
-    """Ray, connected to a cluster, and the address by which that can reach this process.
+    """Connect Ray to a cluster; return Ray, and the address at which the cluster can reach this process.
 
     Raises:
-        LaunchError: there is none at the address, it doesn't answer, or it can't be used from here.
+        LaunchError: there is no cluster at the address, it doesn't answer, or this process can't use it.
         MissingExtra: Ray is not installed.
     """
     ray = require("ray", "ray", 'backend="ray"')
-    given = address or os.environ.get("RAY_ADDRESS")
-    if (given or "").startswith("ray://"):
+    chosen = address or os.environ.get("RAY_ADDRESS")
+    if (chosen or "").startswith("ray://"):
         raise LaunchError(
-            f"address={given!r} is one for Ray Client, whose program isn't in the cluster, so workers can't reach it. Run "
-            'the program on a node of the cluster, with address="auto", or submit it with `ray job submit`.'
+            f"address={chosen!r} is for Ray Client. Its program runs outside the cluster, where workers can't reach it. "
+            'Run the program on a node of the cluster, with address="auto", or submit it with `ray job submit`.'
         )
     if ray.is_initialized():
         _check_connected(ray, address)
         return ray, ray.util.get_node_ip_address()
-    there = _running_here() if given in (None, "auto") else given
-    if there is None and given is None:
+    head = _running_here() if chosen in (None, "auto") else chosen
+    if head is None and chosen is None:
         ray.init(address="local", include_dashboard=False, **_QUIET)
         return ray, LOOPBACK
-    there = there or "auto"
+    head = head or "auto"
     try:
-        check_alive(there)
-        ray.init(address=there, **_QUIET)
+        check_alive(head)
+        ray.init(address=head, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         raise LaunchError(
-            f'No Ray cluster can be used at "{there}": {" ".join(str(error).split())}. Start one with `ray start --head`, '
-            "or correct address= or RAY_ADDRESS. This machine must be one of its nodes. What is left here of one that has "
-            "died, `ray stop` removes."
+            f'No Ray cluster can be used at "{head}": {" ".join(str(error).split())}. Start one with `ray start --head`, '
+            "or correct address= or RAY_ADDRESS. This machine must be one of its nodes. `ray stop` removes what a "
+            "dead cluster has left."
         ) from error
     return ray, ray.util.get_node_ip_address()
 
 
 def check_alive(address: str) -> None:
-    """See that the head of a cluster answers; addresses without a port ("auto", "local") are Ray's own to judge.
+    """Check that the head of a cluster answers. Ray itself checks addresses without a port ("auto", "local").
 
     Raises:
-        OSError: nothing answers, or something that is no head.
+        OSError: nothing answers, or something else than Ray.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         return
     with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-            return  # that something listens must do
-        connection.sendall(_HELLO)
+            return  # with TLS, an open port is all that can be checked
+        connection.sendall(_HTTP2_PREFACE)
         try:
             answer = connection.recv(9)
         except TimeoutError:
@@ -83,7 +83,7 @@ def check_alive(address: str) -> None:
 
 
 def _running_here() -> str | None:
-    """The address of the cluster that Ray takes for the one of this machine; None if it knows of none."""
+    """The address of the cluster that runs on this machine, according to Ray; None if there is none."""
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
@@ -93,17 +93,17 @@ def _running_here() -> str | None:
 
 
 def _check_connected(ray: Any, address: str | None) -> None:
-    """A process has one connection: refuse another cluster than that of the one it has, and one that has died."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", "local", here):
+    """Refuse another cluster than the one that this process is connected to, and a cluster that has died."""
+    current = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", "local", current):
         raise LaunchError(
-            f'address="{address}": this process is connected to the Ray at {here} already. Leave address out, or call '
+            f'address="{address}": this process is connected to the Ray at {current} already. Leave address out, or call '
             "ray.shutdown() before."
         )
     try:
-        check_alive(here)
+        check_alive(current)
     except OSError as error:
         raise LaunchError(
-            f"The Ray at {here}, to which this process is connected, doesn't answer any more: {error}. Call "
+            f"The Ray at {current}, to which this process is connected, doesn't answer any more: {error}. Call "
             "ray.shutdown(), and connect to another one."
         ) from error

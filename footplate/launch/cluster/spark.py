@@ -1,22 +1,22 @@
-"""Spark starts the agents of a launch: a barrier stage on the session's executors, one task for each rank.
+"""Agents on Spark: a barrier stage on the session's executors, with one task for each rank.
 
     driver                                       executors
     slots()       how many such tasks fit at once
     start(n, call)  ──► a thread ──► a job of one barrier stage of n tasks: all of them at the same time, or none
                                                  task i: its GPUs into CUDA_VISIBLE_DEVICES, then call(i)
-    close()       the job's group is cancelled ──► tasks are killed, if they haven't ended by themselves
+    close()       the job's group is cancelled ──► Spark kills the tasks that haven't ended
 
 A task lasts as long as its agent, which ends when its connection to the driver does. Results, output and signs of life
-travel by that connection: Spark carries nothing but `call`.
+use that connection. Spark only transports `call`.
 
-When an executor, a Python worker or a `call` fails, Spark ends the whole stage, and the job with it; the job's exception
-says why. In barrier mode Spark never runs the last stage of a job again, whatever `spark.task.maxFailures` says, as some of
-its tasks may have had effects. So one job is one generation of agents, and the next attempt is a new job. It waits until
+When an executor, a Python worker or a `call` fails, Spark ends the whole stage, and the job with it. The job's exception
+says why. In barrier mode Spark never runs the last stage of a job again, whatever `spark.task.maxFailures` says, because
+some of its tasks may have had effects. So one job is one group of agents, and the next attempt is a new job. It waits until
 there are as many slots as it needs: a lost executor is mostly replaced within seconds.
 
-Why not Spark's own ways: a job that doesn't fit is tried again by Spark for ten minutes before it is refused, so slots are
-counted here first; and `TorchDistributor` never restarts, starts a fresh interpreter for each rank, and in its local mode
-returns the value of whichever rank was last.
+Why not Spark's own ways: Spark retries a job that doesn't fit for ten minutes before it refuses it, so this file counts
+slots first. `TorchDistributor` never restarts, starts a new interpreter for each rank, and in its local mode returns the
+value of whichever rank was last.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-REGISTER_S = 60.0  # for the executors of a new session, or for one in place of a lost one, to be there
-ENDS_S = 2.0  # for tasks to end by themselves, once their agents have nobody to talk to
-QUIET_S = 10.0  # until a job that doesn't begin is told of
+REGISTER_S = 60.0  # for the executors of a new session, or for the replacement of a lost one, to register
+ENDS_S = 2.0  # for tasks to end, once their agents have lost the driver
+QUEUED_S = 10.0  # until a job that doesn't begin is logged
 KILL_S = 15.0  # for Spark to kill them: it looks for tasks to kill every two seconds, and gives them two more
 
 
@@ -53,12 +53,12 @@ class SparkPlacement:
     """A `Placement` on the executors of the Spark session that is active in this process.
 
     Args:
-        num_cpus: cores of an executor that a worker takes; None for `spark.task.cpus`.
-        num_gpus: GPUs that a worker takes, whole ones; None for `spark.task.resource.gpu.amount`.
-        profile: all that a worker takes, as Spark's own resource profile, in place of both.
+        num_cpus: cores of an executor for a worker; None for `spark.task.cpus`.
+        num_gpus: GPUs for a worker, a whole number; None for `spark.task.resource.gpu.amount`.
+        profile: all resources of a worker, as Spark's own resource profile, instead of both.
 
     Raises:
-        ConfigError: what a session like this one can't do.
+        ConfigError: this session doesn't support it.
         LaunchError: no session is active.
         MissingExtra: PySpark is not installed.
     """
@@ -75,9 +75,9 @@ class SparkPlacement:
         self._stage: _Stage | None = None
 
     def slots(self) -> int:
-        """How many tasks of this shape the session's executors can run at once.
+        """The number of tasks of this shape that the session's executors can run at once.
 
-        In the first seconds of a session, waits for executors that are on their way.
+        In the first seconds of a session, waits for executors that start.
         """
         spark_session.wait_for_executors(self._context, REGISTER_S)
         return spark_session.slots(self._context, self._profile)
@@ -97,7 +97,7 @@ class SparkPlacement:
 
 
 class _Stage:
-    """One generation of agents: a job in a thread of its own, from its submission until no task of it is left."""
+    """One group of agents: a job in a thread of its own, from its submission until all of its tasks have ended."""
 
     def __init__(
         self, context: SparkContext, profile: ResourceProfile | None, host: str, count: int, call: AgentCall
@@ -113,25 +113,25 @@ class _Stage:
         self._ending = threading.Event()
         self._cancelled = False
         self._failure: StageFailure | None = None
-        self._tell_at = time.monotonic() + QUIET_S  # that nothing has begun
+        self._warn_at = time.monotonic() + QUEUED_S  # that no task has begun
         self._thread = InheritableThread(target=self._run, name=self._group, daemon=True)
         self._thread.start()
 
     def lost(self) -> list[Lost]:
-        """All places, once, as soon as the job has failed: the stage ends as a whole."""
+        """All allocations, once, as soon as the job has failed: the stage ends as a whole."""
         failure, self._failure = self._failure, None
         if failure is None:
-            self._tell_of_a_queue()
+            self._warn_of_a_queue()
             return []
         if failure.raised:
             raise LaunchError(
-                f"A place for a worker can't be kept on Spark's executors: {failure.text}\n(Executors import the footplate "
-                f"that is installed there, and reach this driver at {self._host}, which is spark.driver.host.)"
+                f"An agent can't run on Spark's executors: {failure.text}\n(Executors import the footplate that is "
+                f"installed there, and reach this driver at {self._host}, which is spark.driver.host.)"
             )
-        return [Lost(place, failure.text) for place in range(self._count)]
+        return [Lost(index, failure.text) for index in range(self._count)]
 
     def end(self) -> None:
-        """Nothing of it is left when this returns."""
+        """End the job; no task is left when this returns."""
         self._ending.set()
         self._thread.join(ENDS_S)
         until = time.monotonic() + KILL_S
@@ -143,42 +143,42 @@ class _Stage:
 
     def _run(self) -> None:
         try:
-            if self._wait_for_room():
-                what = f"Footplate: {self._count} workers"
-                self._context.setJobGroup(self._group, what, interruptOnCancel=True)
-                places = self._context.parallelize(range(self._count), self._count)
+            if self._wait_for_slots():
+                description = f"Footplate: {self._count} workers"
+                self._context.setJobGroup(self._group, description, interruptOnCancel=True)
+                tasks = self._context.parallelize(range(self._count), self._count)
                 if self._profile is not None:
-                    places = places.withResources(self._profile)
-                places.barrier().mapPartitions(partial(_task, self._call)).collect()
+                    tasks = tasks.withResources(self._profile)
+                tasks.barrier().mapPartitions(partial(_task, self._call)).collect()
                 self._failure = StageFailure("their tasks have ended")
         except Exception as error:
             if not self._cancelled:
-                self._failure = failure = why_it_failed(spark_session.message(error))
+                self._failure = failure = parse_failure(spark_session.message(error))
                 if not failure.raised:
-                    log.warning("Spark has ended the places of all %d workers: %s", self._count, failure.text)
+                    log.warning("Spark has ended the tasks of all %d workers: %s", self._count, failure.text)
 
-    def _wait_for_room(self) -> bool:
-        """Until all tasks fit; False when the stage is to end before."""
+    def _wait_for_slots(self) -> bool:
+        """Wait until all tasks fit; return False if the stage shall end before."""
         until = time.monotonic() + REGISTER_S
         while (slots := spark_session.slots(self._context, self._profile)) < self._count:
             if time.monotonic() > until:
-                raise LaunchError(f"there is room for {slots} of {self._count} workers after {REGISTER_S:g} s")
+                raise LaunchError(f"executors have slots for {slots} of {self._count} workers after {REGISTER_S:g} s")
             if self._ending.wait(POLL_S):
                 return False
         return not self._ending.is_set()
 
-    def _tell_of_a_queue(self) -> None:
-        """Say, once, that the stage has not begun though there is room for it."""
-        if time.monotonic() > self._tell_at:
-            self._tell_at = float("inf")
+    def _warn_of_a_queue(self) -> None:
+        """Log once that the stage has not begun, although there are slots for it."""
+        if time.monotonic() > self._warn_at:
+            self._warn_at = float("inf")
             if not self._active_tasks():
                 log.warning(
-                    "Spark has not placed the %d workers for %g s: executors are missing, or busy with other jobs of this "
-                    "session, which are waited for", self._count, QUIET_S,
+                    "Spark has not started the %d workers for %g s: executors are missing, or busy with other jobs of this "
+                    "session. Waiting for them", self._count, QUEUED_S,
                 )  # fmt: skip
 
     def _active_tasks(self) -> int:
-        """How many tasks of the job there are, counting those that are being killed."""
+        """The number of tasks of the job, with those that are being killed."""
         if self._context._jsc is None:
             return 0
         tracker = self._context.statusTracker()
@@ -194,21 +194,21 @@ class _Stage:
 
 @dataclass(frozen=True)
 class StageFailure:
-    """Why a barrier stage ended.
+    """The failure of a barrier stage.
 
     Attributes:
-        text: in a line.
-        raised: whether the task has raised an exception, which it would do again.
+        text: the reason, in one line.
+        raised: whether a task has raised an exception, which it would do again.
     """
 
     text: str
     raised: bool = False
 
 
-def why_it_failed(message: str) -> StageFailure:
-    """The failure that the text of a job's exception tells of.
+def parse_failure(message: str) -> StageFailure:
+    """Read the failure from the text of a job's exception.
 
-    >>> why_it_failed("… barrier task ResultTask(2, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 7) …\\n")
+    >>> parse_failure("… barrier task ResultTask(2, 1) finished unsuccessfully.\\nExecutorLostFailure (executor 7) …\\n")
     StageFailure(text='ExecutorLostFailure (executor 7) …', raised=False)
     """
     _, _, reason = message.rpartition("finished unsuccessfully.\n")
@@ -219,7 +219,7 @@ def why_it_failed(message: str) -> StageFailure:
 
 
 def _task(call: AgentCall, rows: Iterable[int]) -> Iterator[Any]:
-    """What an executor runs. Its Python process serves other tasks afterwards: what was changed is put back."""
+    """Run the agent in an executor. Its Python process serves other tasks afterwards, so changes are undone."""
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()

@@ -1,7 +1,7 @@
-"""What a Spark session is asked before and while workers are placed on its executors (`spark.py`).
+"""The Spark session of this process, before workers are placed there (`spark.py`).
 
-Is there one, and can it run barrier stages? Where do its executors reach this process? What does a worker take, and for how
-many of that shape is there room?
+This file checks that there is a session which can run barrier stages. It finds the address at which executors reach this
+process, the resources of a worker, and the number of workers of that shape that fit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
 
-SETTLED_S = 1.0  # no other executor has come for so long: they are all there
+SETTLED_S = 1.0  # if no executor registers for so long, all of them have
 
 
 def active_context() -> SparkContext:
-    """The context of this process's session."""
+    """The context of this process's session.
+
+    Raises:
+        ConfigError: it is a session of Spark Connect.
+        LaunchError: there is none.
+        MissingExtra: PySpark is not installed.
+    """
     require("pyspark", "spark", 'backend="spark"')
     from pyspark import SparkContext
     from pyspark.sql.utils import is_remote
@@ -45,7 +51,7 @@ def active_context() -> SparkContext:
 
 
 def check_settings(get: Callable[[str, str], str | None]) -> None:
-    """Refuse a session whose settings don't go with barrier mode; `get` gives a setting, or what to take without one."""
+    """Refuse a session whose settings exclude barrier mode. `get` returns a setting, or a default."""
     local = re.match(r"local($|\[)", get("spark.master", "") or "")
     if get("spark.dynamicAllocation.enabled", "false") == "true" and not local:
         raise ConfigError(
@@ -55,7 +61,7 @@ def check_settings(get: Callable[[str, str], str | None]) -> None:
 
 
 def driver_host(get: Callable[[str], str | None]) -> str:
-    """The address by which executors reach this process; `get` gives a setting of the session."""
+    """The address at which executors reach this process. `get` returns a setting of the session."""
     if re.match(r"local($|\[|-cluster)", get("spark.master") or ""):
         return HOST
     host = get("spark.driver.host") or socket.gethostname()
@@ -63,7 +69,7 @@ def driver_host(get: Callable[[str], str | None]) -> str:
         listen(host, 1).close()
     except OSError as error:
         raise ConfigError(
-            f"spark.driver.host={host}: executors are to reach this process there, but it can't listen on that address "
+            f"spark.driver.host={host}: executors connect to this process there, but it can't listen on that address "
             f"({error}). Make the session with an address of this machine that they can connect to."
         ) from error
     return host
@@ -72,7 +78,7 @@ def driver_host(get: Callable[[str], str | None]) -> str:
 def resource_profile(
     context: SparkContext, num_cpus: int | None, num_gpus: int | None, profile: ResourceProfile | None
 ) -> ResourceProfile | None:
-    """The resource profile that is meant, None for the session's own."""
+    """Make the resource profile of a worker; None for the session's own."""
     from py4j.protocol import Py4JJavaError
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
@@ -81,12 +87,12 @@ def resource_profile(
     if num_gpus is not None and num_gpus < 0:
         raise ConfigError(f"num_gpus={num_gpus}: expected 0 or more.")
     if profile is not None and (num_cpus is not None or num_gpus is not None):
-        raise ConfigError("profile= says all that a worker takes: leave num_cpus and num_gpus out.")
+        raise ConfigError("profile= has all resources of a worker: leave num_cpus and num_gpus out.")
     if num_cpus is not None or num_gpus is not None:
-        wanted = TaskResourceRequests().cpus(num_cpus or int(context.getConf().get("spark.task.cpus", "1") or 1))
+        requests = TaskResourceRequests().cpus(num_cpus or int(context.getConf().get("spark.task.cpus", "1") or 1))
         if num_gpus:
-            wanted = wanted.resource("gpu", num_gpus)
-        profile = ResourceProfileBuilder().require(wanted).build
+            requests = requests.resource("gpu", num_gpus)
+        profile = ResourceProfileBuilder().require(requests).build
     if profile is None:
         _check_whole(context.getConf().get("spark.task.resource.gpu.amount", "0"), "spark.task.resource.gpu.amount")
     else:
@@ -94,16 +100,14 @@ def resource_profile(
             _check_whole(profile.taskResources["gpu"].amount, "num_gpus")
         if profile.executorResources:
             raise ConfigError(
-                f"profile= asks for executors of its own ({', '.join(profile.executorResources)}), which Spark makes with "
-                "dynamic allocation only, and that excludes barrier mode. Let it ask for task resources, and say what "
-                "executors have (spark.executor.…) when making the session."
+                f"profile= asks for executors of its own ({', '.join(profile.executorResources)}), which Spark only makes "
+                "with dynamic allocation, and that excludes barrier mode. Ask for task resources only, and set those of "
+                "executors (spark.executor.…) when you make the session."
             )
         try:
             context.parallelize([], 1).withResources(profile)
         except Py4JJavaError as error:
-            raise ConfigError(
-                f"This Spark session can't give each worker what it is to take: {message(error)}"
-            ) from error
+            raise ConfigError(f"This Spark session can't give each worker these resources: {message(error)}") from error
     return profile
 
 
@@ -113,7 +117,7 @@ def _check_whole(gpus: str | float | None, name: str) -> None:
 
 
 def expected_executors(master: str, instances: str | None) -> int | None:
-    """How many executors a session starts with; None where that can't be known.
+    """The number of executors that a session starts with; None if it isn't known.
 
     >>> expected_executors("local[4]", None), expected_executors("yarn", "8"), expected_executors("spark://host:7077", None)
     (0, 8, None)
@@ -126,22 +130,23 @@ def expected_executors(master: str, instances: str | None) -> int | None:
 
 
 def wait_for_executors(context: SparkContext, within_s: float) -> None:
-    """Until the executors of a session that was started less than `within_s` seconds ago are there."""
+    """Wait for the executors of a session that was started less than `within_s` seconds ago."""
     check_alive(context)
     conf, until = context.getConf(), context.startTime / 1000 + within_s
     expected = expected_executors(conf.get("spark.master") or "", conf.get("spark.executor.instances"))
     seen, since = 0, time.monotonic()
     while time.time() < until:
-        there = len(context.statusTracker().getExecutorInfos()) - 1  # the driver counts as one
-        if there != seen:
-            seen, since = there, time.monotonic()
-        if there >= expected if expected is not None else there and time.monotonic() > since + SETTLED_S:
+        registered = len(context.statusTracker().getExecutorInfos()) - 1  # the driver counts as one
+        if registered != seen:
+            seen, since = registered, time.monotonic()
+        settled = bool(registered) and time.monotonic() > since + SETTLED_S
+        if registered >= expected if expected is not None else settled:
             return
         time.sleep(0.1)
 
 
 def slots(context: SparkContext, profile: ResourceProfile | None) -> int:
-    """How many tasks of this shape the executors that are there now can run at once; the busy ones count."""
+    """The number of tasks of this shape that the present executors can run at once; busy ones count."""
     from py4j.protocol import Py4JError
 
     check_alive(context)
@@ -150,16 +155,16 @@ def slots(context: SparkContext, profile: ResourceProfile | None) -> int:
         ours = profile._java_resource_profile if profile is not None else None
         return spark.maxNumConcurrentTasks(ours or spark.resourceProfileManager().defaultResourceProfile())
     except Py4JError as error:
-        raise LaunchError(f"Spark can't say how many workers it has room for: {message(error)}") from error
+        raise LaunchError(f"Spark can't tell how many workers it can run: {message(error)}") from error
 
 
 def check_alive(context: SparkContext) -> None:
-    """Refuse a session that was stopped."""
+    """Raise if the session was stopped."""
     if context._jsc is None:
-        raise LaunchError("The Spark session was stopped: make another one, and launch again.")
+        raise LaunchError("The Spark session was stopped: make a new one, and launch again.")
 
 
 def message(error: Exception | None) -> str:
-    """The text of an exception, Java's where it is one."""
+    """The text of an exception; for one of Java, Java's own text."""
     java = getattr(error, "java_exception", None)
     return str(java.getMessage() if java is not None else error or "")

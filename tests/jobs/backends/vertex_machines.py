@@ -27,7 +27,7 @@ from typing import Any
 
 from pyarrow.fs import GcsFileSystem
 
-from footplate.launch.family import die_with
+from footplate.launch.process_lifetime import die_with
 from footplate.launch.rendezvous import HOST, free_addresses
 
 PIP = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -21,7 +21,7 @@ from footplate.jobs.supervision.exit_status import GRACE_S, End, Orders, Verdict
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.launch.failure import Failure
-from footplate.launch.family import die_with, kill_group, kill_marked
+from footplate.launch.process_lifetime import die_with, kill_group, kill_marked
 
 PIECE = 1 << 16  # bytes read at once
 JOB_ID = "FOOTPLATE_JOB_ID"

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PATIENCE_S = 5.0  # for a killed process that the kernel can't end at once
+_WAIT_S = 5.0  # for a killed process that the kernel can't end at once
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
     """Have the kernel send `signum` to this process when its parent ends. Does nothing where the kernel can't (not Linux).
 
-    More precisely, when the *thread* of the parent ends that started this process. If the parent, whose id is `parent`, has
-    ended already, this process ends here.
+    More precisely, the kernel sends it when the *thread* ends that started this process. If the parent, with the id
+    `parent`, has ended already, this process ends here.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
@@ -27,7 +27,7 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process that leads a group, and what it has started, as far as any of it is left."""
+    """Kill a process that leads a group, and what it has started, if any of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -35,26 +35,26 @@ def kill_group(leader: int) -> None:
 def kill_marked(name: str, value: str) -> None:
     """Kill all processes but this one that were started with a variable of this value, and wait until they are gone.
 
-    The variable is inherited, so this also finds a process that has left its group and session. It doesn't find a process
-    whose environment was cleared, or that belongs to another user.
+    Children inherit the variable, so this also finds a process that has left its group and session. It doesn't find a
+    process whose environment was cleared, or that belongs to another user.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _WAIT_S
     while [pid for pid in _pids() if _kill_if_marked(pid, name, value)] and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _pids() -> list[int]:
     if sys.platform == "linux":
-        found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     else:
         import psutil
 
-        found = psutil.pids()
-    return [pid for pid in found if pid != os.getpid()]
+        pids = psutil.pids()
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _kill_if_marked(pid: int, name: str, value: str) -> bool:
-    """Kill a process that has the variable; whether it had."""
+    """Kill a process if it has the variable; return True if it had."""
     if sys.platform != "linux":
         import psutil
 
@@ -68,7 +68,8 @@ def _kill_if_marked(pid: int, name: str, value: str) -> bool:
     with contextlib.suppress(OSError):
         if marker not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return False
-        process = os.pidfd_open(pid)  # from here on the number can't come to mean another process
+        # From here on, the number can't come to mean another process.
+        process = os.pidfd_open(pid)
         try:
             if marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -13,7 +13,7 @@ import time
 EVERY_S = 60.0
 
 
-class Refusals:
+class RefusalLog:
     """Counts refused connections and logs them. It may be used from several threads.
 
     Args:
@@ -30,14 +30,14 @@ class Refusals:
         self._quiet_until = 0.0
 
     def add(self, peer: str) -> None:
-        """Count a connection from this address."""
+        """Count a refused connection from this address."""
         with self._lock:
             self._count += 1
             self._latest = peer
-        self.look()
+        self.flush()
 
-    def look(self) -> None:
-        """Log what has been counted, if the last line is long enough ago. Call this from time to time."""
+    def flush(self) -> None:
+        """Log the count, if the last line is long enough ago. Call this from time to time."""
         now = time.monotonic()
         with self._lock:
             count, latest = self._count, self._latest

@@ -1,16 +1,16 @@
-"""Parcels: pickled objects that travel between processes in a file without a name.
+"""Payloads: pickled objects that travel between processes in a file without a name.
 
-A function with its arguments goes out, a report with a result comes home; both may be gigabytes. The file is memory where
-the system has such files (Linux), else a deleted temporary one. What is handed over is its descriptor: no pipe to fill, no
-file to clean up, and however many workers there are, the function's bytes exist once.
+A function with its arguments goes to the workers, a report with a result comes back. Both may be gigabytes. The file is
+in memory where the system has such files (Linux), else a deleted temporary file. A process passes its descriptor on. So
+there is no pipe to fill and no file to clean up, and the function's bytes exist once, for any number of workers.
 
 cloudpickle takes functions and classes of `__main__` and of notebooks by value, so a worker needn't run the user's script.
-Large arrays and tensors of the CPU stand beside the pickle as they are: written straight from their memory, and at the
-other end not read but mapped, so that a page is copied when it is written to and not before. For each value there is
+Large arrays and tensors of the CPU are stored beside the pickle: they are written straight from their memory. The reader
+maps them instead of reading them, so a page is copied when somebody writes to it, and not before. For each value there is
 
-    the place of its table │ its pickle │ large buffers, each from the beginning of a page on │ the table of these
+    the offset of its table │ its pickle │ large buffers, each from the beginning of a page on │ the table of these
 
-A mapped file is never changed: one process fills it, before it tells others of it.
+A mapped file never changes: one process fills it, before it passes it on.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, Any
 
-_LARGE = 1 << 16  # bytes from which on a buffer stands beside the pickle
-_BUFFER = 1 << 16
-_PLACE = struct.Struct("<Q")
+_LARGE_BYTES = 1 << 16  # from this size on, a buffer is stored beside the pickle
+_READ_BYTES = 1 << 16
+_OFFSET = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQ")
 
 
-def empty() -> int:
-    """A new file without a name; returns its descriptor, which the caller closes."""
+def create() -> int:
+    """Create an empty payload; return its descriptor, which the caller closes."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("footplate-parcel", os.MFD_CLOEXEC)
+        return os.memfd_create("footplate-payload", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def put(fd: int, *values: Any) -> None:
-    """Make `values` the content of the file.
+def write(fd: int, *values: Any) -> None:
+    """Pickle `values` into the payload, in place of its content.
 
     Raises:
-        Exception: whatever pickling raises; the file's content is then of no use.
+        Exception: pickling failed. The content is then undefined.
     """
     os.ftruncate(fd, 0)
     with _opened(fd, "wb") as file:
@@ -51,13 +51,13 @@ def put(fd: int, *values: Any) -> None:
             _append(file, value)
 
 
-def get(fd: int) -> Any:
-    """The first value in the file. Several processes may do that at once: they share no position."""
+def read(fd: int) -> Any:
+    """Read the first value. Several processes may do so at once: they share no position."""
     return _load(fd, 0)[0]
 
 
-def opened(fd: int) -> tuple[Any, Callable[[], Any]]:
-    """The first value in the file, and a function that loads the second; the file is closed by the caller alone."""
+def read_two(fd: int) -> tuple[Any, Callable[[], Any]]:
+    """Read the first value; return it, and a function that reads the second. Neither closes the descriptor."""
     value, end = _load(fd, 0)
     return value, lambda: _load(fd, end)[0]
 
@@ -73,40 +73,44 @@ def _append(file: IO[bytes], value: Any) -> None:
 
     def stays_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         data = buffer.raw()
-        if data.nbytes < _LARGE:
+        if data.nbytes < _LARGE_BYTES:
             return True
         large.append(data)
         return False
 
+    # The table's offset is known only at the end: leave room for it.
     start = file.tell()
-    file.write(_PLACE.pack(0))
+    file.write(_OFFSET.pack(0))
     Pickler(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=stays_in_pickle).dump(value)
+
+    # Each buffer begins on a page of its own, so that it can be mapped.
     entries = []
     for data in large:
         file.seek(-(-file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE)
         entries.append((file.tell(), data.nbytes))
         file.write(data)
+
     table = file.tell()
-    file.write(_PLACE.pack(len(entries)) + b"".join(_ENTRY.pack(*entry) for entry in entries))
+    file.write(_OFFSET.pack(len(entries)) + b"".join(_ENTRY.pack(*entry) for entry in entries))
     end = file.tell()
     file.seek(start)
-    file.write(_PLACE.pack(table))
+    file.write(_OFFSET.pack(table))
     file.seek(end)
 
 
 def _load(fd: int, start: int) -> tuple[Any, int]:
-    """The value that begins at a place in the file, and where it ends."""
-    (table,) = _PLACE.unpack(os.pread(fd, _PLACE.size, start))
-    first = table + _PLACE.size
-    end = first + _PLACE.unpack(os.pread(fd, _PLACE.size, table))[0] * _ENTRY.size
+    """Read the value that begins at offset `start`; return it, and the offset of its end."""
+    (table,) = _OFFSET.unpack(os.pread(fd, _OFFSET.size, start))
+    first = table + _OFFSET.size
+    end = first + _OFFSET.unpack(os.pread(fd, _OFFSET.size, table))[0] * _ENTRY.size
     entries = list(_ENTRY.iter_unpack(os.pread(fd, end - first, first)))
     mapped = memoryview(mmap.mmap(fd, table, flags=mmap.MAP_PRIVATE) if entries else b"")
-    with io.BufferedReader(_At(fd, start + _PLACE.size), _BUFFER) as file:
+    with io.BufferedReader(_ReaderAt(fd, start + _OFFSET.size), _READ_BYTES) as file:
         return pickle.load(file, buffers=[mapped[at : at + length] for at, length in entries]), end
 
 
-class _At(io.RawIOBase):
-    """Reads a file at a position of its own, whoever else has the descriptor."""
+class _ReaderAt(io.RawIOBase):
+    """Reads a file at a position of its own, which no other reader of the descriptor shares."""
 
     def __init__(self, fd: int, position: int) -> None:
         self._fd = fd
@@ -127,7 +131,7 @@ def _opened(fd: int, mode: str) -> IO[Any]:
 
 
 def _reduced(obj: Any) -> Any:
-    """How a tensor's storage on the CPU is pickled; None for anything else."""
+    """The reduction that pickles a tensor's storage on the CPU; None for any other object."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

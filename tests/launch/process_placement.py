@@ -1,4 +1,4 @@
-"""A placement without an engine: agents in processes of this machine, which stand for machines of a cluster."""
+"""A placement without an engine: each agent is a process of this machine, and stands for a machine of a cluster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from footplate.launch.cluster.placement import Lost
 
 
 def rank() -> int:
-    """In a worker, which it is."""
+    """The rank of the worker that calls this."""
     return int(os.environ["RANK"])
 
 
 def agent() -> int:
-    """In a worker, the process id of the agent that looks after it."""
+    """The process id of the agent that runs the worker that calls this."""
     import psutil
 
     return psutil.Process().parent().ppid()
@@ -29,13 +29,21 @@ _RUN = "import pickle, sys; call, index, node = pickle.load(sys.stdin.buffer); c
 
 
 @dataclass
-class Places:
-    """`nodes`: the node of each place; `env`: its variables; `program`: what it runs. `started`: all calls of `start`."""
+class ProcessPlacement:
+    """Starts an agent in a process for each node.
+
+    Attributes:
+        nodes: the node of each agent.
+        env: the variables of each agent.
+        program: the program of an agent.
+        processes: the running agents, by index.
+        started: all calls of `start`.
+    """
 
     nodes: Sequence[str]
     env: Sequence[dict[str, str]] = ()
     program: str = _RUN
-    name: str = "places"
+    name: str = "processes"
     host: str = "127.0.0.1"
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[AgentCall] = field(default_factory=list)

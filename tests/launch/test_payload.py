@@ -1,4 +1,4 @@
-"""What travels in a parcel arrives as it was, and large tensors without copies on the way."""
+"""Payloads: values arrive unchanged, and large tensors without copies on the way."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from footplate.launch import parcel
+from footplate.launch import payload
 
 
 @pytest.fixture
 def there_and_back():
-    fd = parcel.empty()
+    fd = payload.create()
 
     def travel(value):
-        parcel.put(fd, value)
-        return parcel.get(fd)
+        payload.write(fd, value)
+        return payload.read(fd)
 
     yield travel
     os.close(fd)
@@ -74,9 +74,9 @@ def test_modules_optimizers_and_arrays_arrive(there_and_back):
 
 
 def test_two_values_are_read_one_after_the_other():
-    fd = parcel.empty()
-    parcel.put(fd, "a report", torch.arange(3))
-    first, load = parcel.opened(fd)
+    fd = payload.create()
+    payload.write(fd, "a report", torch.arange(3))
+    first, load = payload.read_two(fd)
     assert first == "a report"
     assert load().tolist() == [0, 1, 2]
     os.close(fd)
@@ -95,20 +95,20 @@ def test_large_arrays_arrive_as_they_were_and_may_be_written_to(there_and_back):
 
 
 def test_what_one_process_writes_to_a_large_tensor_no_other_sees():
-    fd = parcel.empty()
-    parcel.put(fd, torch.zeros(100_000))
-    mine, yours = parcel.get(fd), parcel.get(fd)
+    fd = payload.create()
+    payload.write(fd, torch.zeros(100_000))
+    mine, yours = payload.read(fd), payload.read(fd)
     mine += 1
-    assert (int(mine.sum()), int(yours.sum()), int(parcel.get(fd).sum())) == (100_000, 0, 0)
+    assert (int(mine.sum()), int(yours.sum()), int(payload.read(fd).sum())) == (100_000, 0, 0)
     os.close(fd)
     assert int(yours.sum()) == 0  # it lives on without the descriptor
 
 
 def test_large_and_small_values_stand_one_behind_the_other():
     values = [("a report", np.arange(50_000)), {"weights": [torch.full((n,), float(n)) for n in (3, 40_000, 70_001)]}]
-    fd = parcel.empty()
-    parcel.put(fd, *values)
-    (word, numbers), load = parcel.opened(fd)
+    fd = payload.create()
+    payload.write(fd, *values)
+    (word, numbers), load = payload.read_two(fd)
     assert word == "a report"
     assert (numbers == values[0][1]).all()
     assert all(torch.equal(a, b) for a, b in zip(load()["weights"], values[1]["weights"], strict=True))
@@ -118,16 +118,16 @@ def test_large_and_small_values_stand_one_behind_the_other():
 def test_a_large_tensor_is_copied_neither_on_the_way_out_nor_on_the_way_in():
     program = """
     import re, torch
-    from footplate.launch import parcel
+    from footplate.launch import payload
 
     def peak():
         return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
 
     large = torch.ones(50_000_000)  # 200 MB
-    fd, before = parcel.empty(), peak()
-    parcel.put(fd, large)
+    fd, before = payload.create(), peak()
+    payload.write(fd, large)
     written = peak()
-    found = parcel.get(fd)
+    found = payload.read(fd)
     print(written - before, peak() - written, found[-1].item())
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)

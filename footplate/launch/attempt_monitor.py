@@ -1,15 +1,17 @@
-"""One attempt, watched from its beginning until all of its processes have ended.
+"""The monitor of one attempt, from its beginning until all of its processes have ended.
 
-What each rank does is told by the crew's events; `Watch` keeps it, and says when the rest must be killed:
+The worker group's events tell what each rank does. `AttemptMonitor` records it, and decides when the other ranks must be
+killed:
 
-- a rank has failed: the others, which mostly fail of it at once, get `peers_grace_s`; after a user's mistake, no time;
-- a rank has ended because it was asked to (exit code 143 or 130): the others should follow within `grace_s`;
-- all have reported: they get `grace_s` for their exit handlers;
-- the supervisor was told to end: see `stop`.
+- A rank has failed: the other ranks, which mostly fail at once because of it, have `peers_grace_s`. After a user's mistake
+  they have no time.
+- A rank has ended because it was asked to (exit code 143 or 130): the other ranks should follow within `grace_s`.
+- All ranks have reported: they have `grace_s` for their exit handlers.
+- The supervisor itself was asked to end: see `stop`.
 
-A rank that gives no sign of life for `heartbeat_timeout_s` is killed. If its machine was silent meanwhile, too, the machine
-is lost, which is a failure of the host; otherwise the rank is frozen. Time is counted while the supervisor itself is awake:
-after it has been suspended, the ranks' signs of life are waiting to be read, and no deadline has passed.
+A rank that gives no sign of life for `heartbeat_timeout_s` is killed. If its machine was silent, too, the machine is lost,
+which is a failure of the host. Otherwise the rank is frozen. Time only counts while the supervisor itself is awake: after
+it was suspended, the ranks' signs of life wait to be read, and no deadline has passed.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from footplate.launch.crew import Alive, Attempt, Crew, Ended, Event, Report, Reported
 from footplate.launch.failure import Failure, cause_of, of_exit
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, Reported, WorkerGroup
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5  # the supervisor looks at least this often
-START_S = 600.0  # for the first sign of life, which is the birth of a rank: it follows the imports
+TICK_S = 0.5  # the longest time between two looks of the supervisor
+START_S = 600.0  # for the first sign of life, which a rank gives when it is forked, after the imports
 
 
 class AwakeClock:
-    """Seconds during which this process was running, as seen by one who looks every `TICK_S`."""
+    """Counts the seconds during which this process was running, if it looks every `TICK_S`."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -39,7 +41,7 @@ class AwakeClock:
         self.now = 0.0
 
     def look(self) -> float:
-        """The time now; what has passed since the last look counts as one tick at most: the rest was spent asleep."""
+        """The time now. The time since the last look counts as one tick at most: the process slept for the rest."""
         real = self._monotonic()
         self.now += min(real - self._last, TICK_S)
         self._last = real
@@ -47,8 +49,8 @@ class AwakeClock:
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for what, in seconds; see the module's docstring."""
+class Timeouts:
+    """Timeouts in seconds; see the module's docstring."""
 
     heartbeat_timeout_s: float = 30.0
     grace_s: float = 30.0
@@ -57,7 +59,7 @@ class Patience:
 
 @dataclass
 class Rank:
-    """What is known of one rank. Times are of the clock that counts time awake."""
+    """The state of one rank. Times are on the clock that counts time awake."""
 
     rank: int
     slot: int
@@ -71,34 +73,34 @@ class Rank:
     failure: Failure | None = None
 
 
-class Watch:
-    """The ranks of an attempt. Feed it with `take`, call `look` after each round of events.
+class AttemptMonitor:
+    """Follows the ranks of an attempt. Give it events with `take`, and call `look` after each round of events.
 
     Args:
-        crew: what carries the attempt, already begun.
-        attempt: which.
+        group: runs the attempt, which it has begun already.
+        attempt: the attempt.
         clock: counts time awake.
-        patience: how long to wait for what.
+        timeouts: how long to wait.
     """
 
-    def __init__(self, crew: Crew, attempt: Attempt, clock: AwakeClock, patience: Patience) -> None:
+    def __init__(self, group: WorkerGroup, attempt: Attempt, clock: AwakeClock, timeouts: Timeouts) -> None:
         now = clock.look()
         self.ranks = [Rank(rank, slot, now) for rank, slot in enumerate(attempt.slots)]
-        self._crew = crew
+        self._group = group
         self._clock = clock
-        self._patience = patience
+        self._timeouts = timeouts
         self._kill_at = float("inf")
         self._stopping = False
         self._released = False
 
     @property
     def over(self) -> bool:
-        """Whether all processes have ended."""
+        """True if all processes have ended."""
         return all(rank.ended for rank in self.ranks)
 
     @property
     def progressed(self) -> bool:
-        """Whether the work has advanced."""
+        """True if the work has advanced."""
         return any(rank.progressed for rank in self.ranks)
 
     @property
@@ -110,48 +112,53 @@ class Watch:
     @property
     def stopped(self) -> int | None:
         """The exit code of ranks that ended because they were asked to; None if there are none."""
-        codes = [one.report.code for one in self.ranks if one.report is not None and one.report.kind == "stopped"]
+        reports = [rank.report for rank in self.ranks if rank.report is not None]
+        codes = [report.code for report in reports if report.kind == "stopped"]
         return max(codes, default=None)
 
     def take(self, event: Event) -> None:
-        """Note what has happened."""
+        """Record an event."""
         if isinstance(event, Alive):
             rank = self.ranks[event.rank]
             rank.alive, rank.heard = True, self._clock.look()
             rank.progressed |= event.progressed
         elif isinstance(event, Reported):
-            self._take_report(self.ranks[event.rank], event)
+            self._record_report(self.ranks[event.rank], event)
         elif isinstance(event, Ended):
-            self._take_end(self.ranks[event.rank], event)
+            self._record_end(self.ranks[event.rank], event)
 
     def look(self) -> None:
-        """Find frozen ranks, release those that have reported, kill those whose time is up."""
+        """Find frozen ranks, release ranks that have all reported, kill ranks whose time has passed."""
         now = self._clock.look()
         for rank in self.ranks:
-            silence, limit = now - rank.heard, self._patience.heartbeat_timeout_s if rank.alive else START_S
+            silence = now - rank.heard
+            limit = self._timeouts.heartbeat_timeout_s if rank.alive else START_S
             if silence > limit and not rank.ended and not rank.killed:
                 self._freeze(rank, silence)
         if not self._released and all(rank.report is not None or rank.ended for rank in self.ranks):
             self._released = True
-            self._crew.release()
-            self.kill_within(self._patience.grace_s)
+            self._group.release()
+            self.kill_within(self._timeouts.grace_s)
         if now >= self._kill_at:
             for rank in self.ranks:
                 self._kill(rank)
 
     def stop(self, signum: signal.Signals) -> None:
-        """Pass a signal on. After SIGTERM all have `grace_s`; after SIGINT, `grace_s` from when the first has ended."""
+        """Pass a signal on to all ranks.
+
+        After SIGTERM they have `grace_s` to end; after SIGINT, `grace_s` from the end of the first rank on.
+        """
         self._stopping = True
         for rank in self.ranks:
-            self._crew.send(rank.rank, signum)
+            self._group.send(rank.rank, signum)
         if signum == signal.SIGTERM:
-            self.kill_within(self._patience.grace_s)
+            self.kill_within(self._timeouts.grace_s)
 
     def kill_within(self, seconds: float) -> None:
-        """All that is left is killed after so many seconds, or sooner if that was already settled."""
+        """Kill all remaining ranks after so many seconds, or sooner if an earlier call has said so."""
         self._kill_at = min(self._kill_at, self._clock.now + seconds)
 
-    def _take_report(self, rank: Rank, event: Reported) -> None:
+    def _record_report(self, rank: Rank, event: Reported) -> None:
         report = event.report
         rank.report, rank.load = report, event.load
         if report.kind == "raised":
@@ -163,20 +170,21 @@ class Watch:
             text = of_exit(report.code)[1]
             self._fail(rank, Failure("exit", text, report.at, rank.rank, rank.slot, code=report.code))
         elif report.kind == "stopped":
-            self.kill_within(self._patience.grace_s)
+            self.kill_within(self._timeouts.grace_s)
 
-    def _take_end(self, rank: Rank, event: Ended) -> None:
+    def _record_end(self, rank: Rank, event: Ended) -> None:
         rank.ended = True
         if self._stopping:
-            self.kill_within(self._patience.grace_s)
+            self.kill_within(self._timeouts.grace_s)
         if rank.report is not None or rank.killed:
             return
         if event.code is None:
-            place = (None, None) if event.whole else (rank.rank, rank.slot)
-            self._fail(rank, Failure("host", event.text, event.at, *place, lost=True))
-        elif event.code in (143, 130):  # by os._exit, or from a library: asked to, as well
+            which = (None, None) if event.all_ranks else (rank.rank, rank.slot)
+            self._fail(rank, Failure("host", event.text, event.at, *which, lost=True))
+        elif event.code in (143, 130):
+            # It was asked to end, too, and did so by os._exit or from a library.
             rank.report = Report("stopped", event.at, event.code)
-            self.kill_within(self._patience.grace_s)
+            self.kill_within(self._timeouts.grace_s)
         else:
             kind, text = of_exit(event.code)
             code = 128 - event.code if event.code < 0 else event.code or 1
@@ -184,9 +192,9 @@ class Watch:
 
     def _freeze(self, rank: Rank, silence: float) -> None:
         kind, lost = "frozen" if rank.alive else "host", False
-        text = f"gave no sign of life for {silence:.0f} s" if rank.alive else f"was not there after {silence:.0f} s"
-        machine_silence = self._crew.silence_s(rank.rank)
-        if machine_silence > self._patience.heartbeat_timeout_s / 2:
+        text = f"gave no sign of life for {silence:.0f} s" if rank.alive else f"did not start within {silence:.0f} s"
+        machine_silence = self._group.silence_s(rank.rank)
+        if machine_silence > self._timeouts.heartbeat_timeout_s / 2:
             kind, lost = "host", True
             text += f", and nothing has come from its machine for {machine_silence:.0f} s"
         self._fail(rank, Failure(kind, text, time.monotonic() - silence, rank.rank, rank.slot, lost=lost))
@@ -194,11 +202,11 @@ class Watch:
 
     def _fail(self, rank: Rank, failure: Failure) -> None:
         rank.failure = rank.failure or failure
-        self.kill_within(0.0 if failure.mistake else self._patience.peers_grace_s)
+        self.kill_within(0.0 if failure.mistake else self._timeouts.peers_grace_s)
 
     def _kill(self, rank: Rank) -> None:
         if not rank.ended and not rank.killed:
             if rank.report is not None and rank.report.kind == "returned":
-                log.warning("rank %d had returned but did not end: its threads or exit handlers are killed", rank.rank)
+                log.warning("rank %d has returned but not ended: killing its threads and exit handlers", rank.rank)
             rank.killed = True
-            self._crew.kill(rank.rank)
+            self._group.kill(rank.rank)

@@ -1,7 +1,7 @@
-"""What tells a task its role in the words of TensorFlow and of Google's training jobs: `TF_CONFIG` and `CLUSTER_SPEC`.
+"""`TF_CONFIG` and `CLUSTER_SPEC`: variables that tell a task its role, for TensorFlow and for Google's training jobs.
 
-Rank 0 is the chief (`workerpool0`), the others are workers (`workerpool1`). Each has an address of its own at which its
-TensorFlow listens; torch doesn't use them.
+Rank 0 is the chief (`workerpool0`), the other ranks are workers (`workerpool1`). Each has an address of its own for its
+TensorFlow server; torch doesn't use them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def environment(tasks: Sequence[str], rank: int) -> dict[str, str]:
-    """Both variables for one rank; none when the addresses of the tasks are not known.
+    """Both variables for one rank; empty if the addresses of the tasks aren't known.
 
     >>> environment(["a:1", "b:2"], 1)["TF_CONFIG"]
     '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'

@@ -1,4 +1,4 @@
-"""Nurseries that wait for the next launch: when one is used again, what a worker gets of its own, and how they end."""
+"""The pool of fork servers: reuse, the environment of workers, and the end of a fork server."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch
 from launched import gone
 from torch import distributed as dist
 
-from footplate.launch import launch, nurseries
+from footplate.launch import fork_server_pool, launch
 
 
 @pytest.fixture(autouse=True)
 def none_before():
-    nurseries.end_all()
+    fork_server_pool.end_all()
 
 
-def nursery() -> int:
-    """The process that the workers of a launch were forked from."""
+def fork_server() -> int:
+    """Launch a worker; return the process that it was forked from."""
     return launch(os.getppid, world_size=1)
 
 
-def test_the_second_launch_uses_the_nursery_of_the_first():
-    first = nursery()
-    assert nurseries.kept() == [first]
-    assert nursery() == first
+def test_the_second_launch_uses_the_fork_server_of_the_first():
+    first = fork_server()
+    assert fork_server_pool.pooled_pids() == [first]
+    assert fork_server() == first
 
 
 def test_from_the_second_launch_on_the_ranks_meet_in_well_under_a_second():
@@ -55,20 +55,20 @@ def test_workers_have_exactly_the_environment_of_their_call(monkeypatch):
 
 
 def test_workers_are_in_the_directory_of_their_call(tmp_path, monkeypatch):
-    nursery()
+    fork_server()
     monkeypatch.chdir(tmp_path)
     assert launch(Path.cwd, world_size=1) == tmp_path
 
 
 @pytest.mark.slow
-def test_what_imports_depend_on_calls_for_another_nursery(tmp_path, monkeypatch):
-    first = nursery()
+def test_settings_that_imports_read_need_another_fork_server(tmp_path, monkeypatch):
+    first = fork_server()
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    second = nursery()
+    second = fork_server()
     monkeypatch.syspath_prepend(tmp_path)
-    third = nursery()
+    third = fork_server()
     assert len({first, second, third}) == 3
-    assert nurseries.kept() == [second, third]  # the oldest has made room
+    assert fork_server_pool.pooled_pids() == [second, third]  # the oldest was ended
     assert not psutil.pid_exists(first)
 
 
@@ -78,28 +78,28 @@ def test_after_a_failure_it_is_used_again(quick):
             os.kill(os.getpid(), signal.SIGKILL)
         return os.getppid()
 
-    first = nursery()
+    first = fork_server()
     assert launch(work, world_size=2, restarts=quick) == first
-    assert nursery() == first
+    assert fork_server() == first
 
 
-def test_one_that_has_died_is_replaced_without_a_word(said):
-    first = nursery()
+def test_a_dead_fork_server_is_replaced_silently(said):
+    first = fork_server()
     psutil.Process(first).kill()
     assert gone([psutil.Process(first)])
-    assert nursery() != first
+    assert fork_server() != first
     assert not said.records
 
 
 @pytest.mark.slow
-def test_it_ends_when_nobody_has_needed_it_for_long(monkeypatch):
-    first = nursery()
-    assert nursery() == first
-    nurseries._kept[0].given_at -= nurseries.IDLE_S - nurseries.MARGIN_S
-    second = nursery()  # the first might end at any time now
+def test_an_idle_fork_server_ends(monkeypatch):
+    first = fork_server()
+    assert fork_server() == first
+    fork_server_pool._pool[0].pooled_at -= fork_server_pool.IDLE_S - fork_server_pool.MARGIN_S
+    second = fork_server()  # the first might end at any time now
     assert second != first
-    monkeypatch.setattr(nurseries, "IDLE_S", 0.3)
-    third = nursery()
+    monkeypatch.setattr(fork_server_pool, "IDLE_S", 0.3)
+    third = fork_server()
     assert gone([psutil.Process(third)])
 
 
@@ -119,12 +119,12 @@ def test_launches_at_the_same_time_have_each_their_own():
     assert len(set(found)) == 2
 
 
-def test_a_nursery_that_ends_with_its_thread_is_not_used_by_another(said):
+def test_a_fork_server_that_ends_with_its_thread_is_not_used_by_another_thread(said):
     found = []
-    thread = threading.Thread(target=lambda: found.append(nursery()))
+    thread = threading.Thread(target=lambda: found.append(fork_server()))
     thread.start()
     thread.join()
-    assert nursery() not in found
+    assert fork_server() not in found
     assert not said.records
 
 
@@ -132,9 +132,9 @@ def test_it_ends_with_the_process(program):
     script = program("""
 import os
 from footplate.launch import launch
-print("nursery", launch(os.getppid, world_size=1), flush=True)
+print("fork server", launch(os.getppid, world_size=1), flush=True)
 """)
-    number = int(script.read_until("nursery").split()[-1])
+    number = int(script.read_until("fork server").split()[-1])
     assert script.end() == (0, "")
     assert not psutil.pid_exists(number)
 
@@ -143,10 +143,10 @@ def test_it_ends_with_a_process_that_is_killed(program):
     script = program("""
 import os, time
 from footplate.launch import launch
-print("nursery", launch(os.getppid, world_size=1), flush=True)
+print("fork server", launch(os.getppid, world_size=1), flush=True)
 time.sleep(60)
 """)
-    script.read_until("nursery")
+    script.read_until("fork server")
     family = script.family()
     assert len(family) == 1
     script.process.kill()
@@ -154,7 +154,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_a_forked_process_has_nurseries_of_its_own(program):
+def test_a_forked_process_has_its_own_fork_servers(program):
     script = program("""
 import os
 from footplate.launch import launch

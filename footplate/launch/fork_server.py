@@ -1,22 +1,24 @@
-"""The nursery: a process that has imported what is slow, and forks workers when asked.
+"""The fork server: a process that has imported the slow libraries, and forks workers on request.
 
-    supervisor                     nursery                           worker
+    supervisor                     fork server                       worker
     starts it          ─────►      imports torch and more
                        ◄─────      {"event": "ready"}
-    fork + descriptors ─────►      forks                    ─────►   lives; talks to the supervisor by itself
-                       ◄─────      {"event": "born", …}
+    fork + descriptors ─────►      forks                    ─────►   runs; talks to the supervisor directly
+                       ◄─────      {"event": "forked", …}
     signal, kill       ─────►      does so                  ─────►
-    rest               ─────►      waits for another launch
+    idle               ─────►      waits for another launch
                        ◄─────      {"event": "ended", …}    ◄─────   ends, and is reaped
 
-It stays between attempts, so that a restart costs a fork instead of an import, and may stay between launches
-(`nurseries.py`): told to rest, it ends by itself if nothing is asked of it for so many seconds. It is a clean interpreter
-with one thread, which has touched no device: only such a process may be forked safely. The user's code is never in it.
+It stays between attempts, so a restart costs a fork instead of an import. It may also stay between launches
+(`fork_server_pool.py`): after "idle", it ends itself if no request comes for a number of seconds. It is a clean
+interpreter with one thread, which has touched no device: only such a process may be forked safely. The user's code never
+runs in it.
 
-Each worker leads a process group of its own, and what it has left there ends with it: loader processes, too.
+Each worker leads a process group of its own. What the worker leaves there ends with it, loader processes too.
 
-When the supervisor dies, the kernel tells the nursery (SIGTERM; elsewhere than on Linux, the end of the socket does), and
-it kills its workers and ends. When the nursery itself is killed, the kernel kills the workers (`family.die_with`).
+When the supervisor dies, the fork server kills its workers and ends. On Linux the kernel tells it, with SIGTERM; elsewhere
+the end of the socket does. When the fork server itself is killed, the kernel kills the workers
+(`process_lifetime.die_with`).
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from footplate.launch import wire
-from footplate.launch.family import die_with, kill_group
+from footplate.launch.process_lifetime import die_with, kill_group
 
-_HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_BLOCKED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def main(fd: int, parent: int, preload: Sequence[str]) -> None:
-    """What the process runs: `fd` is its socket to the supervisor, `parent` the supervisor's id."""
+    """Run the process. `fd` is its socket to the supervisor, `parent` the supervisor's process id."""
     die_with(parent, signal.SIGTERM)
     connection = socket.socket(fileno=fd)
     connection.set_inheritable(False)
-    begun_with = frozenset(os.environ)
+    initial_variables = frozenset(os.environ)
     try:
         for module in preload:
             importlib.import_module(module)
@@ -54,25 +56,27 @@ def main(fd: int, parent: int, preload: Sequence[str]) -> None:
     except Exception:
         wire.send(connection, {"event": "unable", "text": traceback.format_exc()})
         return
+
+    # What exists now is never garbage. A collection in a worker then doesn't touch its pages, and so doesn't copy them.
     gc.collect()
-    gc.freeze()  # what is here now is never garbage: collecting in a worker needn't touch, and so copy, its pages
-    Nursery(connection, begun_with).serve()
+    gc.freeze()
+    ForkServer(connection, initial_variables).serve()
 
 
-class Nursery:
-    """Forks, signals and reaps, as asked through `connection`, until it closes.
+class ForkServer:
+    """Forks, signals and reaps workers, as `connection` asks, until it closes.
 
-    Of the variables that the nursery has `begun_with`, a worker gets those that its order names; imports may have set more.
+    Of the fork server's `initial_variables`, a worker keeps only those that its order names. Imports may have set more.
     """
 
-    def __init__(self, connection: socket.socket, begun_with: frozenset[str]) -> None:
+    def __init__(self, connection: socket.socket, initial_variables: frozenset[str]) -> None:
         self._connection = connection
-        self._begun_with = begun_with
+        self._initial_variables = initial_variables
         self._ends_at = math.inf
         self._workers: dict[int, int] = {}  # process id: the supervisor's number for it
 
     def serve(self) -> None:
-        """Until the supervisor is gone."""
+        """Serve until the supervisor is gone."""
         woken, wake = socket.socketpair()
         woken.setblocking(False)
         wake.setblocking(False)
@@ -80,12 +84,13 @@ class Nursery:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
-            self._tell({"event": "ready"})
+            self._send_event({"event": "ready"})
             while True:
-                ready = {key.fileobj for key, _ in selector.select(self._may_wait())}
+                ready = {key.fileobj for key, _ in selector.select(self._timeout())}
                 if time.monotonic() > self._ends_at:
                     self._end()
                 if woken in ready:
@@ -95,13 +100,13 @@ class Nursery:
                     received = wire.receive(self._connection)
                     if received is None:
                         self._end()
-                    self._heed(*received)
+                    self._handle(*received)
 
-    def _may_wait(self) -> float | None:
+    def _timeout(self) -> float | None:
         return None if math.isinf(self._ends_at) else max(0.0, self._ends_at - time.monotonic())
 
-    def _heed(self, message: dict[str, Any], fds: list[int]) -> None:
-        if message["do"] == "rest":
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["do"] == "idle":
             self._ends_at = time.monotonic() + message["seconds"]
             return
         self._ends_at = math.inf
@@ -115,47 +120,50 @@ class Nursery:
             else:
                 os.kill(pid, message["signum"])
 
-    def _fork(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
+    def _fork(self, number: int, message: dict[str, Any], fds: list[int]) -> None:
+        # Otherwise both processes would write what waits in the buffers.
         for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()  # or both processes would write what waits in it
+            stream.flush()
         try:
-            if len(fds) < order["fds"]:
+            if len(fds) < message["fds"]:
                 raise OSError("too many open files")
-            signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)  # until the child has handlers of its own
-            nursery = os.getpid()
+            # Signals wait until the child has its own handlers.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+            server_pid = os.getpid()
             pid = os.fork()
             if pid == 0:
-                self._become_worker(nursery, order, fds)
+                self._become_worker(server_pid, message["worker"], fds)
             self._workers[pid] = number
-            self._tell({"event": "born", "number": number})
-            with contextlib.suppress(OSError):  # it has done so itself, or ended
+            self._send_event({"event": "forked", "number": number})
+            with contextlib.suppress(OSError):  # the worker has done so itself, or has ended
                 os.setpgid(pid, pid)
         except OSError as error:
-            self._tell({"event": "unborn", "number": number, "text": f"could not be started: {error}"})
+            text = f"could not be started: {error}"
+            self._send_event({"event": "not forked", "number": number, "text": text})
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
             for fd in fds:
                 os.close(fd)
 
-    def _become_worker(self, nursery: int, order: dict[str, Any], fds: list[int]) -> NoReturn:
+    def _become_worker(self, server_pid: int, spec: dict[str, Any], fds: list[int]) -> NoReturn:
         from footplate.launch import bootstrap
 
         try:
-            die_with(nursery)
+            die_with(server_pid)
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
             self._connection.close()
-            for name in self._begun_with - order["order"]["environment"].keys():
+            for name in self._initial_variables - spec["environment"].keys():
                 os.environ.pop(name, None)
-            bootstrap.main(bootstrap.Order(**order["order"]), fds)
+            bootstrap.main(bootstrap.WorkerSpec(**spec), fds)
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(1)  # never back into the nursery's loop
+            os._exit(1)  # never back into the fork server's loop
 
     def _reap(self) -> None:
         for pid, number in list(self._workers.items()):
@@ -164,9 +172,9 @@ class Nursery:
                 del self._workers[pid]
                 kill_group(pid)
                 code = os.waitstatus_to_exitcode(status)
-                self._tell({"event": "ended", "number": number, "code": code, "at": time.monotonic()})
+                self._send_event({"event": "ended", "number": number, "code": code, "at": time.monotonic()})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_event(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone, which ends the loop
             wire.send(self._connection, message)
 

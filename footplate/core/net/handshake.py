@@ -1,0 +1,219 @@
+"""The handshake of all of Footplate's own connections: both sides prove a shared token without sending it.
+
+    server                                        client
+                                ◄───────────      connects
+    {protocol, nonce}           ───────────►
+                                ◄───────────      {protocol, nonce, proof, details}
+    {proof} or {refused: why}   ───────────►
+
+A proof is an HMAC-SHA256 with the token over: the purpose of the connection, the side, both nonces and the client's
+details (its rank, for instance). So a proof is good for one connection, in one direction, and for these details. Proofs
+are compared in constant time.
+
+The order matters:
+
+1. The client checks the protocol's version first. Two versions that differ are named, and nothing else is exchanged.
+2. The client proves the token first, so a stranger learns nothing from the server.
+3. A side handles no message of the other, and unpickles nothing, before it has checked the other's proof.
+
+What follows the handshake is neither signed nor encrypted, like the traffic of torch.distributed itself.
+
+This file does no input or output: it makes and checks messages. `framing.py` carries them. Servers keep connections
+without a proof in `Strangers`, which limits their number and their time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+PROTOCOL = 1  # of framing and handshake; increase it when either changes
+DEADLINE_S = 10.0  # for a client to prove the token
+
+Stranger = TypeVar("Stranger")
+
+
+class HandshakeError(ConnectionError):
+    """The handshake failed. The text is about the other side, such as "it doesn't know the token"."""
+
+
+class WrongTokenError(HandshakeError):
+    """The other side has not proved the token."""
+
+
+class RefusedError(HandshakeError):
+    """The server refused this client, and said why."""
+
+
+class ServerHandshake:
+    """The accepting side of one connection.
+
+    Send `challenge`, give the client's answer to `verify`, and send `acknowledgement`, or else `refusal(why)`.
+
+    Args:
+        purpose: what the connection is for, such as `"agent"`. Both sides must use the same word.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        self._purpose = purpose
+        self._nonce = new_nonce()
+        self._client_nonce = ""
+        self._details: dict[str, Any] = {}
+
+    @property
+    def challenge(self) -> dict[str, Any]:
+        """The first message."""
+        return {"protocol": PROTOCOL, "nonce": self._nonce}
+
+    def verify(self, token: bytes, answer: Any) -> dict[str, Any]:
+        """Check the client's answer to the challenge; return its details.
+
+        Raises:
+            WrongTokenError: the client has not proved the token.
+            HandshakeError: the client isn't one of Footplate's, or speaks another protocol.
+        """
+        answer = _as_message(answer)
+        _check_protocol(answer)
+        self._client_nonce, details = str(answer.get("nonce")), answer.get("details")
+        if not isinstance(details, dict):
+            raise HandshakeError("it didn't answer the challenge")
+        try:
+            expected = _proof(token, self._purpose, "client", self._nonce, self._client_nonce, details)
+        except RecursionError as error:  # nested too deeply to be encoded again
+            raise HandshakeError("it didn't answer the challenge") from error
+        if not _equal(expected, answer.get("proof")):
+            raise WrongTokenError("it doesn't know the token")
+        self._details = details
+        return details
+
+    def acknowledgement(self, token: bytes) -> dict[str, Any]:
+        """The server's own proof, for a client that `verify` has accepted."""
+        return {"proof": _proof(token, self._purpose, "server", self._nonce, self._client_nonce, self._details)}
+
+    @staticmethod
+    def refusal(why: str) -> dict[str, Any]:
+        """The last message to a client that isn't accepted."""
+        return {"refused": why}
+
+
+class ClientHandshake:
+    """The connecting side of one connection.
+
+    Give the server's challenge to `answer` and send what it returns. Then give the server's reply to `verify`.
+
+    Args:
+        token: the secret that both sides have.
+        purpose: what the connection is for, as on the server.
+    """
+
+    def __init__(self, token: bytes, purpose: str) -> None:
+        self._token = token
+        self._purpose = purpose
+        self._nonce = new_nonce()
+        self._server_nonce = ""
+        self._details: Mapping[str, Any] = {}
+
+    def answer(self, challenge: Any, details: Mapping[str, Any]) -> dict[str, Any]:
+        """Prove the token, and say who this is.
+
+        Raises:
+            HandshakeError: the server isn't one of Footplate's, or speaks another protocol.
+        """
+        challenge = _as_message(challenge)
+        _check_protocol(challenge)
+        self._server_nonce, self._details = str(challenge.get("nonce")), details
+        proof = _proof(self._token, self._purpose, "client", self._server_nonce, self._nonce, details)
+        return {"protocol": PROTOCOL, "nonce": self._nonce, "proof": proof, "details": dict(details)}
+
+    def verify(self, reply: Any) -> None:
+        """Check the server's proof.
+
+        Raises:
+            RefusedError: the server refused this client.
+            WrongTokenError: the server has not proved the token.
+        """
+        reply = _as_message(reply)
+        if "refused" in reply:
+            raise RefusedError(str(reply["refused"])[:200])
+        expected = _proof(self._token, self._purpose, "server", self._server_nonce, self._nonce, self._details)
+        if not _equal(expected, reply.get("proof")):
+            raise WrongTokenError("it doesn't know the token")
+
+
+class Strangers(Generic[Stranger]):
+    """Connections that have not proved the token yet: not more than `limit`, and each for `deadline_s` at most.
+
+    The owner closes the connections that `add` and `expired` return. It calls `discard` when a connection has proved the
+    token or has ended.
+    """
+
+    def __init__(self, limit: int, deadline_s: float = DEADLINE_S) -> None:
+        self._limit = limit
+        self._deadline_s = deadline_s
+        self._since: dict[Stranger, float] = {}  # the oldest first
+
+    def __contains__(self, stranger: Stranger) -> bool:
+        return stranger in self._since
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, stranger: Stranger, now: float) -> list[Stranger]:
+        """Add a connection; return the oldest ones where there are too many, which must be closed."""
+        self._since[stranger] = now
+        return self._take(list(self._since)[: max(0, len(self._since) - self._limit)])
+
+    def discard(self, stranger: Stranger) -> None:
+        """Forget a connection, if it is still here."""
+        self._since.pop(stranger, None)
+
+    def expired(self, now: float) -> list[Stranger]:
+        """Take the connections whose time has passed, which must be closed."""
+        return self._take([stranger for stranger, since in self._since.items() if now > since + self._deadline_s])
+
+    def clear(self) -> list[Stranger]:
+        """Take all connections, which must be closed."""
+        return self._take(list(self._since))
+
+    def _take(self, strangers: list[Stranger]) -> list[Stranger]:
+        for stranger in strangers:
+            del self._since[stranger]
+        return strangers
+
+
+def new_nonce() -> str:
+    """A random nonce of 128 bits."""
+    return secrets.token_hex(16)
+
+
+def _proof(
+    token: bytes, purpose: str, side: str, server_nonce: str, client_nonce: str, details: Mapping[str, Any]
+) -> str:
+    # As JSON, so that no two lists of parts have the same text.
+    parts = [PROTOCOL, purpose, side, server_nonce, client_nonce, details]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hmac.new(token, text.encode(), "sha256").hexdigest()
+
+
+def _equal(expected: str, given: Any) -> bool:
+    return hmac.compare_digest(expected.encode(), str(given).encode(errors="replace"))
+
+
+def _as_message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise HandshakeError("it isn't one of Footplate's programs")
+    return message
+
+
+def _check_protocol(message: Mapping[str, Any]) -> None:
+    protocol = message.get("protocol")
+    if type(protocol) is not int:
+        raise HandshakeError("it isn't one of Footplate's programs")
+    if protocol != PROTOCOL:
+        raise HandshakeError(
+            f"it speaks version {protocol} of Footplate's protocol, and this process version {PROTOCOL}. Install the same "
+            "Footplate on all machines"
+        )

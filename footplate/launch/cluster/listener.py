@@ -1,0 +1,153 @@
+"""The port at which a launch accepts its agents: those that prove the token of the present group (`agent_info.py`).
+
+Every connection gets a challenge, and has `HANDSHAKE_S` to answer it. A connection that doesn't answer, or answers
+wrongly, is closed.
+
+When this process has no file descriptor left, connections wait in the socket's queue, and the listener tries again after
+`PAUSE_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from footplate.core.net.handshake import DEADLINE_S, HandshakeError, ServerHandshake, Strangers
+from footplate.launch import rendezvous
+from footplate.launch.cluster.agent_info import PURPOSE, AgentInfo
+from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
+from footplate.launch.cluster.refusal_log import RefusalLog
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = DEADLINE_S
+MAX_STRANGERS = 256  # connections that are open at a time without a proof; beyond that, the oldest one is closed
+PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
+
+
+@dataclass(eq=False)
+class _Stranger:
+    """A connection that has not proved the token yet."""
+
+    channel: Channel
+    peer: str
+    handshake: ServerHandshake
+    challenged_at: float
+
+
+class Listener:
+    """Accepts agents. It listens as soon as it is made.
+
+    Args:
+        host: the address to listen on.
+        selector: where sockets are registered; the data of its keys are functions without arguments.
+        admit: called with the channel and the description of an agent that has proved the token, with the handshake's
+            last message for it, and with how far our clock is ahead of the agent's, in seconds.
+
+    Attributes:
+        token: of the present group of agents; None to refuse all.
+        address: host and port.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        selector: selectors.BaseSelector,
+        admit: Callable[[Channel, AgentInfo, dict[str, str], float], None],
+    ) -> None:
+        self.token: bytes | None = None
+        self._selector = selector
+        self._admit = admit
+        self._strangers: Strangers[_Stranger] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
+        self._refusals = RefusalLog(log, "it doesn't know the token of this launch")
+        self._paused_until: float | None = None  # None while connections are accepted
+        self._warned = False  # that connections can't be accepted, since one was
+        self._server = rendezvous.listen(host, MAX_STRANGERS)
+        self._server.setblocking(False)
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        selector.register(self._server, selectors.EVENT_READ, self._accept)
+
+    def check_deadlines(self) -> None:
+        """Close the connections whose time has passed, and accept connections again after a pause."""
+        now = time.monotonic()
+        if self._paused_until is not None and now > self._paused_until:
+            self._paused_until = None
+            self._selector.register(self._server, selectors.EVENT_READ, self._accept)
+        self._refusals.flush()
+        for stranger in self._strangers.expired(now):
+            self._close(stranger)
+
+    def close(self) -> None:
+        """Stop listening, and close all connections that have not proved the token."""
+        for stranger in self._strangers.clear():
+            self._close(stranger)
+        if self._paused_until is None:
+            self._selector.unregister(self._server)
+        self._server.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._server.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone already
+            return
+        except OSError as error:
+            # Mostly too many open files. The selector would report the same connection again at once.
+            if not self._warned:
+                log.warning("a launch can't take connections at %s, port %d: %s", *self.address, error)
+            self._warned = True
+            self._selector.unregister(self._server)
+            self._paused_until = time.monotonic() + PAUSE_S
+            return
+
+        self._warned = False
+        with contextlib.suppress(OSError):
+            now = time.monotonic()
+            stranger = _Stranger(Channel(connection), peer[0], ServerHandshake(PURPOSE), now)
+            for oldest in self._strangers.add(stranger, now):
+                self._close(oldest)
+            self._selector.register(stranger.channel, selectors.EVENT_READ, lambda: self._receive(stranger))
+            stranger.channel.send(stranger.handshake.challenge)
+            stranger.channel.flush()  # so few bytes that the network takes them at once
+
+    def _receive(self, stranger: _Stranger) -> None:
+        try:
+            message = next(stranger.channel.receive(), None)
+        except ChannelClosedError:
+            self._refuse(stranger)
+            return
+        if message is None:
+            return
+        agent = self._verified(stranger, message)
+        if agent is None:
+            self._refusals.add(stranger.peer)
+            self._refuse(stranger)
+            return
+
+        self._strangers.discard(stranger)
+        self._selector.unregister(stranger.channel)
+        # The agent has read its clock between the challenge and now.
+        our_clock = (stranger.challenged_at + time.monotonic()) / 2
+        proof = stranger.handshake.acknowledgement(self.token or b"")
+        self._admit(stranger.channel, agent, proof, our_clock - agent.clock)
+
+    def _verified(self, stranger: _Stranger, answer: Message) -> AgentInfo | None:
+        """The agent, if it has proved the token of the present group."""
+        if self.token is None:
+            return None
+        try:
+            return AgentInfo.from_details(stranger.handshake.verify(self.token, answer.head))
+        except HandshakeError:
+            return None
+
+    def _refuse(self, stranger: _Stranger) -> None:
+        self._strangers.discard(stranger)
+        self._close(stranger)
+
+    def _close(self, stranger: _Stranger) -> None:
+        with contextlib.suppress(KeyError):  # it broke before it was registered
+            self._selector.unregister(stranger.channel)
+        stranger.channel.close()
