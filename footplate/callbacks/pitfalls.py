@@ -125,7 +125,7 @@ class Pitfalls(Callback):
 
 def _products(trainer: TrainerView, unit: int) -> str | None:
     """What to say of the matrices of the training step."""
-    from footplate.step.xla.capture.products import products_of
+    from footplate.step.xla.capture.matrix_products import products_of
 
     steps = [one for one in getattr(trainer.step, "captured", ()) if one.trains]
     return pitfalls.small_products(products_of(steps[0].graph), unit) if steps else None

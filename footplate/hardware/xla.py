@@ -45,7 +45,7 @@ class XLA(Accelerator):
     batches_ahead = 2
     single_controller = True
     owns_weights = True
-    step = "footplate.step.xla.runtime.step:make_step"
+    step = "footplate.step.xla.runtime.xla_step:make_step"
     callbacks = ("footplate.callbacks.pitfalls:watch",)
 
     def unavailable(self) -> str | None:

@@ -79,7 +79,7 @@ def _devices(request: Request) -> list[Any]:
 
 def _jitted(captured: Any, devices: list[Any]) -> Any:
     """The step for these devices, spread over them by `data_parallel`, also where there is one alone."""
-    from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
+    from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
 
     return data_parallel(captured, mesh_of(devices))
 

@@ -23,7 +23,7 @@ from footplate.planning.plainform import plain
 from footplate.planning.subject import Subject
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 
 STEPS = 5
 

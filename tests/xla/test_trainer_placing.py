@@ -11,7 +11,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.step.xla.runtime.placing import Placing
+from footplate.step.xla.runtime.batch_placement import Placing
 from footplate.step.xla.runtime.sharding import SMALL, layout
 from xla.trained import Steady, equal, worst
 

@@ -31,9 +31,9 @@ no side effects, of ATen's core operations:
 `docs/xla.md` says what is supported. Nothing here imports JAX; `step/lowering/` makes a program of the graph.
 """
 
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.program import capture_evaluation, capture_training
+from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.refusals import CaptureError
 from footplate.step.xla.capture.state import load_state, state_of
+from footplate.step.xla.capture.tracing import capture_evaluation, capture_training
 
 __all__ = ["CaptureError", "Captured", "capture_evaluation", "capture_training", "load_state", "state_of"]

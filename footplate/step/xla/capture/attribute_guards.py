@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from footplate.core.hashing import hashed
 from footplate.step.xla.capture.arithmetic import Number
-from footplate.step.xla.capture.functional import is_traced
 from footplate.step.xla.capture.refusals import calling_place
+from footplate.step.xla.capture.torch_tracing import is_traced
 
 PLAIN = (bool, int, float, str, type(None))
 

@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def _traced(optimizer: Optimizer, parameter: Tensor) -> Stamp | None:
     """
     assert parameter.grad is not None
     inputs = _nodes([*_tensors(optimizer, parameter), parameter.grad])
-    before = functional.last_node()
+    before = torch_tracing.last_node()
     optimizer.step()
     if len(set(inputs)) < len(inputs) or len(inputs) != len(optimizer.state[parameter]) + 2:
         return None
     outputs = _nodes(_tensors(optimizer, parameter))
-    added, node = set(), functional.last_node()
+    added, node = set(), torch_tracing.last_node()
     while node is not before:
         added.add(node)
         node = node.prev
@@ -118,8 +118,8 @@ def _apply(stamp: Stamp, optimizer: Optimizer, parameter: Tensor) -> None:
     for node in stamp.nodes:
         mine[node] = node.graph.node_copy(node, lambda used: mine.get(used, used))
     for tensor, output in zip(changed, stamp.outputs, strict=True):
-        functional.become(tensor, mine.get(output, output))
+        torch_tracing.become(tensor, mine.get(output, output))
 
 
 def _nodes(tensors: Sequence[Tensor]) -> tuple[Node, ...]:
-    return tuple(map(functional.node_of, tensors))
+    return tuple(map(torch_tracing.node_of, tensors))

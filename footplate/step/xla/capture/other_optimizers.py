@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.step.xla.capture.functional import outside_of_capture
 from footplate.step.xla.capture.refusals import CaptureError
+from footplate.step.xla.capture.torch_tracing import outside_of_capture
 
 _GRADIENTS = (0.5, -0.75)
 

@@ -21,8 +21,8 @@ from footplate.core.errors import FootplateError
 
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[1]),
-    str(Path(__file__).parents[2] / "module.py"),
+    str(Path(__file__).parents[2]),
+    str(Path(__file__).parents[3] / "training" / "module.py"),
 )
 _NEEDS_VALUES = {
     "DataDependentOutputException": "asks for the value of a tensor",

@@ -23,8 +23,8 @@ from torch import nn
 
 from footplate.step.xla.capture.arithmetic import Number
 from footplate.step.xla.capture.attribute_guards import PLAIN
-from footplate.step.xla.capture.functional import is_traced, pytree
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
+from footplate.step.xla.capture.torch_tracing import is_traced, pytree
 
 
 @dataclass(frozen=True)

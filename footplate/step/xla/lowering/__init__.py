@@ -35,7 +35,7 @@ require("jax", "xla", "A step compiled by XLA")
 
 from footplate.step.xla.capture.torch_optimizers import rates_of  # noqa: E402
 from footplate.step.xla.lowering.interpret import MissingOp, MissingOperation, interpret, missing_ops  # noqa: E402
-from footplate.step.xla.lowering.run import arrays_of, batch_arrays, lower, tensors_like  # noqa: E402
+from footplate.step.xla.lowering.state_function import arrays_of, batch_arrays, lower, tensors_like  # noqa: E402
 from footplate.step.xla.lowering.table import LOWERINGS  # noqa: E402
 
 __all__ = [
@@ -56,7 +56,7 @@ FAMILIES = (
     "indexing",
     "creation",
     "random",
-    "parallel",
+    "data_parallel",
 )
 
 

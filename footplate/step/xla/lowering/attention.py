@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from footplate.step.xla.capture import attention as _declared  # noqa: F401  declares the operations
+from footplate.step.xla.capture import attention_op as _declared  # noqa: F401  declares the operations
 from footplate.step.xla.lowering.table import Context, lowers, wide
 
 BLOCK = 256

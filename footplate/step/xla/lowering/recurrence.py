@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from footplate.step.xla.capture import recurrence as _declared  # noqa: F401  declares the operations
+from footplate.step.xla.capture import recurrence_op as _declared  # noqa: F401  declares the operations
 from footplate.step.xla.lowering.table import Context, lowers
 
 Cell = Callable[[Any, Any, Any], Any]

@@ -14,9 +14,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.xla.capture import Captured
-from footplate.step.xla.capture.attached import reduction_of
+from footplate.step.xla.capture.module_view import reduction_of
 from footplate.step.xla.lowering import lower
-from footplate.step.xla.lowering.parallel import AXIS, platform_of
+from footplate.step.xla.lowering.data_parallel import AXIS, platform_of
 from footplate.step.xla.runtime.sharding import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
 
 KEYS = "threefry2x32"

@@ -32,9 +32,9 @@ from footplate.core.hooks import step_arguments
 from footplate.step.base import StepSpec
 from footplate.step.xla.capture import Captured, capture_evaluation, capture_training
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
-from footplate.step.xla.capture.functional import pytree
 from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, settings
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.interpret import products_of_whole_numbers
 from footplate.step.xla.runtime.program import Program
 from footplate.step.xla.runtime.sharding import Flat, part, parts_of, parts_to_evaluate, rows_of

@@ -32,9 +32,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
 from footplate.core.errors import DataError
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import host_array
-from footplate.step.xla.lowering.parallel import AXIS
+from footplate.step.xla.lowering.data_parallel import AXIS
 
 WHOLE = PartitionSpec()
 ROWS = PartitionSpec(AXIS)

@@ -34,8 +34,8 @@ from footplate.step.xla.capture import load_state, state_of
 from footplate.step.xla.capture.state import WEIGHT, Path, State
 from footplate.step.xla.lowering import tensors_like
 from footplate.step.xla.lowering.arrays import to_tensor
-from footplate.step.xla.lowering.parallel import AXIS
-from footplate.step.xla.lowering.run import Arrays
+from footplate.step.xla.lowering.data_parallel import AXIS
+from footplate.step.xla.lowering.state_function import Arrays
 from footplate.step.xla.runtime import sharding
 from footplate.step.xla.runtime.program_cache import trained_by
 

@@ -18,9 +18,9 @@ import torch
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from footplate.step.xla.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.lowering.run import Arrays, lower
+from footplate.step.xla.capture import averaging_op  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.xla.capture.captured_step import Captured
+from footplate.step.xla.lowering.state_function import Arrays, lower
 from footplate.step.xla.lowering.table import Context, lowers
 
 AXIS = "data"

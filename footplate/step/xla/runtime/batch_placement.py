@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from footplate.core.errors import DataError
 from footplate.step.base import StepSpec
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import NotRepresentable, host_array
 from footplate.step.xla.runtime import sharding
 from footplate.step.xla.runtime.program_cache import Programs

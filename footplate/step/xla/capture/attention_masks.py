@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 
 LARGEST = 2**28  # elements of an intermediate value; beyond that, the mask is left as it is
 _VERDICT = "mask_is"
@@ -30,9 +30,9 @@ def simplified(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
         mask: a traced tensor (…, queries, keys): truth values, or numbers to be added to the scores.
         causal: whether a query sees no later keys; there is no mask then.
     """
-    if mask is None or not functional.is_traced(mask) or mask.ndim < 2:
+    if mask is None or not torch_tracing.is_traced(mask) or mask.ndim < 2:
         return mask, causal
-    node = functional.node_of(mask)
+    node = torch_tracing.node_of(mask)
     if _VERDICT not in node.meta:
         node.meta[_VERDICT] = _verdict(node)
     return {"nothing": (None, False), "causal": (None, True)}.get(node.meta[_VERDICT], (mask, causal))
@@ -42,7 +42,7 @@ def _verdict(node: Node) -> str:
     sources = _sources(node)
     if sources is None:
         return "data"
-    with functional.without_modes():
+    with torch_tracing.without_modes():
         value = _value(node, sources)
         seen = value if value.dtype == torch.bool else _seen(value)
         if seen is None:

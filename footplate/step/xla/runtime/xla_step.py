@@ -32,19 +32,19 @@ from footplate.hardware.xla import cache_directory
 from footplate.step.base import Step, StepSpec
 from footplate.step.eager import EagerStep
 from footplate.step.xla.capture import Captured
-from footplate.step.xla.capture.attached import reduction_of
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.module_view import reduction_of
 from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import constants_reader, rates_of
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import to_tensor
-from footplate.step.xla.lowering.parallel import mesh_of
+from footplate.step.xla.lowering.data_parallel import mesh_of
 from footplate.step.xla.runtime import sharding
 from footplate.step.xla.runtime.batch_exchange import Shares
-from footplate.step.xla.runtime.placing import Placed, Placing
+from footplate.step.xla.runtime.batch_placement import Placed, Placing
+from footplate.step.xla.runtime.device_values import OnDevice
 from footplate.step.xla.runtime.program_cache import Compilation, Program, Programs, trained_by
 from footplate.step.xla.runtime.sharding import Flat
 from footplate.step.xla.runtime.support import check_module, check_processes
-from footplate.step.xla.runtime.values import OnDevice
 from footplate.step.xla.runtime.weights import Weights
 
 _CAPTURED = "training_step is a program: this is called where it is captured, and nowhere else."

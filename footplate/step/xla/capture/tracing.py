@@ -18,24 +18,24 @@ from torch.fx import GraphModule
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.step.precision import Precision
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 from footplate.step.xla.capture.arithmetic import NumbersAsInputs, pythons_functions
-from footplate.step.xla.capture.attached import Logs, attached, call_step
-from footplate.step.xla.capture.attention import AttentionAsOne
+from footplate.step.xla.capture.attention_op import AttentionAsOne
 from footplate.step.xla.capture.attribute_guards import Attribute, form_of
 from footplate.step.xla.capture.attribute_guards import fed as feeding
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.functional import pytree
-from footplate.step.xla.capture.recurrence import RecurrenceAsOne
+from footplate.step.xla.capture.captured_step import Captured
+from footplate.step.xla.capture.module_view import Logs, call_step, viewed_module
+from footplate.step.xla.capture.recurrence_op import RecurrenceAsOne
 from footplate.step.xla.capture.refusals import CaptureError, explained
 from footplate.step.xla.capture.rng_ops import NoGenerators
-from footplate.step.xla.capture.sequence import Sequence, Settings
-from footplate.step.xla.capture.shapes import FixedShapes
 from footplate.step.xla.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.xla.capture.state import Installed, Path, State, state_of
+from footplate.step.xla.capture.static_shapes import FixedShapes
 from footplate.step.xla.capture.symbolic_scalars import MOST, Counters, Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, as_list, rates_of
 from footplate.step.xla.capture.torch_optimizers import settings as optimizer_settings
+from footplate.step.xla.capture.torch_tracing import pytree
+from footplate.step.xla.capture.traced_step import Settings, TracedStep
 
 
 def capture_training(
@@ -95,9 +95,9 @@ def capture_training(
 
     def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, optimizer, state, rates)
-        sequence = Sequence(who, module, optimizers, settings, logs)
-        with installed.inside(), feeding(module, logs.counters.attributes(fed)), functional.as_compiled():
-            result = sequence.run(installed, given)
+        traced = TracedStep(who, module, optimizers, settings, logs)
+        with installed.inside(), feeding(module, logs.counters.attributes(fed)), torch_tracing.as_compiled():
+            result = traced.run(installed, given)
             return installed.read(ends_window and result is not None), result
 
     accumulates, present = accumulate_grad_batches != 1, present or Present(module)
@@ -138,7 +138,7 @@ def capture_evaluation(
         installed = Installed(module, None, state, rates)
         forward, numbers = kind.forward_context(torch.device("cpu")), logs.counters.attributes(fed)
         with (
-            installed.inside(), feeding(module, numbers), functional.as_compiled(), attached(module, logs, {}),
+            installed.inside(), feeding(module, numbers), torch_tracing.as_compiled(), viewed_module(module, logs, {}),
             torch.no_grad(), forward,
         ):  # fmt: skip
             output = call_step(getattr(module, name), name, kind.convert_batch(given), logs.counters, dataloader_idx)
@@ -184,10 +184,10 @@ def _capture(
     rates = [torch.zeros((), dtype=torch.float64) for _ in range(known + MOST)]  # nobody knows yet how many of counters
     trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
-    mode = functional.fake_mode()
+    mode = torch_tracing.fake_mode()
     with mode:
         state = state_of(module, optimizer, gradients)
-    inputs = [functional.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
+    inputs = [torch_tracing.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
     learning = _learning(module, state) + [False] * (len(rates) + len(leaves))
     counters = Counters(present, _floating(precision))
     logs, changes = Logs(counters, module), Changes(module)
@@ -210,10 +210,10 @@ def _capture(
         explained(who), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(), RecurrenceAsOne(),
         FixedShapes(), NoGenerators(),
     ):  # fmt: skip
-        graph = functional.trace(whole, inputs, learning)
+        graph = torch_tracing.trace(whole, inputs, learning)
     counted = counters.counted
     unused = range(len(state) + known + len(counted.numbers), len(state) + len(rates))
-    functional.drop_inputs(graph, unused)
+    torch_tracing.drop_inputs(graph, unused)
     if not trains:
         graph = _without_state(who, graph, tuple(state))
     form = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)

@@ -62,8 +62,8 @@ def reduction_of(options: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def attached(module: Any, logs: Logs, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """The module as the docstring above says, for the length of a block.
+def viewed_module(module: Any, logs: Logs, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """The module as its step sees it, in a block.
 
     Args:
         module: the user's.

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import register_flop_formula
 
-from footplate.step.xla.capture.masks import simplified
+from footplate.step.xla.capture.attention_masks import simplified
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

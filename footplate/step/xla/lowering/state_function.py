@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.refusals import CaptureError
 from footplate.step.xla.capture.state import Path, State
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import array_type, to_array, to_tensor
 from footplate.step.xla.lowering.interpret import interpret, require_ops
 

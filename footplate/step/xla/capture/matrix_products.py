@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from footplate.hardware.tpu.pitfalls import Product
-from footplate.step.xla.capture import recurrence as _declared  # noqa: F401  declares its operations
+from footplate.step.xla.capture import recurrence_op as _declared  # noqa: F401  declares its operations
 
 _aten = torch.ops.aten
 
