@@ -23,7 +23,7 @@ MORE = {  # the page that says more
     "num_nodes": "ladder.md#several-machines",
     "strategy": "distributed.md",
     "logger": "tracking.md",
-    "iterations_per_loop": "xla.md#several-steps-in-one-call",
+    "iterations_per_loop": "guide/xla.md#several-steps-in-one-call",
     "default_root_dir": "jobs.md",
 }
 

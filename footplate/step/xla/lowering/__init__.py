@@ -74,5 +74,5 @@ _OPERATIONS = _filled()
 
 
 def supported_ops() -> dict[str, list[str]]:
-    """The operations of the table by family, as `docs/xla.md` lists them."""
+    """The operations of the table by family, as `docs/reference/xla-operations.md` lists them."""
     return _OPERATIONS

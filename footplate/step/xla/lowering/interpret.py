@@ -62,7 +62,7 @@ def require_ops(name: str, graph: GraphModule) -> None:
     if missing:
         lines = "\n".join(f"  {one}" for one in missing)
         raise MissingOperation(
-            f"{name} needs operations that XLA's table doesn't have yet (docs/xla.md lists those it has):\n{lines}"
+            f"{name} needs operations that XLA's table doesn't have yet (docs/reference/xla-operations.md lists those it has):\n{lines}"
         )
 
 
