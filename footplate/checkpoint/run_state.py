@@ -86,7 +86,7 @@ class RunState:
         """Everything as it is now. Tensors are the live ones: copy them before the next step."""
         step: Any = self.step
         if step is not None:
-            step.show()  # the weights may be on a device
+            step.fetch_weights()  # the weights may be on a device
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},
             "pytorch-lightning_version": LIGHTNING,

@@ -288,8 +288,8 @@ def _check(spec: StepSpec) -> None:
     automatic = bool(spec.module.automatic_optimization)
     if automatic and len(spec.optimizers) > 1:
         raise ConfigError(
-            f"{type(spec.module).__name__}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, "
-            "set self.automatic_optimization = False and call backward and step yourself in training_step."
+            f"{type(spec.module).__name__}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with "
+            "several, set self.automatic_optimization = False and call backward and step yourself in training_step."
         )
     if not automatic and (spec.gradient_clip_val or spec.accumulate_grad_batches != 1):
         name = "gradient_clip_val" if spec.gradient_clip_val else "accumulate_grad_batches"

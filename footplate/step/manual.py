@@ -1,13 +1,13 @@
 """Manual optimisation in the eager step: average and unscale each optimizer's gradients once, at the right time.
 
-`training_step` may call `manual_backward`, `clip_gradients` and `step()` in many orders, for several optimizers. Two rules
-keep the gradients right:
+`training_step` may call `manual_backward`, `clip_gradients` and `step()` in many orders, for several optimizers. Two
+rules keep the gradients right:
 
-- With several ranks, an optimizer's gradients are averaged once after each backward pass: before the first use of them, which
-  is clipping or a step.
-- With a loss scale (`precision="16-mixed"`), an optimizer's gradients are unscaled once between two updates of the scale.
-  The scale is updated when all optimizers have stepped: before the next backward pass, or after the batch. An update between
-  the steps of two optimizers would give the second another scale than its gradients have.
+- With several ranks, an optimizer's gradients are averaged once after each backward pass: before the first use of them,
+  which is clipping or a step.
+- With a loss scale (`precision="16-mixed"`), an optimizer's gradients are unscaled once between two updates of the
+  scale. The scale is updated when all optimizers have stepped: before the next backward pass, or after the batch. An
+  update between the steps of two optimizers would give the second another scale than its gradients have.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ManualOptimisation:
         self._strategy, self._distributed = spec.strategy, spec.strategy.is_distributed
         self._scaler, self._window = scaler, window
         self._backward_passes = 0
-        # Optimizers by id: averaged since the last backward pass; stepped since the last update of the scale; and the number
-        # of backward passes after which the gradients were unscaled.
+        # Optimizers by id: averaged since the last backward pass; stepped since the last update of the scale; and the
+        # number of backward passes after which the gradients were unscaled.
         self._averaged: set[int] = set()
         self._stepped: set[int] = set()
         self._unscaled: dict[int, int] = {}

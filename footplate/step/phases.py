@@ -12,7 +12,8 @@ At the end of an accumulation window follow:
 To finish the gradients means to undo the loss scale and to divide by the weight of the window, where losses are sums
 (`distributed/loss_sum.py`). If `training_step` returns None, the batch is skipped: no backward pass follows.
 
-With manual optimisation, `training_step` itself calls `backward` and `optimizer_step`. Both run their hooks in the same order.
+With manual optimisation, `training_step` itself calls `backward` and `optimizer_step`. Both run their hooks in the same
+order.
 
 `Phases` has the order as its own methods. Its abstract methods are the operations that the two steps do differently:
 
@@ -41,14 +42,14 @@ class Phases(ABC):
         steps_by_closure: the optimizer evaluates the loss itself, through a closure (see `closure.py`).
         accumulated: batches of the current window that have added their gradients.
         changing: gradients, weights or optimizers may have changed since the batch began.
-        bare: a window is one batch on one rank, and nothing is between forward, clearing, backward and step: no hook, no
-            clipping, no loss scale, nothing that the module overrides.
+        bare: a window is one batch on one rank, and nothing is between forward, clearing, backward and step: no hook,
+            no clipping, no loss scale, nothing that the module overrides.
         clips: the gradients are clipped.
         before_zero_grad: the overridden `on_before_zero_grad` hooks; the other hooks likewise.
         loss_of: the operation that takes the loss out of the output of `training_step`, or the sum of losses with its
             weight. The loss is None if the batch is skipped.
-        contribution: the operation that weighs a loss, or a sum with its weight, as it counts in the window. It gives None
-            if there is nothing to differentiate.
+        contribution: the operation that weighs a loss, or a sum with its weight, as it counts in the window. It gives
+            None if there is nothing to differentiate.
         all_skipped: the operation that tells if every rank has skipped every batch of the window.
         clear_gradients: the operation that clears the gradients of the optimizer's parameters.
         make_step: the operation that steps the optimizer.

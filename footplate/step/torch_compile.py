@@ -2,9 +2,9 @@
 
     trainer.fit(torch.compile(module))     trains `module`; names in checkpoints have no `_orig_mod.`
 
-`torch.compile` returns a wrapper with a compiled `forward`. The trainer calls `training_step` of the module inside, which
-would never reach the wrapper. So the same compiler is put where `training_step` finds it: on the module's own `forward`, for a
-step that calls `self(x)`, and on its layers, for a step that calls `self.net(x)`.
+`torch.compile` returns a wrapper with a compiled `forward`. The trainer calls `training_step` of the module inside,
+which would never reach the wrapper. So the same compiler is put where `training_step` finds it: on the module's own
+`forward`, for a step that calls `self(x)`, and on its layers, for a step that calls `self.net(x)`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def unwrapped(model: Any, accelerator: Accelerator, strategy: Strategy) -> Any:
 def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
     """Compile a module's layers in place, so that the names in checkpoints stay the same.
 
-    `training_step` with its logging stays Python, and the children that it calls are compiled. A module without children is
-    compiled as a whole.
+    `training_step` with its logging stays Python, and the children that it calls are compiled. A module without
+    children is compiled as a whole.
     """
     for part in layers(module) or [module]:
         compile_in_place(part, functools.partial(torch.compile, **options))

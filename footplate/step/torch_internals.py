@@ -4,14 +4,14 @@
 2. Modules that come out of `torch.compile(module)`: the module inside, and compilation in place.
 3. Conversion of a module's tensors that leaves complex ones alone.
 
-**The optimizer's fast path.** torch opens and closes a record around `step` and `zero_grad`, with or without a profiler: 38 of
-the 218 µs of a step of a tiny model. `stepper` and `clearer` return calls that do the same without the record. They make the
-optimizer's own call if anything about the optimizer is not torch's own:
+**The optimizer's fast path.** torch opens and closes a record around `step` and `zero_grad`, with or without a
+profiler: 38 of the 218 µs of a step of a tiny model. `stepper` and `clearer` return calls that do the same without the
+record. They make the optimizer's own call if anything about the optimizer is not torch's own:
 
-- Its `step` or `zero_grad` is not a function of `torch.optim`: a subclass overrides it, or somebody has replaced or wrapped it
-  on the class.
-- The object has a `step` or `zero_grad` of its own. The exception is the counter that a learning-rate scheduler puts around
-  `step`, which only notes that a step was made.
+- Its `step` or `zero_grad` is not a function of `torch.optim`: a subclass overrides it, or somebody has replaced or
+  wrapped it on the class.
+- The object has a `step` or `zero_grad` of its own. The exception is the counter that a learning-rate scheduler puts
+  around `step`, which only notes that a step was made.
 - Hooks are registered, for this optimizer or for all.
 - A profiler is running.
 

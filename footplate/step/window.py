@@ -7,8 +7,8 @@ A window is the batches between two optimizer steps. Three things decide how a b
   (`distributed/loss_sum.py`).
 - With several ranks, a loss is multiplied by the rank's share of the global batch.
 
-With several ranks, a rank that skips a batch runs a backward pass of zeros, since other ranks may wait for its gradients.
-If all ranks skip all batches of a window, there is no optimizer step.
+With several ranks, a rank that skips a batch runs a backward pass of zeros, since other ranks may wait for its
+gradients. If all ranks skip all batches of a window, there is no optimizer step.
 """
 
 from __future__ import annotations

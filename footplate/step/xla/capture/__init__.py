@@ -28,7 +28,8 @@ no side effects, of ATen's core operations:
     side_effects.py     plain attributes that a step changes, which would stand still
     refusals.py         what can't be captured, with the line of the user's code that asked for it
 
-`docs/reference/xla-limits.md` says what is supported. Nothing here imports JAX; `step/lowering/` makes a program of the graph.
+`docs/reference/xla-limits.md` says what is supported. Nothing here imports JAX; `step/lowering/` makes a program of the
+graph.
 """
 
 from footplate.step.xla.capture.captured_step import Captured

@@ -51,8 +51,8 @@ def _refusal(self: Number, *_: Any) -> NoReturn:
 
 
 class Number:
-    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's arithmetic,
-    comparisons and torch may use it.
+    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's
+    arithmetic, comparisons and torch may use it.
     """
 
     def __init__(

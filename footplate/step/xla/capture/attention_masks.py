@@ -1,7 +1,8 @@
-"""Attention masks that hold no data, recognised while a step is captured: attention then costs what it does in eager torch.
+"""Attention masks that hold no data, recognised while a step is captured: attention then costs what it does in eager
+torch.
 
-Libraries pass `is_causal=True` in eager torch and build a mask of queries × keys when they notice a capture (transformers
-does). Such a mask is computed from constants alone. Its value is then known, however it was put together:
+Libraries pass `is_causal=True` in eager torch and build a mask of queries × keys when they notice a capture
+(transformers does). Such a mask is computed from constants alone. Its value is then known, however it was put together:
 
     all True, or all 0            no mask
     True below the diagonal       `is_causal=True`
@@ -62,7 +63,9 @@ def _seen(numbers: Tensor) -> Tensor | None:
 
 
 def _sources(node: Node) -> list[Node] | None:
-    """All nodes that a value is computed from, in the graph's order; None where one is an input, a draw or too large."""
+    """All nodes that a value is computed from, in the graph's order; None where one is an input, a draw or too
+    large.
+    """
     found, waiting = {node}, [node]
     while waiting:
         current = waiting.pop()

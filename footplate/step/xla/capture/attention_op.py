@@ -2,10 +2,10 @@
 
 While a step is captured, `F.scaled_dot_product_attention` (which `nn.MultiheadAttention`, torchvision, timm and
 transformers call) becomes `footplate::attention`: the result, and for each query the logarithm of the sum of its
-exponentials, from which the backward pass (`footplate::attention_backward`) computes the probabilities again. Dropout draws
-from a seed that both are given. A mask that is added may learn itself (a relative position bias): its gradient is summed
-into its own shape. The functions here say what the operations mean, in plain torch; `lowering/attention.py` computes them
-some queries at a time.
+exponentials, from which the backward pass (`footplate::attention_backward`) computes the probabilities again. Dropout
+draws from a seed that both are given. A mask that is added may learn itself (a relative position bias): its gradient is
+summed into its own shape. The functions here say what the operations mean, in plain torch; `lowering/attention.py`
+computes them some queries at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from footplate.step.xla.capture.attention_masks import simplified
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is masked."""
+    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is
+    masked.
+    """
     scores = _wide(q) @ _wide(k).mT * scale
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
@@ -141,8 +143,8 @@ def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 class AttentionAsOne(TorchFunctionMode):
-    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it: from
-    inside of another of torch's functions, where a mode doesn't see it.
+    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it:
+    from inside of another of torch's functions, where a mode doesn't see it.
     """
 
     def __enter__(self) -> Any:

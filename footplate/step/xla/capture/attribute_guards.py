@@ -1,12 +1,12 @@
 """What a step finds in the module: constants of its program, as long as nobody changes them.
 
 The attributes that the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or
-dictionary of such, a function) are written down as they are at that moment, with their lines; and of the whole module, of
-which classes its parts are, in which modes, and of which shapes its tensors. `Reads.changes` says later whether all that is
-still so, so that whoever runs the program can capture it anew.
+dictionary of such, a function) are written down as they are at that moment, with their lines; and of the whole module,
+of which classes its parts are, in which modes, and of which shapes its tensors. `Reads.changes` says later whether all
+that is still so, so that whoever runs the program can capture it anew.
 
-A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
-it becomes an input of the program (`symbolic_scalars.py`).
+A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with
+which it becomes an input of the program (`symbolic_scalars.py`).
 """
 
 from __future__ import annotations
@@ -153,11 +153,12 @@ OPAQUE = _Opaque()
 
 
 def picture(value: Any, depth: int = 4) -> Any:
-    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values likewise.
+    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values
+    likewise.
 
-    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's count
-    of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts are read.
-    What stands for something else while a step is captured is `OPAQUE`.
+    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's
+    count of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts
+    are read. What stands for something else while a step is captured is `OPAQUE`.
     """
     if isinstance(value, PLAIN):
         return value
@@ -193,7 +194,9 @@ _MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
 
 
 def _alike(now: Any, before: Any) -> bool:
-    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other types."""
+    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other
+    types.
+    """
     if now is before:
         return True
     if type(now) is not type(before):

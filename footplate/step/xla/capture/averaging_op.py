@@ -1,8 +1,9 @@
 """The one point of a step at which devices meet: an operation that averages tensors over all of them.
 
-While a step is captured it does nothing but stand in the graph, once for gradients, statistics, logs and loss together, so
-that whoever runs the graph makes one collective of it. What is logged as a minimum or maximum has an operation of its own.
-A log that is a sum is averaged, too: whoever runs the graph knows of how many parts of a batch it is to be the sum.
+While a step is captured it does nothing but stand in the graph, once for gradients, statistics, logs and loss together,
+so that whoever runs the graph makes one collective of it. What is logged as a minimum or maximum has an operation of
+its own. A log that is a sum is averaged, too: whoever runs the graph knows of how many parts of a batch it is to be the
+sum.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def average_step(
 ) -> Tensor:
     """Average, all at once, what devices have each computed of their own part of the batch.
 
-    Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of logs,
-    where whole numbers become means too, but for those whose reduction is "min" or "max".
+    Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of
+    logs, where whole numbers become means too, but for those whose reduction is "min" or "max".
 
     Returns:
         The averaged loss, detached.
@@ -82,7 +83,9 @@ def average_logs(logs: dict[str, Tensor], reductions: Mapping[str, str], names: 
 
 
 def _extremes(logs: dict[str, Tensor], names: Iterable[str], reductions: Mapping[str, str]) -> list[str]:
-    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be averaged."""
+    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be
+    averaged.
+    """
     means = []
     for name in names:
         if reductions[name] in ("min", "max"):

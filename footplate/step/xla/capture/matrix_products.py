@@ -1,7 +1,8 @@
 """The products of matrices in a graph, which is where the arithmetic is.
 
 A convolution counts as one: rows are the positions of its output, the inner size is what one of these is computed from.
-Its backward pass counts as two products, of the same sizes in another order. A recurrent layer has one in each time step.
+Its backward pass counts as two products, of the same sizes in another order. A recurrent layer has one in each time
+step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The module as it sees itself while its step is captured.
 
-Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step become
-inputs (`symbolic_scalars.py`), plain attributes that are read are noted (`attribute_guards.py`), and what a trainer would
-do for it (`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
+Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step
+become inputs (`symbolic_scalars.py`), plain attributes that are read are noted (`attribute_guards.py`), and what a
+trainer would do for it (`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
 """
 
 from __future__ import annotations

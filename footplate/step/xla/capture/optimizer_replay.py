@@ -1,9 +1,9 @@
 """An optimizer's step, traced once for each kind of parameter and stamped for all others.
 
-A step of torch's optimizers treats each parameter by itself, so two parameters of the same shape, in the same group, are
-given the same operations. Tracing them is most of the work of capturing a deep network: GPT-2 has 148 parameters of nine
-kinds. Here the optimizer's own `step()` runs for the first parameter of each kind. What it has added to the graph is then
-copied for the others, with the first one's value, gradient and memory replaced by theirs:
+A step of torch's optimizers treats each parameter by itself, so two parameters of the same shape, in the same group,
+are given the same operations. Tracing them is most of the work of capturing a deep network: GPT-2 has 148 parameters of
+nine kinds. Here the optimizer's own `step()` runs for the first parameter of each kind. What it has added to the graph
+is then copied for the others, with the first one's value, gradient and memory replaced by theirs:
 
     parameter, gradient, memory  ──►  nodes that step() has added  ──►  parameter, memory
     of the first of a kind                                              as they have become

@@ -1,10 +1,10 @@
 """Optimizers of other packages (Lion, say): what they remember before their first step.
 
-Torch's own make what they remember in a function that can be called by itself; others make it in the midst of their first
-step. A captured step needs it before. Most begin with zeros, so that is tried, on a small parameter, for two steps: once as
-the optimizer does it, and once with zeros put there beforehand. Where both end alike, zeros are how it begins; where they
-don't (an optimizer that begins with a copy of the weights or of the first gradient, or that counts in plain numbers), it is
-refused.
+Torch's own make what they remember in a function that can be called by itself; others make it in the midst of their
+first step. A captured step needs it before. Most begin with zeros, so that is tried, on a small parameter, for two
+steps: once as the optimizer does it, and once with zeros put there beforehand. Where both end alike, zeros are how it
+begins; where they don't (an optimizer that begins with a copy of the weights or of the first gradient, or that counts
+in plain numbers), it is refused.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Recurrent layers as one operation of the graph for each layer and direction, whatever the length of the sequence.
 
 Torch decomposes `nn.GRU`, `nn.LSTM` and `nn.RNN` into the operations of every single time step, so that a graph of 32
-steps is 32 times as long as it need be, and takes minutes to compile. While a step is captured they become this instead:
+steps is 32 times as long as it need be, and takes minutes to compile. While a step is captured they become this
+instead:
 
     gates = F.linear(x, w_ih, b_ih)          (steps, batch, gates)   of all steps at once, outside of the recurrence
     states = footplate::recurrence(gates, …) (steps, batch, state)   one step after the other
 
-A state is what one time step hands to the next: the hidden values, and with an LSTM its cell beside them. The backward pass
-computes from the states, of all steps at once, what each step multiplied by the recurrent weight;
-`footplate::recurrence_backward` goes back through the steps with it, and the weight's gradient is again one product. The
-functions here say what the operations mean, in plain torch; `lowering/recurrence.py` computes them as a loop.
+A state is what one time step hands to the next: the hidden values, and with an LSTM its cell beside them. The backward
+pass computes from the states, of all steps at once, what each step multiplied by the recurrent weight;
+`footplate::recurrence_backward` goes back through the steps with it, and the weight's gradient is again one product.
+The functions here say what the operations mean, in plain torch; `lowering/recurrence.py` computes them as a loop.
 
 An LSTM with projections is left to torch, layer by layer. Packed sequences can't be captured: their shapes are values.
 """
@@ -48,8 +49,8 @@ _CELLS = {"rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu), "gru
 
 
 def _step(cell: str, gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
-    """A time step: of its gates, of what it adds to them (the hidden values before it, multiplied by the recurrent weight),
-    and of the state before it, makes the state after it.
+    """A time step: of its gates, of what it adds to them (the hidden values before it, multiplied by the recurrent
+    weight), and of the state before it, makes the state after it.
     """
     return _CELLS[cell](gates, products, state).to(state.dtype)
 

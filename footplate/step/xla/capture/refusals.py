@@ -1,8 +1,8 @@
 """What can't be captured, said with the line of the user's code that asked for it.
 
 A captured step runs with tensors that have a shape and no values. Code that must know a value (`if loss > 1`,
-`loss.item()`, `x[mask]`) can't be written down as a graph, and a number that Python alone knows would be written down as
-it is now, for ever. Both are refused while the step is captured, before anything is compiled.
+`loss.item()`, `x[mask]`) can't be written down as a graph, and a number that Python alone knows would be written down
+as it is now, for ever. Both are refused while the step is captured, before anything is compiled.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def state_of(
 def load_state(module: nn.Module, optimizer: Optimizers, state: Mapping[Path, Tensor]) -> None:
     """Copy a state into the module and the optimizer, whose own state is made where it isn't there yet.
 
-    Gradients are loaded into `parameter.grad` when the state has them, and left alone when it doesn't. One that is nothing
-    but zeros doesn't replace None: eager torch leaves a parameter that no batch has used as it is.
+    Gradients are loaded into `parameter.grad` when the state has them, and left alone when it doesn't. One that is
+    nothing but zeros doesn't replace None: eager torch leaves a parameter that no batch has used as it is.
     """
     mine = state_of(module, optimizer, gradients=any(path[0] == "gradients" for path in state))
     for path, tensor in mine.items():
@@ -225,8 +225,8 @@ class Installed:
 
 
 class DataInPlace(TorchFunctionMode):
-    """`parameter.data = value`, by which a teacher follows its student, say, changes the parameter that is traced in place:
-    else it would change the Python object, and no graph would know of it.
+    """`parameter.data = value`, by which a teacher follows its student, say, changes the parameter that is traced in
+    place: else it would change the Python object, and no graph would know of it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,7 @@
 """Functions whose result has a shape that torch finds from values, where their arguments say which it is.
 
-`torch.bincount(x, minlength=n)` has n elements, unless a value is larger than that. With a captured step it always has n,
-and what is larger isn't counted. Metrics of classification (torchmetrics' functional ones) are made of it.
+`torch.bincount(x, minlength=n)` has n elements, unless a value is larger than that. With a captured step it always has
+n, and what is larger isn't counted. Metrics of classification (torchmetrics' functional ones) are made of it.
 """
 
 from __future__ import annotations

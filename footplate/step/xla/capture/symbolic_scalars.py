@@ -1,17 +1,17 @@
 """Numbers that change from step to step: inputs of the program, or what decides which program it is.
 
-`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would keep the value of the
-moment of capture for ever, silently: a warm-up that never ends, a schedule that never moves. So while a step is captured
-each of them is a `Number`, which knows its value at that moment and how it is computed:
+`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would keep the value of
+the moment of capture for ever, silently: a warm-up that never ends, a schedule that never moves. So while a step is
+captured each of them is a `Number`, which knows its value at that moment and how it is computed:
 
     beta = min(1.0, self.global_step / 1000)    a Number, computed of global_step
     loss = loss + beta * kl                     where it meets a tensor, it becomes an input of the graph
     if self.current_epoch < 5:                  a decision: the graph holds as long as the answer is the same
 
-Python computes a Number anew before each step (`Counted.values`), in Python's own arithmetic, so the step is given exactly
-what eager torch would be. `min`, `max`, the functions of `math` and NumPy's of plain numbers may be a part of that. Another
-answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`) is refused, with
-the line.
+Python computes a Number anew before each step (`Counted.values`), in Python's own arithmetic, so the step is given
+exactly what eager torch would be. `min`, `max`, the functions of `math` and NumPy's of plain numbers may be a part of
+that. Another answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`)
+is refused, with the line.
 
 Numbers among the module's attributes that are known to change (`attribute_guards.py`) are the same.
 """

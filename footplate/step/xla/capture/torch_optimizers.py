@@ -5,8 +5,8 @@ No optimizer is written anew here. Its own `step()` runs while the graph is made
 
 - What it remembers is made before the first step, by its own `_init_group`, so that the first step is the same program
   as all others.
-- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves up and down, as OneCycleLR does.
-  `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
+- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves up and down, as OneCycleLR
+  does. `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
 - SGD's momentum begins as the first gradient, undamped. With dampening, a buffer that has not begun holds NaN, which
   `begin_momentum` replaces by what makes the first step torch's.
 """
@@ -57,8 +57,8 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
     """Each parameter that is trained, with its name, its group and its optimizer.
 
     Raises:
-        CaptureError: an optimizer of an unsupported class, one that trains what isn't the module's, or two that train the
-            same parameter.
+        CaptureError: an optimizer of an unsupported class, one that trains what isn't the module's, or two that train
+            the same parameter.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     seen: set[int] = set()
@@ -156,7 +156,9 @@ def _cycled(group: Mapping[str, Any]) -> str | None:
 
 
 def settings(optimizers: Optimizers) -> dict[str, Any]:
-    """What a program takes from the groups as constants, by name: all plain settings but for those that rates replace."""
+    """What a program takes from the groups as constants, by name: all plain settings but for those that rates
+    replace.
+    """
     return {
         f"{name} of {type(optimizer).__name__}'s group {number}": value
         for optimizer in as_list(optimizers)
@@ -166,7 +168,9 @@ def settings(optimizers: Optimizers) -> dict[str, Any]:
 
 
 def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
-    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any changed."""
+    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any
+    changed.
+    """
     found = [
         (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
         for optimizer in as_list(optimizers)
@@ -204,8 +208,8 @@ _GIVEN_ANEW = {
 
 
 class TensorRates(TorchFunctionMode):
-    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum that
-    is asked whether it is 0 says no.
+    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum
+    that is asked whether it is 0 says no.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

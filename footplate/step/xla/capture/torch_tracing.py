@@ -7,10 +7,10 @@ Four pieces of torch make a graph of a step, the same four that `torch.compile` 
     core decompositions    the two thousand operations of ATen become some two hundred
     make_fx                every operation that is reached is written into an FX graph
 
-None of them is public, though all have kept their form since torch 2.5. What else of `torch._…` is used: the flag by which
-optimizers know that they are being compiled and keep their arithmetic in tensors, a table of type and shape of each value
-in `node.meta["val"]`, and graph modules that write their Python code when somebody calls them. Written for torch 2.11 to
-2.13, tried with 2.13.
+None of them is public, though all have kept their form since torch 2.5. What else of `torch._…` is used: the flag by
+which optimizers know that they are being compiled and keep their arithmetic in tensors, a table of type and shape of
+each value in `node.meta["val"]`, and graph modules that write their Python code when somebody calls them. Written for
+torch 2.11 to 2.13, tried with 2.13.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def trace(
 
     Returns:
         The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
-        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the number
-        of its draw in `meta["draw"]`.
+        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the
+        number of its draw in `meta["draw"]`.
     """
     draws: list[Draws] = []
 
@@ -84,8 +84,8 @@ def trace(
             return [_plain(output) for output in function(list(map(_functional, given, learning)))]
 
     # A child that the user has given to torch.compile is traced as it was before.
-    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of the
-    # graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
+    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of
+    # the graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with (
         only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
@@ -196,8 +196,8 @@ def is_traced(value: Any) -> bool:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions, and
-    whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
+    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions,
+    and whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
     """
     before = torch.compiler._is_compiling_flag, Distribution._validate_args, torch._check_tensor_all_with
     torch.compiler._is_compiling_flag = True

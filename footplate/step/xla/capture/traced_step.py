@@ -2,10 +2,10 @@
 
 The order is the one of `phases.py`. Three things differ from the eager step:
 
-- A batch that is skipped leaves nothing behind, not even cleared gradients: each captured step begins without gradients. What
-  a window has summed so far is part of the state, and is added after the backward pass.
-- Where several devices run the step, the gradients are averaged after the backward pass, before they are added to the window's
-  sum. The result is the same, and every device has the same state after every batch.
+- A batch that is skipped leaves nothing behind, not even cleared gradients: each captured step begins without
+  gradients. What a window has summed so far is part of the state, and is added after the backward pass.
+- Where several devices run the step, the gradients are averaged after the backward pass, before they are added to the
+  window's sum. The result is the same, and every device has the same state after every batch.
 - With manual optimisation, no gradient outlives the step. A step that needs one from the batch before is refused.
 """
 
@@ -45,8 +45,8 @@ class Settings:
         precision: of the forward pass.
         accumulate_grad_batches: the batches of a window.
         ends_window: the optimizer steps after this batch.
-        parts: the number of parts that the rows of the batch are cut into. A sum over the rows is the average over the parts
-            times this number.
+        parts: the number of parts that the rows of the batch are cut into. A sum over the rows is the average over the
+            parts times this number.
     """
 
     gradient_clip_val: float | None

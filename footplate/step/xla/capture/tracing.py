@@ -1,9 +1,9 @@
 """The capture of one step, from the first line of `training_step` to the last parameter that changes.
 
-What runs in which order is in `sequence.py`. All of it runs with tensors that have no memory, in the place of the module's
-and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never makes a new
-program necessary. Random operations (dropout, `torch.rand`) stay operations of the graph; whoever runs it derives their
-numbers from a key, which is an input too: no draw is ever frozen.
+What runs in which order is in `sequence.py`. All of it runs with tensors that have no memory, in the place of the
+module's and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never
+makes a new program necessary. Random operations (dropout, `torch.rand`) stay operations of the graph; whoever runs it
+derives their numbers from a key, which is an input too: no draw is ever frozen.
 """
 
 from __future__ import annotations
@@ -55,21 +55,23 @@ def capture_training(
 ) -> Captured:
     """Capture `training_step`, the backward pass, clipping and `optimizer.step()`.
 
-    A window of N accumulated batches needs two programs: one with `ends_window=False`, for every batch but the last, and
-    one with True. Both have the window's gradients in their state (`state_of(module, optimizer, gradients=True)`).
+    A window of N accumulated batches needs two programs: one with `ends_window=False`, for every batch but the last,
+    and one with True. Both have the window's gradients in their state (`state_of(module, optimizer, gradients=True)`).
 
     Args:
         module: a `footplate.Module` or `LightningModule`, on any device, the meta device too: only shapes are used.
-        optimizer: one of torch's (`optimizers.CAPTURED`) of its parameters, with any number of groups; a list of them for
-            manual optimisation.
+        optimizer: one of torch's (`optimizers.CAPTURED`) of its parameters, with any number of groups; a list of them
+            for manual optimisation.
         batch: an example; a tree of tensors. The graph holds for batches of the same shapes and types.
         gradient_clip_val: as the `Trainer`'s; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
-        averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step, after
-            the backward pass.
-        precision: as the `Trainer`'s: "bf16-mixed" computes the forward pass under autocast; for "bf16-true" and "64-true"
-            the module has that type already (`Precision.convert_module`), and batches are converted in the program.
-        accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back isn't.
+        averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step,
+            after the backward pass.
+        precision: as the `Trainer`'s: "bf16-mixed" computes the forward pass under autocast; for "bf16-true" and
+            "64-true" the module has that type already (`Precision.convert_module`), and batches are converted in the
+            program.
+        accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back
+            isn't.
         ends_window: whether the optimizer steps after this batch.
         parts: into how many parts the rows of a batch are cut, of which `batch` is one.
         fed: numbers among the attributes of the module and its submodules that are to be inputs and no constants.

@@ -1,4 +1,6 @@
-"""Prints the table of operations as docs/reference/xla-operations.md has it: `python -m footplate.step.xla.lowering`."""
+"""Prints the table of operations as docs/reference/xla-operations.md has it: `python -m
+footplate.step.xla.lowering`.
+"""
 
 from footplate.step.xla.lowering import supported_ops
 

@@ -1,7 +1,8 @@
 """Tensors to arrays and back, and the types of both.
 
-JAX has 64-bit types only where `jax_enable_x64` is on. Elsewhere int64 and float64 become int32 and float32 on the device,
-and come back as what they were. An integer that doesn't fit into 32 bits is refused: on the device it would be another one.
+JAX has 64-bit types only where `jax_enable_x64` is on. Elsewhere int64 and float64 become int32 and float32 on the
+device, and come back as what they were. An integer that doesn't fit into 32 bits is refused: on the device it would be
+another one.
 """
 
 from __future__ import annotations

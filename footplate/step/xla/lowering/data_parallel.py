@@ -1,10 +1,10 @@
 """The same step on several devices, each with its part of the batch, meeting once to average gradients.
 
 Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
-Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device has
-computed of its own part), by one all-reduce for each type of number; so all copies stay equal, but for whole numbers in
-buffers that depend on the rows. That is what DDP does, except that DDP keeps the first rank's buffers. A loss that is a
-mean over an unequal number of valid targets on each device is a mean of means.
+Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device
+has computed of its own part), by one all-reduce for each type of number; so all copies stay equal, but for whole
+numbers in buffers that depend on the rows. That is what DDP does, except that DDP keeps the first rank's buffers. A
+loss that is a mean over an unequal number of valid targets on each device is a mean of means.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def require_ops(name: str, graph: GraphModule) -> None:
     if missing:
         lines = "\n".join(f"  {one}" for one in missing)
         raise MissingOperation(
-            f"{name} needs operations that XLA's table doesn't have yet (docs/reference/xla-operations.md lists those it has):\n{lines}"
+            f"{name} needs operations that XLA's table doesn't have yet. "
+            f"docs/reference/xla-operations.md lists those it has. Missing:\n{lines}"
         )
 
 
@@ -114,7 +115,9 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
 
 
 def products_of_whole_numbers(graph: GraphModule) -> list[str]:
-    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers, shifts."""
+    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers,
+    shifts.
+    """
     of_inputs: set[Node] = set()
     lines = []
     for node in graph.graph.nodes:

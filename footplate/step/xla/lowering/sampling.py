@@ -86,7 +86,8 @@ def grid_sample_backward(
 def _resized(operation: Any, x: Any, size: Any, align_corners: bool, scales: Any) -> Any:
     """A resizing as a product with a matrix for each dimension: what torch makes of the unit vectors.
 
-    Of each as a row, in both cases: of a column that is one element wide, torch 2.13 gives nothing but the first element.
+    Of each as a row, in both cases: of a column that is one element wide, torch 2.13 gives nothing but the first
+    element.
     """
     for dim, wanted, scale in zip((-2, -1), size, scales, strict=True):
         n = x.shape[dim]

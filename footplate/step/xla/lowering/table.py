@@ -6,10 +6,10 @@ To add one, write a function in the family's file:
     def relu(context, x):
         return jnp.maximum(x, 0)
 
-and give it samples in `tests/xla/samples.py`, against which it is compared with torch. It gets the operation's arguments,
-tensors as JAX arrays, everything else as torch has it (sizes, dimensions that may be negative, `None`). It returns an
-array, or a tuple or list of them, in the shapes that torch would have; the interpreter casts it to torch's type. Before
-that stands the context, which knows what torch said of the result.
+and give it samples in `tests/xla/samples.py`, against which it is compared with torch. It gets the operation's
+arguments, tensors as JAX arrays, everything else as torch has it (sizes, dimensions that may be negative, `None`). It
+returns an array, or a tuple or list of them, in the shapes that torch would have; the interpreter casts it to torch's
+type. Before that stands the context, which knows what torch said of the result.
 """
 
 from __future__ import annotations

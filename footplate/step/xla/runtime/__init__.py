@@ -14,6 +14,6 @@
     support.py       what can't be trained so, refused before any work begins
 
 A process drives all devices of its machine; for the loaders it is one rank, whose batch is split over them.
-`docs/reference/xla-limits.md` says what is supported. Importing `program`, `programs`, `sharing`, `placing`, `values` or `weights` imports
-JAX.
+`docs/reference/xla-limits.md` says what is supported. Importing `program`, `programs`, `sharing`, `placing`, `values`
+or `weights` imports JAX.
 """

@@ -7,9 +7,9 @@
     process 1   3 4         over all devices as one process does that has them all (`sharding.py`)
 
 A program that some processes call for one form of batch and others for another would make them wait for each other in
-vain. So before each call they compare the forms, in one small exchange between hosts; for it a device has time, which is
-given its work ahead. A process without rows, which was handed one of another's, brings none. Only the odd batch, such as
-the last of an epoch, costs the exchange of its rows.
+vain. So before each call they compare the forms, in one small exchange between hosts; for it a device has time, which
+is given its work ahead. A process without rows, which was handed one of another's, brings none. Only the odd batch,
+such as the last of an epoch, costs the exchange of its rows.
 
 Each process draws its own random numbers on the host; what the program draws, it draws with the first one's seed.
 """
@@ -31,7 +31,7 @@ _POSITIVE = (1 << 63) - 1
 _APART = -1  # in the place of a form: this process's rows can't be trained on as they are
 
 
-class Shares:
+class BatchExchange:
     """What the processes of a training have of each batch; all of them call its methods together.
 
     Args:

@@ -4,7 +4,8 @@
     else                                                                step: take(batch) places it
 
 The batch itself goes through the trainer's hands as the loader gave it, for whoever wants to look. Nothing is put ahead
-where somebody may change a batch before its step, and for calls of several steps, whose batches go to the devices together.
+where somebody may change a batch before its step, and for calls of several steps, whose batches go to the devices
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from footplate.step.base import StepSpec
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import NotRepresentable, host_array
 from footplate.step.xla.runtime import sharding
-from footplate.step.xla.runtime.program_cache import Programs
+from footplate.step.xla.runtime.program_cache import ProgramCache
 from footplate.step.xla.runtime.sharding import Flat
 
 
@@ -43,7 +44,7 @@ class Placed:
     arrays: tuple[jax.Array, ...] | None
 
 
-class Placing:
+class BatchPlacement:
     """Puts the batches of a step onto its devices: those to train on onto all, others onto those of this process.
 
     Args:
@@ -51,7 +52,7 @@ class Placing:
         programs: the step's, which say how batches are cut.
     """
 
-    def __init__(self, spec: StepSpec, programs: Programs) -> None:
+    def __init__(self, spec: StepSpec, programs: ProgramCache) -> None:
         self._spec, self._programs = spec, programs
         self._wide = spec.precision.name == "64-true"
         self._ahead: dict[str, dict[int, Placed]] = {}  # by stage and by the batch's identity

@@ -56,7 +56,9 @@ class Program:
 
     @cached_property
     def several(self) -> Callable[..., Any]:
-        """The same over as many steps as the batch's tensors have in their first dimension: rates, keys, losses, logs."""
+        """The same over as many steps as the batch's tensors have in their first dimension: rates, keys, losses,
+        logs.
+        """
         step = self._step()
 
         def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:

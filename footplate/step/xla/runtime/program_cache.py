@@ -2,15 +2,16 @@
 
     form of batch ──► capture (a graph, for one device's part) ──► lower (a JAX function) ──► XLA, at its first call
 
-A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which parameters
-learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever changes one
-of these pays for a compilation, and is told so with what has changed; changing them over and over is refused. A number
-among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the like
-(`capture/symbolic_scalars.py`). Where a step decides by such a number, there is a program for each way that was taken.
+A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which
+parameters learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever
+changes one of these pays for a compilation, and is told so with what has changed; changing them over and over is
+refused. A number among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the
+like (`capture/symbolic_scalars.py`). Where a step decides by such a number, there is a program for each way that was
+taken.
 
 Training on several devices is data parallel, as with DDP: each has its part of the batch, and gradients, loss, logs and
-statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note that
-it lies in parts: the result is then that of one device, whatever is computed.
+statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note
+that it lies in parts: the result is then that of one device, whatever is computed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Compilation:
     seconds: float
 
 
-class Programs:
+class ProgramCache:
     """The programs of one step.
 
     Args:
@@ -119,7 +120,9 @@ class Programs:
         return self._program("training", batch, present, ends_window, None)
 
     def evaluation(self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None = None) -> Program:
-        """The program of `validation_step`, `test_step` or `predict_step`; one for each loader where it takes its index."""
+        """The program of `validation_step`, `test_step` or `predict_step`; one for each loader where it takes its
+        index.
+        """
         return self._program(stage, batch, present, True, dataloader_idx if self._takes_index(stage) else None)
 
     def _takes_index(self, stage: str) -> bool:
@@ -186,7 +189,9 @@ class Programs:
         return program
 
     def _feeding(self, stage: str, make: Callable[[tuple[Attribute, ...]], Program]) -> Program:
-        """A program with the numbers that are known to change as inputs, or as constants where the step can't take that."""
+        """A program with the numbers that are known to change as inputs, or as constants where the step can't take
+        that.
+        """
         parts = dict(self.spec.module.named_modules())
         fed = [(owner, name) for owner, name in self._fed[stage] if is_number(vars(parts[owner]).get(name))]
         if fed:

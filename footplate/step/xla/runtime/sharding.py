@@ -2,17 +2,17 @@
 
     rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
 
-Every tensor of a batch is cut along its first dimension, the rows; a tensor of no dimension goes to all devices. A number
-of rows that the devices don't divide (the last batch of an epoch, say) is cut into as many parts as its greatest common
-divisor with the number of devices, and each part goes to as many devices:
+Every tensor of a batch is cut along its first dimension, the rows; a tensor of no dimension goes to all devices. A
+number of rows that the devices don't divide (the last batch of an epoch, say) is cut into as many parts as its greatest
+common divisor with the number of devices, and each part goes to as many devices:
 
     rows 0 1 2 3 4 5 on 4 devices          0 1 2 │ 0 1 2 │ 3 4 5 │ 3 4 5
 
-Each row then counts as often as any other, so the mean over the devices is the mean over the rows: nothing is padded with
-rows that a loss would have to be told to leave out. It costs time, for some rows are computed more than once.
+Each row then counts as often as any other, so the mean over the devices is the mean over the rows: nothing is padded
+with rows that a loss would have to be told to leave out. It costs time, for some rows are computed more than once.
 
-The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along the
-longest of its dimensions that they divide.
+The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along
+the longest of its dimensions that they divide.
 
 With several processes, each brings its own rows, and holds what lies on its own devices; `batch_exchange.py` says what
 becomes of rows that they don't divide.
@@ -121,7 +121,9 @@ def parts_of(rows: int, devices: int, whole: bool) -> int:
 
 
 def parts_to_evaluate(leaves: Sequence[Tensor], devices: int) -> int:
-    """The parts of a batch that no device needs for itself: as many as devices, or 0 where every device is given all."""
+    """The parts of a batch that no device needs for itself: as many as devices, or 0 where every device is given
+    all.
+    """
     return devices if devices == 1 or all(leaf.shape[0] % devices == 0 for leaf in leaves if leaf.ndim) else 0
 
 
