@@ -1,8 +1,7 @@
-"""Attention masks that hold no data, recognised while a step is captured: attention then costs what it does in eager
-torch.
+"""Attention masks that hold no data, recognised during capture so that attention costs what it costs in eager torch.
 
-Libraries pass `is_causal=True` in eager torch and build a mask of queries × keys when they notice a capture
-(transformers does). Such a mask is computed from constants alone. Its value is then known, however it was put together:
+Libraries pass `is_causal=True` in eager torch, and build a mask of queries × keys when they notice a capture
+(transformers does). Such a mask is computed from constants alone, so its value is known:
 
     all True, or all 0            no mask
     True below the diagonal       `is_causal=True`
@@ -20,16 +19,17 @@ from torch.fx.node import map_arg
 
 from footplate.step.xla.capture import torch_tracing
 
-LARGEST = 2**28  # elements of an intermediate value; beyond that, the mask is left as it is
+# Elements of an intermediate value. If one is larger, the mask stays as it is.
+LARGEST = 2**28
 _VERDICT = "mask_is"
 
 
 def simplified(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
-    """A mask and a flag that mean the same to attention, without the mask where that can be.
+    """An equivalent mask and flag, without the mask if possible.
 
     Args:
         mask: a traced tensor (…, queries, keys): truth values, or numbers to be added to the scores.
-        causal: whether a query sees no later keys; there is no mask then.
+        causal: a query sees no later keys; there is no mask then.
     """
     if mask is None or not torch_tracing.is_traced(mask) or mask.ndim < 2:
         return mask, causal
@@ -55,7 +55,7 @@ def _verdict(node: Node) -> str:
 
 
 def _seen(numbers: Tensor) -> Tensor | None:
-    """Where numbers that are added to scores let a key be seen; None where they do more than hide."""
+    """The positions at which numbers that are added to scores leave a key visible; None if they do more than hide."""
     if not numbers.is_floating_point():
         return None
     seen, hidden = numbers == 0, numbers <= torch.finfo(numbers.dtype).min
@@ -63,9 +63,7 @@ def _seen(numbers: Tensor) -> Tensor | None:
 
 
 def _sources(node: Node) -> list[Node] | None:
-    """All nodes that a value is computed from, in the graph's order; None where one is an input, a draw or too
-    large.
-    """
+    """All nodes that a value is computed from, in graph order; None if one is an input, a draw or too large."""
     found, waiting = {node}, [node]
     while waiting:
         current = waiting.pop()

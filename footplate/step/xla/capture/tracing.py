@@ -1,9 +1,9 @@
 """The capture of one step, from the first line of `training_step` to the last parameter that changes.
 
-What runs in which order is in `sequence.py`. All of it runs with tensors that have no memory, in the place of the
+`step/phases.py` has the order of the step. All of it runs with tensors that have no memory, installed instead of the
 module's and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never
-makes a new program necessary. Random operations (dropout, `torch.rand`) stay operations of the graph; whoever runs it
-derives their numbers from a key, which is an input too: no draw is ever frozen.
+needs a new program. Random operations (dropout, `torch.rand`) stay operations of the graph. The caller derives their
+numbers from a key, which is an input too, so no draw is ever a constant.
 """
 
 from __future__ import annotations
@@ -157,12 +157,12 @@ def capture_evaluation(
 
 
 def _floating(precision: Precision) -> torch.dtype:
-    """The type that Python's floats have among tensors."""
+    """The type of Python's floats among tensors."""
     return torch.float64 if precision.name == "64-true" else torch.get_default_dtype()
 
 
 def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
-    """Capture once, and once more when attributes changed, to see whether they change every time."""
+    """Capture once, and once more if attributes changed, to find out if they change every time."""
     captured, changes = capture()
     refuse_changes(who, [change for change in changes if change.traced])
     if changes:
@@ -228,7 +228,7 @@ def _capture(
 
 
 def graph_outputs(graph: GraphModule) -> Any:
-    """The nodes that a graph returns; None where it returns that."""
+    """The nodes that a graph returns, and None for each None."""
     return list(graph.graph.nodes)[-1].args[0]
 
 
@@ -245,7 +245,7 @@ def _leaves_of(batch: Any) -> tuple[list[Tensor], Any]:
         if not isinstance(leaf, Tensor):
             raise CaptureError(
                 f"batch{pytree.keystr(path)} is {leaf!r:.60}, a {type(leaf).__name__}: a captured step takes tensors "
-                "alone, anything else would stay what it is in this batch. Leave it out, or make it a tensor."
+                "alone, anything else would be a constant of the program. Leave it out, or make it a tensor."
             )
     if not leaves:
         raise ConfigError("batch: there is no tensor in it.")
@@ -262,7 +262,7 @@ def _tensors(who: str, leaves: list[Any]) -> list[Any]:
 
 
 def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> GraphModule:
-    """An evaluation's graph without the state among its outputs, once it is sure that it left the state alone."""
+    """An evaluation's graph without the state among its outputs, after a check that the state is unchanged."""
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     (outputs,) = nodes[-1].args
@@ -280,7 +280,7 @@ def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> Gra
 
 
 def _refuse_unfit(module: Any, optimizers: int, settings: Settings) -> None:
-    """Refuse what replaces parts of the sequence that can't be captured, and settings that don't go together."""
+    """Refuse overrides of phases that can't be captured, and settings that don't go together."""
     who, automatic = type(module).__name__, getattr(module, "automatic_optimization", True)
     accumulates = settings.accumulate_grad_batches != 1
     if overrides(module, "optimizer_step"):

@@ -3,7 +3,7 @@
 A block of queries meets all keys, its probabilities are used, and the next block takes their place. The backward pass
 computes them once more, from the scores and the sums that the forward pass kept, and adds up what each block gives to
 keys and values. The gradient of a mask that learns is summed, block by block, over what the mask is broadcast over.
-What the operations mean is said in `capture/attention.py`.
+`capture/attention_op.py` defines the operations.
 """
 
 from __future__ import annotations

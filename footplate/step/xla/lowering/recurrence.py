@@ -1,6 +1,6 @@
 """Recurrent layers as a loop over time, compiled once whatever the length of the sequence.
 
-What the operations mean is said in `capture/recurrence.py`. A cell's own derivative is JAX's.
+`capture/recurrence_op.py` defines the operations. A cell's own derivative is JAX's.
 """
 
 from __future__ import annotations
