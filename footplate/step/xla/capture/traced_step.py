@@ -153,8 +153,8 @@ class TracedStep(Phases):
     def zero_gradients(self, batch_idx: int) -> None:
         assert self.optimizer is not None
         if self._own_zero_grad:
-            epoch, batch_idx = (self._logs.counters.number(name) for name in ("current_epoch", "batch_idx"))
-            self._module.optimizer_zero_grad(epoch, batch_idx, self.optimizer)
+            epoch, index = (self._logs.counters.number(name) for name in ("current_epoch", "batch_idx"))
+            self._module.optimizer_zero_grad(epoch, index, self.optimizer)
         else:
             self.optimizer.zero_grad(set_to_none=True)
 

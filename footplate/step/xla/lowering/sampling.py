@@ -1,4 +1,4 @@
-"""Elements between elements: images resized or sampled at points of a grid, and edges that go on.
+"""Interpolation: images resized or sampled at points of a grid, and padding with edges.
 
 Backward passes are JAX's own derivatives of the forward ones.
 """
@@ -19,7 +19,7 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
 def _inside(at: Any, size: int, padding: int, align_corners: bool) -> Any:
-    """Coordinates, in elements, brought into the image as the padding says."""
+    """Move coordinates, in elements, into the image by the padding mode."""
     if padding == _REFLECTION:
         low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
         if span <= 0:
@@ -38,7 +38,7 @@ def _cubic(distance: Any, a: float = -0.75) -> Any:
 
 
 def _taps(at: Any, size: int, kind: int, padding: int, align_corners: bool) -> list[tuple[Any, Any]]:
-    """The elements along one dimension that a coordinate is made of, as (place, weight); whole numbers as floats."""
+    """The elements along one dimension that contribute to a coordinate, as (index, weight). Indices are floats."""
     if kind == _BICUBIC:
         first = jnp.floor(at)
         several = [(first + tap, _cubic(at - (first + tap))) for tap in (-1, 0, 1, 2)]
