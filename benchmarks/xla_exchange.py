@@ -24,7 +24,7 @@ from ddp_overhead import free_port
 
 from footplate.distributed.group import join
 from footplate.distributed.world import World
-from footplate.step.xla.runtime.batch_exchange import Shares
+from footplate.step.xla.runtime.batch_exchange import BatchExchange
 from footplate.step.xla.runtime.sharding import flat
 
 CALLS, ROUNDS, PROCESSES = 1000, 30, 2
@@ -56,7 +56,7 @@ def measure(rank: int, port: int, rounds: int) -> Rounds:
     torch.set_num_threads(1)
     world = World(rank, PROCESSES, rank, PROCESSES)
     spec: Any = SimpleNamespace(group=join(world, "gloo", torch.device("cpu")), weight=None)
-    shares, numbers = Shares(spec), torch.zeros(3, dtype=torch.int64)
+    shares, numbers = BatchExchange(spec), torch.zeros(3, dtype=torch.int64)
     batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda given: given)
     calls: dict[str, Callable[[int], Any]] = {
         OURS: lambda index: shares.agree([batch], index, True, index),

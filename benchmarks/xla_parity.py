@@ -39,7 +39,7 @@ from xla_models import ENTRIES, UNFIT, Entry
 from footplate.core.errors import FootplateError
 from footplate.step.xla.capture import capture_training, load_state, state_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, missing_ops, rates_of, tensors_like
-from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
+from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
 
 DEVICES, ROWS, STEPS = 8, 2, 5
 LIMITS = {"sgd": 1e-6, "adamw": 1e-4, "bf16": 0.02}

@@ -49,7 +49,7 @@ from xla_models import Classifier, Entry, Tagger, Transformer
 import footplate as fp
 from footplate.step.xla.capture import capture_training, state_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of
-from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
+from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
 
 WORDS, LENGTH = 1000, 64
 AT_ONCE = 4

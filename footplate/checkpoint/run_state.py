@@ -89,7 +89,7 @@ class RunState:
         # The current weights may be in a copy on the device.
         step: Any = self.step
         if step is not None:
-            step.show()
+            step.fetch_weights()
 
         state: dict[str, Any] = {
             "footplate": {"format": FORMAT, "footplate": __version__, "torch": str(torch.__version__)},

@@ -1,14 +1,14 @@
 """XLA: a training step compiled as one program, by JAX, for a TPU or, to try it out, for the CPU.
 
-One process drives all devices of its machine: the loaders have one rank, and its batch is split over the devices. Several
-machines have a process each, which is a rank for the loaders; see `footplate/hardware/xla_processes.py`.
+One process drives all devices of its machine: the loaders have one rank, and its batch is split over the devices.
+Several machines have a process each, which is a rank for the loaders; see `footplate/hardware/xla_processes.py`.
 
     Trainer(accelerator="tpu")                  all TPU cores of this machine; devices=8, devices=[5] as usual
     Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else the CPU
     Trainer(accelerator="xla", devices=8)       on a machine without a TPU: eight virtual devices of the CPU
 
-How many virtual devices there are is settled when JAX starts, which the trainer does; who has started JAX before says how
-many with `jax.config.update("jax_num_cpu_devices", 8)` or `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
+How many virtual devices there are is settled when JAX starts, which the trainer does; who has started JAX before says
+how many with `jax.config.update("jax_num_cpu_devices", 8)` or `XLA_FLAGS=--xla_force_host_platform_device_count=8`.
 
 Nothing here has run on a TPU.
 """
@@ -37,7 +37,7 @@ MOST_VIRTUAL = 64
 
 
 class XLA(Accelerator):
-    """The devices that JAX prefers."""
+    """The devices that JAX prefers: the TPU, or virtual devices of the CPU."""
 
     name = "xla"
     priority = -10
@@ -45,28 +45,28 @@ class XLA(Accelerator):
     batches_ahead = 2
     single_controller = True
     owns_weights = True
-    step = "footplate.step.xla.runtime.step:make_step"
+    step = "footplate.step.xla.runtime.xla_step:make_step"
     callbacks = ("footplate.callbacks.pitfalls:watch",)
 
     def unavailable(self) -> str | None:
-        """Whether JAX is installed."""
+        """The reason why JAX can't be used: it isn't installed."""
         if importlib.util.find_spec("jax") is None:
             return 'JAX is not installed. Install it with: pip install "footplate[xla]"'
         return None
 
     def devices(self) -> list[Device]:
-        """TPU chips, or else the processor as a whole; JAX is not started to find out."""
+        """TPU chips, or the processor as one device. JAX is not started."""
         return tpu_chips() or [Device(0, f"{cpu_model()}, through XLA")]
 
     def torch_device(self, index: int) -> torch.device:
-        """`cpu`: torch's own tensors, the module's and those of batches, stay on the host."""
+        """`cpu`: torch's tensors of the module and of batches stay on the host."""
         return torch.device("cpu")
 
     def parse_devices(self, devices: Devices) -> list[int]:
-        """The devices that `devices` stands for, as their places in JAX's list; starts JAX.
+        """The indices of the requested devices in JAX's list. Starts JAX.
 
         Raises:
-            ConfigError: there aren't so many, or JAX was started with fewer virtual ones.
+            ConfigError: there are fewer devices, or JAX was started with fewer virtual devices.
         """
         join(jax(), os.environ)
         if tpu_chips():
@@ -79,31 +79,31 @@ class XLA(Accelerator):
         found = _start(least)
         if found < least:
             raise ConfigError(
-                f"devices={devices!r}: JAX was started before with {found} device(s), and can't be given more now. Make "
+                f"devices={devices!r}: JAX was started before with {found} device(s), and can't get more now. Make "
                 "the Trainer before anything uses JAX (an earlier Trainer with fewer devices does), or set "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={least} in the program's environment."
             )
         return [0] if wanted == "auto" else _among(self.name, found, devices)
 
     def check_arguments(self, given: Mapping[str, Any]) -> None:
-        """Refuse arguments of the trainer that have no meaning with these accelerators, or none yet.
+        """Refuse arguments of the trainer that these accelerators don't support.
 
         Raises:
-            ConfigError: one of them is given.
+            ConfigError: such an argument is given.
         """
         hints = {
             "strategy": (
                 "auto",
-                'all devices train data parallel in this process; leave it out, or use "fsdp" to share out the weights too',
+                'all devices train data parallel in this process; leave it out, or use "fsdp" to shard the weights too',
             ),
             "num_nodes": (
                 1,
-                "start the program on each machine (torchrun --nnodes=… --nproc-per-node=1), then it may stand here",
+                "start the program on each machine (torchrun --nnodes=… --nproc-per-node=1), then set it",
             ),
             "compile": (False, "every step is compiled; leave it out"),
             "detect_anomaly": (False, "it watches torch's backward pass, which doesn't run here"),
-            "deterministic": (None, "it speaks to torch, which computes nothing here; leave it out"),
-            "min_devices": (None, "all devices are this process's; leave it out"),
+            "deterministic": (None, "it is a setting of torch, which computes nothing here; leave it out"),
+            "min_devices": (None, "this process drives all devices; leave it out"),
         }
         allowed = {"strategy": "fsdp", "num_nodes": World.from_environ().size}
         for argument, (only, hint) in hints.items():
@@ -112,7 +112,7 @@ class XLA(Accelerator):
                 raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{self.name}": {hint}.')
 
     def describe(self) -> dict[str, Any]:
-        """Versions of JAX, and of the TPU's compiler where it is installed."""
+        """The versions of JAX, and of the TPU's compiler if it is installed."""
         found: dict[str, Any] = {}
         for package in ("jax", "jaxlib", "libtpu"):
             try:
@@ -129,7 +129,7 @@ class TPU(XLA):
     priority = 30
 
     def unavailable(self) -> str | None:
-        """Whether it is JAX, the TPU's compiler or the TPU that is missing."""
+        """The reason why the TPU can't be used: no TPU, no compiler for it, or no JAX."""
         if not tpu_chips():
             return (
                 "no TPU is attached to this machine (there is neither /dev/accel0 nor /dev/vfio/0). To try the same "
@@ -143,7 +143,7 @@ class TPU(XLA):
         """See `XLA.parse_devices`.
 
         Raises:
-            ConfigError: moreover, JAX has found no TPU.
+            ConfigError: also if JAX has found no TPU.
         """
         found = super().parse_devices(devices)
         platform = jax().devices()[0].platform
@@ -156,25 +156,26 @@ class TPU(XLA):
 
 
 def tpu_chips(dev: Path = Path("/dev")) -> list[Device]:
-    """The TPU chips whose device files are there; no driver is asked."""
+    """The TPU chips, found by their device files. No driver is called."""
     chips = list(dev.glob("accel[0-9]*"))
-    if not chips and importlib.util.find_spec("libtpu") is not None:  # else it is a /dev/vfio of something else
+    # Without libtpu, /dev/vfio belongs to something else.
+    if not chips and importlib.util.find_spec("libtpu") is not None:
         chips = list(dev.glob("vfio/[0-9]*"))
     return [Device(index, "TPU chip") for index in range(len(chips))]
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """Where compiled programs are kept for the next run: in `XDG_CACHE_HOME`, or else `~/.cache`."""
+    """The directory of compiled programs, kept for the next run: in `XDG_CACHE_HOME`, or in `~/.cache`."""
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "footplate" / "xla"
 
 
 def jax() -> Any:
-    """JAX, or an error that names the extra."""
+    """Import JAX, or raise an error that names the extra."""
     return require("jax", "xla", 'accelerator="xla"')
 
 
 def _start(least: int) -> int:
-    """Start JAX on the CPU with so many devices, or find it started; returns how many it has."""
+    """Start JAX on the CPU with at least so many devices, if it isn't running; return its number of devices."""
     running = jax()
     flagged = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     promised = max(int(flagged.group(1)) if flagged else 1, running.config.jax_num_cpu_devices)
@@ -182,14 +183,15 @@ def _start(least: int) -> int:
         if least > promised:
             running.config.update("jax_num_cpu_devices", least)
         if running.config.jax_platforms is None and importlib.util.find_spec("libtpu") is not None:
-            running.config.update("jax_platforms", "cpu")  # libtpu, which may be here to compile, would look for a TPU
+            # libtpu may be installed only to compile. It would look for a TPU.
+            running.config.update("jax_platforms", "cpu")
     except RuntimeError:
         pass  # JAX is running
     return len(running.local_devices())
 
 
 def _among(name: str, count: int, devices: Devices) -> list[int]:
-    """The indices that `devices` stands for among so many."""
+    """The indices of the requested devices, among `count` devices."""
     hint = f'There are {count} here ({name}:0 to {name}:{count - 1}). Use devices={count} or "auto".'
     wanted = read_devices(devices, hint)
     indices = (

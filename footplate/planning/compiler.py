@@ -81,7 +81,7 @@ def _devices(request: Request) -> list[Any]:
 
 def _jitted(captured: Any, devices: list[Any]) -> Any:
     """Make the step a function over all devices with `data_parallel`, also if there is only one device."""
-    from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
+    from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
 
     return data_parallel(captured, mesh_of(devices))
 

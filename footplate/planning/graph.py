@@ -28,8 +28,8 @@ from torch.utils.flop_counter import flop_registry
 
 from footplate.step.xla.capture import (
     Captured,
-    attention,  # noqa: F401  they declare torch.ops.footplate
-    averaging,  # noqa: F401  they declare torch.ops.footplate
+    attention_op,  # noqa: F401  they declare torch.ops.footplate
+    averaging_op,  # noqa: F401  they declare torch.ops.footplate
 )
 
 AVERAGE = torch.ops.footplate.average.default

@@ -21,7 +21,7 @@ from footplate.planning.serialized_step import serialize
 from footplate.planning.subject import Subject, captured, empty_copy, prepared, resized_leaf
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 
 STEPS = 5
 

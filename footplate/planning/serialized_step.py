@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from footplate.step.xla.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.xla.capture import averaging_op  # noqa: F401  declares torch.ops.footplate.average
 from footplate.step.xla.capture.attribute_guards import Reads
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.symbolic_scalars import Counted
+from footplate.step.xla.capture.torch_tracing import pytree
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from footplate.core.hooks import overrides
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import Captured, CaptureError, capture_training
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.training.status import TrainerFn
 
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed"}

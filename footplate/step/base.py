@@ -1,8 +1,8 @@
-"""The contract of a step: batches in, one optimizer step (or several) out, nothing read back.
+"""The contract of a step: the trainer gives it batches, and it makes optimizer steps.
 
-The trainer hands a step `chunk_size` batches at a time, and tells it which of them ends an accumulation window. The
-step runs the user's `training_step`, the backward pass, clipping and the optimizers as one program, whatever that is on
-its hardware, and returns values that may still be in the making on the device.
+The trainer hands a step `chunk_size` batches at a time. The step runs the user's `training_step`, the backward pass,
+clipping and the optimizers, in the order of `phases.py`. It reads nothing back: the device may still be computing the
+values that it returns.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from footplate.step.precision import Precision
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What a step is made of.
+    """The parts and settings of a step.
 
     Attributes:
         module: the user's module, on its device.
         optimizers: as `configure_optimizers` returned them.
         hooks: the overridden hooks.
-        device: where the step runs.
+        device: the device that runs the step.
         precision: see `Precision`.
         accumulate_grad_batches: batches whose gradients are summed before an optimizer step.
         gradient_clip_val: the norm or value to clip to; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
         compile: options of `torch.compile`, or None.
         on_optimizer_step: called after each optimizer step, before anything else happens.
-        strategy: how the module lives on several ranks; by default there is one.
+        strategy: places the module on several ranks; the default is one rank.
         group: the ranks.
-        weight: by how much the loss of a batch (by its index in the epoch) counts, so that the average over the ranks is
-            the mean over all rows; None where every batch counts alike.
-        device_ids: the devices of this process, where it drives several by itself.
-        iterations_per_loop: how many steps a call of the program makes, for steps that can make several.
-        sync_batchnorm: let batch norm see the batches of all devices.
-        sharded: let each device keep a part of the parameters and of what the optimizer remembers.
-        record: called with (batch, name, value, the other arguments) for what a step gave to `self.log`, by steps that
-            don't run the module's code each time.
-        rates_ahead: the learning rates of each group in the next so many steps.
+        weight: the factor of a batch's loss, by the batch's index in the epoch, with which the average over the ranks
+            is the mean over all rows; None if every batch counts alike.
+        device_ids: the devices of this process, for accelerators whose process drives several.
+        iterations_per_loop: the steps of one call of the program, for steps that can make several.
+        sync_batchnorm: batch norm uses the batches of all devices.
+        sharded: each device keeps a part of the parameters and of the optimizer state.
+        record: called with (batch, name, value, other arguments) for each value of `self.log`, by steps that don't run
+            the module's code each time.
+        rates_ahead: returns the learning rates of each group for the next steps, given their number.
     """
 
     module: Any
@@ -75,11 +75,11 @@ class StepSpec:
 
 
 class Step(ABC):
-    """One kind of program.
+    """A training step on one kind of hardware.
 
     Attributes:
-        chunk_size: how many batches `train` takes at once.
-        changing: gradients, weights or optimizers may be other ones than before the batch; set while that is so.
+        chunk_size: the number of batches that `train` takes at once.
+        changing: gradients, weights or optimizers may have changed since the batch began.
     """
 
     chunk_size: int = 1
@@ -90,21 +90,21 @@ class Step(ABC):
 
     @abstractmethod
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterable[Any]:
-        """Train on some batches.
+        """Train on a chunk of batches.
 
         Args:
-            batches: `chunk_size` batches on the device, fewer where something is due before as many are done.
-            batch_idx: the index of the first of them in the epoch.
-            last: whether the last of them is known to be the last of the epoch, which ends an accumulation window.
-            epoch: the epoch in progress.
+            batches: `chunk_size` batches on the device, or fewer if something is due before the chunk ends.
+            batch_idx: the index of the first batch in the epoch.
+            last: the last batch is known to be the last of the epoch, which ends an accumulation window.
+            epoch: the current epoch.
 
         Returns:
-            For each batch, what `training_step` returned, detached; None where it skipped the batch. Each is asked for
-            when all that follows the one before has been done, and what the step logs of a batch is logged then.
+            The detached output of `training_step` for each batch; None if the batch was skipped. The trainer asks for
+            an output when it has finished with the batch before. The step logs the values of a batch at that moment.
         """
 
     def accumulate(self, batches: int) -> None:
-        """Windows of so many batches from here on, which is the beginning of an epoch or of the rest of one.
+        """Set the length of accumulation windows, at the beginning of an epoch or of the rest of one.
 
         Raises:
             ConfigError: this step can't change it.
@@ -116,30 +116,32 @@ class Step(ABC):
             )
 
     def begin_epoch(self) -> None:
-        """Before the first batch of an epoch, or of the rest of one: other parameters may be trained from here on."""
+        """Prepare for an epoch, or for the rest of one: other parameters may learn from here on."""
 
     @abstractmethod
     def finish_window(self, epoch: int, batch_idx: int) -> None:
-        """Step with what has been accumulated, when an epoch of unknown length has ended inside a window."""
+        """Step with the accumulated gradients, if an epoch of unknown length has ended inside a window."""
 
     @abstractmethod
     def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
-        """Run `validation_step`, `test_step` or `predict_step`; returns what it returned, or None where nobody takes it."""
+        """Run `validation_step`, `test_step` or `predict_step`; return its output, or None if nobody uses the
+        output.
+        """
 
     @abstractmethod
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """The backward pass of manual optimisation, with the precision's scaling."""
+        """Run the backward pass of manual optimisation, with the precision's scaling."""
 
     @abstractmethod
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None, **arguments: Any) -> Any:
-        """An optimizer step of manual optimisation; the optimizer's `step` gets the other arguments."""
+        """Make an optimizer step of manual optimisation. The optimizer's `step` gets the other arguments."""
 
     @abstractmethod
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         """Clip the gradients of an optimizer's parameters in place."""
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
-        """What puts a batch where this step wants it, in a thread ahead of the step; None where only the step can.
+        """A function that moves a batch to the device in a prefetch thread; None if only the step itself can.
 
         Args:
             stage: "training", "validation", "test" or "predict".
@@ -147,31 +149,32 @@ class Step(ABC):
         return functools.partial(to_device, device=self.spec.device)
 
     def idle(self) -> bool:
-        """Whether the device has done what it was given."""
+        """Return True if the device has finished its work."""
         device = self.spec.device
         return torch.cuda.current_stream(device).query() if device.type == "cuda" else True
 
-    def show(self) -> None:
-        """Before the module or an optimizer is read: they have the state as it is now."""
+    def fetch_weights(self, may_change: bool = False) -> None:
+        """Give the module and the optimizers the current state, before somebody reads it.
 
-    def lend(self) -> None:
-        """`show`; and the next step takes the state from them again, since it may have been changed."""
+        Args:
+            may_change: somebody may change the state: the next step copies it back from the module and the optimizers.
+        """
 
     def gather(self, stage: str) -> None:
-        """Before an evaluation, to which all ranks come: fetch from the others what this one needs to go on by itself.
+        """Prepare an evaluation on all ranks: fetch from other ranks what this rank needs to evaluate alone.
 
         Args:
             stage: "validation", "test" or "predict".
         """
 
     def leave(self) -> None:
-        """After an exception: the other ranks may be anywhere, so that nothing is asked of them any more."""
+        """Stop talking to other ranks, after an exception: they may be anywhere."""
 
     def release(self) -> None:
-        """After training: the module is its user's again."""
+        """Give the module back to the user, after training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the step itself must remember: a loss scale, the gradients of an unfinished accumulation window."""
+        """The step's own state: a loss scale, and the gradients of an unfinished accumulation window."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

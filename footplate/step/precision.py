@@ -19,6 +19,7 @@ import torch
 
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.transfer import map_tensors
+from footplate.step.torch_internals import convert_floating
 
 ALIASES = {
     "32": "32-true",
@@ -66,8 +67,7 @@ class Precision:
     def convert_module(self, module: torch.nn.Module) -> None:
         """Give the floating-point parameters and buffers the type they are kept in."""
         if self.parameters is not torch.float32:
-            # Module.to(dtype) would convert complex tensors too, and drop their imaginary part.
-            module._apply(lambda tensor: tensor.to(self.parameters) if tensor.is_floating_point() else tensor)
+            convert_floating(module, self.parameters)
 
     def convert_batch(self, batch: Any) -> Any:
         """Give the floating-point tensors of a batch the parameters' type, for the `-true` precisions."""

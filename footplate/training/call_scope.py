@@ -116,7 +116,7 @@ def use_callbacks(run: Run, callbacks: list[Any]) -> None:
 
 def _lend_weights(run: Run) -> None:
     if hasattr(run, "step"):
-        run.step.lend()
+        run.step.fetch_weights(may_change=True)
 
 
 def _callbacks_of(run: Run) -> list[Any]:

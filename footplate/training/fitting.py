@@ -115,7 +115,7 @@ def _train(run: Run, loop: TrainingLoop) -> None:
         with record("run_training_epoch"):
             loop.epoch()
     save_before_end(run)  # before a callback sets averaged weights
-    run.step.lend()
+    run.step.fetch_weights(may_change=True)
     run.hooks.call("on_train_end")
     wait_for_save(run)
     run.group.barrier()  # from now on, every rank finds the checkpoints of rank 0

@@ -118,15 +118,15 @@ def profile_step(run: Run, profile: Profile) -> None:
 
     step.evaluate = evaluated  # type: ignore[method-assign]
     parts = {
-        "_forward": f"[Strategy]{kind}.training_step",
-        "_backpropagate": f"[Strategy]{kind}.backward",
-        "_step": f"[LightningModule]{module}.optimizer_step",
+        "forward": f"[Strategy]{kind}.training_step",
+        "backpropagate": f"[Strategy]{kind}.backward",
+        "end_window": f"[LightningModule]{module}.optimizer_step",
     }
     for name, action in parts.items():
         if hasattr(step, name):
             setattr(step, name, profiled(getattr(step, name), profile, action))
-    if hasattr(step, "take_apart"):
-        step.take_apart()  # type: ignore[attr-defined]
+    if hasattr(step, "show_phases"):
+        step.show_phases()  # type: ignore[attr-defined]
 
 
 def profiled_batches(batches: Iterator[Any], profile: Profile, action: str) -> Iterator[Any]:

@@ -31,7 +31,7 @@ from footplate.core.hooks import overrides
 from footplate.hardware.transfer import to_device
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
-from footplate.step.torch_compile import inside
+from footplate.step.torch_internals import inside
 from footplate.training.config import TrainerConfig
 from footplate.training.status import running
 

@@ -15,8 +15,8 @@ import torch
 import transformers.integrations.moe  # noqa: F401  declares torch.ops.transformers
 
 from footplate.step.xla.capture import (
-    attention,  # noqa: F401  they declare torch.ops.footplate
-    recurrence,  # noqa: F401  they declare torch.ops.footplate
+    attention_op,  # noqa: F401  they declare torch.ops.footplate
+    recurrence_op,  # noqa: F401  they declare torch.ops.footplate
 )
 
 aten = torch.ops.aten

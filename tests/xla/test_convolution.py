@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from footplate.step.xla.capture import capture_training, state_of
-from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, parallel, rates_of
+from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, data_parallel, rates_of
 from footplate.step.xla.lowering.interpret import context_for
 from xla.nets import Trained
 from xla.samples import aten
@@ -74,7 +74,7 @@ def test_for_a_tpu_a_convolution_and_its_gradients_stay_one_operation_each(name)
 
 def test_a_step_on_several_devices_has_the_convolutions_of_its_devices(monkeypatch):
     """In a plan these aren't those of the machine on which it is made."""
-    monkeypatch.setattr(parallel, "platform_of", lambda mesh: "tpu")
+    monkeypatch.setattr(data_parallel, "platform_of", lambda mesh: "tpu")
     net = torch.nn.Sequential(
         torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.Flatten(), torch.nn.Linear(512, 3)
     )
@@ -82,7 +82,7 @@ def test_a_step_on_several_devices_has_the_convolutions_of_its_devices(monkeypat
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     batch = (torch.zeros(2, 8, 8, 8), torch.zeros(2, dtype=torch.int64))
     captured = capture_training(module, optimizer, batch, averages=True)
-    step = parallel.data_parallel(captured, parallel.mesh_of(jax.devices()[:1]))
+    step = data_parallel.data_parallel(captured, data_parallel.mesh_of(jax.devices()[:1]))
     given = (
         arrays_of(state_of(module, optimizer)),
         rates_of(optimizer),

@@ -168,4 +168,4 @@ def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything
 
 
 def test_the_page_lists_the_table():
-    assert page() in (Path(__file__).parents[2] / "docs" / "xla.md").read_text()
+    assert page() in (Path(__file__).parents[2] / "docs" / "reference" / "xla-operations.md").read_text()

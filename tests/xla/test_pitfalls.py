@@ -23,7 +23,7 @@ from footplate.hardware.tpu.pitfalls import (
     waiting,
 )
 from footplate.step.xla.capture import capture_training
-from footplate.step.xla.capture.products import products_of
+from footplate.step.xla.capture.matrix_products import products_of
 from footplate.step.xla.runtime.program_cache import Compilation
 
 SIZES = st.integers(1, 1000)

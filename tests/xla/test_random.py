@@ -13,7 +13,7 @@ import footplate as fp
 from footplate.step.xla.capture import CaptureError, capture_training, state_of
 from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, lower
 from footplate.step.xla.lowering.arrays import array_type, to_array
-from footplate.step.xla.lowering.parallel import data_parallel, mesh_of
+from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
 from xla.nets import Trained
 from xla.samples import RANDOM, aten
 from xla.test_operations import context_for

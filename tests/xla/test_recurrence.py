@@ -22,7 +22,7 @@ from footplate.step.xla.capture import (
     load_state,
     state_of,
 )
-from footplate.step.xla.capture.products import products_of
+from footplate.step.xla.capture.matrix_products import products_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
 from xla.trained import worst
 

@@ -103,7 +103,7 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
 
 
 def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypatch):
-    from footplate.step.xla.runtime.values import OnDevice
+    from footplate.step.xla.runtime.device_values import OnDevice
 
     reads, steps = [], []
     read = OnDevice.read

@@ -11,7 +11,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.step.xla.runtime.placing import Placing
+from footplate.step.xla.runtime.batch_placement import BatchPlacement
 from footplate.step.xla.runtime.sharding import SMALL, layout
 from xla.trained import Steady, equal, worst
 
@@ -34,13 +34,13 @@ def fitted(trainer, model=None, data=None, val=None, **given):
 def placing(monkeypatch):
     """The names of the threads that have put batches onto the devices."""
     threads = []
-    place = Placing.place
+    place = BatchPlacement.place
 
     def noted(self, stage, batch):
         threads.append((stage, threading.current_thread().name))
         return place(self, stage, batch)
 
-    monkeypatch.setattr(Placing, "place", noted)
+    monkeypatch.setattr(BatchPlacement, "place", noted)
     return threads
 
 

@@ -218,7 +218,7 @@ def test_text_in_a_batch_is_left_out_and_a_step_that_reads_it_is_refused(trainer
     assert made.global_step == 3
     with pytest.raises(fp.ConfigError, match=r'Reads reads batch\["name"\], which holds no tensors'):
         trainer(accelerator="xla", max_epochs=1).fit(Reads(), batches)
-    with pytest.raises(fp.DataError, match="a batch holds 'a': a compiled step takes tensors alone"):
+    with pytest.raises(fp.DataError, match="a batch holds 'a': a compiled step takes only tensors"):
         trainer(accelerator="xla", max_epochs=1).fit(Steady(), [(x, y, ["a"])])
 
 

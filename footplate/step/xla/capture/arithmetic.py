@@ -1,6 +1,6 @@
-"""Python's arithmetic with numbers that change from step to step, written down to be done anew before each step.
+"""Python's arithmetic with numbers that change from step to step, recorded to be repeated before each step.
 
-What such numbers are, and what becomes of them, is said in `symbolic_scalars.py`.
+`symbolic_scalars.py` says which numbers these are, and what becomes of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _arithmetic(function: Callable[..., Any]) -> Method:
 
 
 def _operator(function: Callable[..., Any]) -> tuple[Method, Method]:
-    """The method of an operator, and that for a number on its other side."""
+    """The method of an operator, and its reflected method."""
     return _arithmetic(function), _arithmetic(lambda right, left: function(left, right))
 
 
@@ -51,8 +51,8 @@ def _refusal(self: Number, *_: Any) -> NoReturn:
 
 
 class Number:
-    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's arithmetic,
-    comparisons and torch may use it.
+    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's
+    arithmetic, comparisons and torch may use it.
     """
 
     def __init__(
@@ -63,29 +63,29 @@ class Number:
         self._place: int | None = None
 
     def now(self, present: Present) -> Any:
-        """Compute it anew."""
+        """Compute the number for the next step."""
         if not self._operands:
             return self._function(present)
         return self._function(*(one.now(present) if isinstance(one, Number) else one for one in self._operands))
 
     def tensor(self) -> Tensor:
-        """It as a tensor of no dimensions: an input of the graph."""
+        """The number as a tensor of no dimensions, which is an input of the graph."""
         if self._place is None:
             self._place = self._counters.place(self)
         kind = torch.int64 if isinstance(self.value, int) else self._counters.floating
         return self._counters.inputs[self._place].to(kind)
 
     def decide(self) -> bool:
-        """Whether it is true, from here on a decision of the graph."""
+        """Return the number's truth. The graph depends on this decision from here on."""
         return self._counters.decide(lambda present: bool(self.now(present)), bool(self.value), self.text)
 
     def refuse(self, why: str = "") -> NoReturn:
-        """Say who uses it, and what to do instead."""
+        """Raise an error that names the line and the alternative."""
         raise CaptureError(
-            f"{self.text} is used{why} in a step that is captured once, where it would stay what it is now:\n"
+            f"{self.text} is used{why} in a step that is captured once, where its value would never change:\n"
             f"    {calling_place()}\n"
-            "A captured step may compute with it (min, max and math.exp, called by these names, included), multiply "
-            "tensors with it, log it, and compare it with other numbers. Do what else depends on it in a hook between "
+            "A captured step may compute with it (also with min, max and math.exp, called by these names), multiply "
+            "tensors with it, log it, and compare it with other numbers. Do the rest in a hook between "
             "steps (on_train_batch_end, on_train_epoch_start)."
         )
 
@@ -132,7 +132,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def computed(function: Callable[..., Any], *operands: Any) -> Number:
-    """What a function makes of numbers of which some are `Number`s."""
+    """The `Number` that a function computes from numbers of which some are `Number`s."""
     mine = [one for one in operands if isinstance(one, Number)]
     value = function(*(one.value if isinstance(one, Number) else one for one in operands))
     return Number(mine[0]._counters, function, operands, value, _text(mine))
@@ -153,7 +153,7 @@ class NumbersAsInputs(TorchFunctionMode):
 
 
 def _with_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call one of torch's functions with tensors in the place of `Number`s."""
+    """Call a function of torch with tensors instead of `Number`s."""
     found = [one for one in (*args, *kwargs.values()) if isinstance(one, Number)]
     if not found:
         return func(*args, **kwargs)
@@ -166,11 +166,11 @@ def _with_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             *(_as_tensor(one, met) for one in args), **{name: _as_tensor(one, met) for name, one in kwargs.items()}
         )
     except TypeError as error:
-        found[0].refuse(f" where torch takes plain numbers alone ({str(error).splitlines()[0]})")
+        found[0].refuse(f" where torch takes only plain numbers ({str(error).splitlines()[0]})")
 
 
 def _as_tensor(value: Any, met: torch.dtype | None) -> Any:
-    """A number as a tensor; a fraction is of the type that it meets, as Python's are."""
+    """A number as a tensor. A fraction takes the type that it meets, as a Python float does."""
     if not isinstance(value, Number):
         return value
     return value.tensor() if met is None or isinstance(value.value, int) else value.tensor().to(met)
@@ -178,7 +178,7 @@ def _as_tensor(value: Any, met: torch.dtype | None) -> Any:
 
 @contextmanager
 def pythons_functions() -> Iterator[None]:
-    """`min`, `max` and the functions of `math` compute `Number`s of `Number`s in this block."""
+    """Let `min`, `max` and the functions of `math` compute with `Number`s in this block."""
     of_math = [(math, name) for name in dir(math) if isinstance(getattr(math, name), BuiltinFunctionType)]
     kept = [(owner, name, getattr(owner, name)) for owner, name in [*of_math, (builtins, "min"), (builtins, "max")]]
     for owner, name, function in kept:

@@ -1,12 +1,12 @@
-"""What a step finds in the module: constants of its program, as long as nobody changes them.
+"""Attributes that a step reads: constants of its program, as long as nobody changes them.
 
 The attributes that the step reads of the module and its submodules (`self.temperature`, `self.net.dropout.p`, a list or
-dictionary of such, a function) are written down as they are at that moment, with their lines; and of the whole module, of
-which classes its parts are, in which modes, and of which shapes its tensors. `Reads.changes` says later whether all that is
-still so, so that whoever runs the program can capture it anew.
+dictionary of these, a function) are recorded with their values and lines. So are the classes and modes of all
+submodules, and the shapes of all tensors. `Reads.changes` finds later which of them have changed, so that the caller
+can capture the step again.
 
-A number that is known to change can also be *fed*: `fed` puts something in its place while the step is captured, with which
-it becomes an input of the program (`symbolic_scalars.py`).
+A number that is known to change can also be *fed*: during capture, `fed` replaces it by an object with which it becomes
+an input of the program (`symbolic_scalars.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from footplate.core.hashing import hashed
 from footplate.step.xla.capture.arithmetic import Number
-from footplate.step.xla.capture.functional import is_traced
 from footplate.step.xla.capture.refusals import calling_place
+from footplate.step.xla.capture.torch_tracing import is_traced
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -34,12 +34,12 @@ Attribute = tuple[str, str]
 
 @dataclass(frozen=True)
 class Changed:
-    """An attribute that is no longer what it was when the step was captured.
+    """An attribute that has changed since the capture.
 
     Attributes:
-        attribute: which.
+        attribute: its owner and name.
         text: a sentence with both values and the line that reads it.
-        is_number: whether it was and is a number, which can be fed.
+        is_number: it was and is a number, which can be fed.
     """
 
     attribute: Attribute
@@ -49,12 +49,12 @@ class Changed:
 
 @dataclass
 class Reads:
-    """What a program has been made from: attributes of the module and its submodules, and settings of optimizers.
+    """The attributes and optimizer settings that a program is made from.
 
     Attributes:
-        attributes: attribute → (its picture, the line that read it first).
+        attributes: attribute → (its snapshot, the line that read it first).
         form: see `form_of`.
-        settings: see `optimizers.settings`.
+        settings: see `torch_optimizers.settings`.
     """
 
     attributes: dict[Attribute, tuple[Any, str]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Reads:
 
     @contextmanager
     def noted(self, module: nn.Module) -> Iterator[None]:
-        """Note whatever is read from the attributes of a module and its submodules in this block."""
+        """Record the attributes that are read from a module and its submodules in this block."""
         names = {id(part): name for name, part in module.named_modules()}
         read = object.__getattribute__
 
@@ -72,7 +72,7 @@ class Reads:
             if name not in _MODULES_OWN and id(part) in names and _is_data(part, name, value):
                 attribute = names[id(part)], name
                 if attribute not in self.attributes:
-                    seen = picture(value)
+                    seen = snapshot(value)
                     if seen is not OPAQUE:
                         self.attributes[attribute] = seen, calling_place()
             return value
@@ -84,14 +84,14 @@ class Reads:
             del nn.Module.__getattribute__
 
     def changes(self, module: nn.Module) -> list[Changed]:
-        """What is no longer as it was when the step was captured."""
+        """The attributes that have changed since the capture."""
         parts = dict(module.named_modules())
         found = []
         for attribute, (before, where) in self.attributes.items():
             owner, name = attribute
             if owner not in parts or not (name in vars(parts[owner]) or hasattr(type(parts[owner]), name)):
                 continue
-            now = picture(getattr(parts[owner], name))
+            now = snapshot(getattr(parts[owner], name))
             if not _alike(now, before):
                 text = (
                     f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
@@ -107,7 +107,7 @@ class Reads:
         return found
 
     def changed_settings(self, now: Mapping[str, Any]) -> list[str]:
-        """A sentence for each setting of an optimizer that is no longer what it was."""
+        """A sentence for each setting of an optimizer that has changed."""
         before = self.settings
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return [f"{name} was {before.get(name)!r} and is {now.get(name)!r} now" for name in names]
@@ -125,13 +125,13 @@ def form_of(module: nn.Module) -> dict[str, str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is an integer or a float, and no bool."""
+    """Return True for an integer or a float, and False for a bool."""
     return type(value) in (int, float)
 
 
 @contextmanager
 def fed(module: nn.Module, numbers: Mapping[Attribute, Any]) -> Iterator[None]:
-    """Something else in the place of a module's numbers, for the length of a block."""
+    """Replace numbers of a module in a block."""
     parts = dict(module.named_modules())
     before = {(owner, name): vars(parts[owner])[name] for owner, name in numbers}
     try:
@@ -149,32 +149,33 @@ class _Opaque:
 
 
 OPAQUE = _Opaque()
-"""The picture of what isn't looked into."""
+"""The snapshot of a value that isn't compared."""
 
 
-def picture(value: Any, depth: int = 4) -> Any:
-    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values likewise.
+def snapshot(value: Any, depth: int = 4) -> Any:
+    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values
+    likewise.
 
-    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's count
-    of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts are read.
-    What stands for something else while a step is captured is `OPAQUE`.
+    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's
+    count of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts
+    are read. What stands for something else while a step is captured is `OPAQUE`.
     """
     if isinstance(value, PLAIN):
         return value
     if is_traced(value) or isinstance(value, (Number, nn.Parameter)) or depth == 0:
         return OPAQUE
     if isinstance(value, Tensor):
-        return _Pictured(value, _version(value))
+        return _TensorSnapshot(value, _version(value))
     if isinstance(value, (list, tuple)) and len(value) <= _MOST:
-        return (list if isinstance(value, list) else tuple)(picture(one, depth - 1) for one in value)
+        return (list if isinstance(value, list) else tuple)(snapshot(one, depth - 1) for one in value)
     if isinstance(value, dict) and len(value) <= _MOST:
-        return {name: picture(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
+        return {name: snapshot(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
     if isinstance(value, (set, frozenset)) and len(value) <= _MOST and all(isinstance(one, PLAIN) for one in value):
         return frozenset(value)
     if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
         return _Array(value.shape, hashed(value))
     if isinstance(value, (SimpleNamespace, Namespace)) or (is_dataclass(value) and not isinstance(value, type)):
-        return picture(dict(vars(value)), depth - 1)
+        return snapshot(dict(vars(value)), depth - 1)
     return _Same(value)
 
 
@@ -187,13 +188,16 @@ def _is_data(part: nn.Module, name: str, value: Any) -> bool:
     )
 
 
-_MOST = 1000  # members of a list or dictionary that is looked into
-_MOST_BYTES = 1 << 20  # of an array that is looked into
+# Longer lists and dictionaries, and larger arrays, are compared by identity.
+_MOST = 1000
+_MOST_BYTES = 1 << 20
 _MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
 
 
 def _alike(now: Any, before: Any) -> bool:
-    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other types."""
+    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other
+    types.
+    """
     if now is before:
         return True
     if type(now) is not type(before):
@@ -214,7 +218,7 @@ def _hooks_of(part: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class _Array:
-    """An array of NumPy's, known by its values."""
+    """A NumPy array, compared by its values."""
 
     shape: tuple[int, ...]
     values: str
@@ -224,12 +228,12 @@ class _Array:
 
 
 @dataclass(frozen=True)
-class _Pictured:
+class _TensorSnapshot:
     tensor: Tensor
     version: int
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Pictured) and self.tensor is other.tensor and self.version == other.version
+        return isinstance(other, _TensorSnapshot) and self.tensor is other.tensor and self.version == other.version
 
     def __repr__(self) -> str:
         return f"a tensor of shape {tuple(self.tensor.shape)}, changed {self.version} times"

@@ -1,14 +1,14 @@
-"""An optimizer's step, traced once for each kind of parameter and stamped for all others.
+"""An optimizer's step, traced once for each kind of parameter and copied for the others.
 
-A step of torch's optimizers treats each parameter by itself, so two parameters of the same shape, in the same group, are
-given the same operations. Tracing them is most of the work of capturing a deep network: GPT-2 has 148 parameters of nine
-kinds. Here the optimizer's own `step()` runs for the first parameter of each kind. What it has added to the graph is then
-copied for the others, with the first one's value, gradient and memory replaced by theirs:
+A step of torch's optimizers treats each parameter alone, so two parameters of the same shape, in the same group, get
+the same operations. Tracing them is most of the work of capturing a deep network: GPT-2 has 148 parameters of nine
+kinds. Here the optimizer's own `step()` runs for the first parameter of each kind. The nodes that it has added to the
+graph are then copied for the others, with their own value, gradient and optimizer state as inputs:
 
-    parameter, gradient, memory  ──►  nodes that step() has added  ──►  parameter, memory
-    of the first of a kind                                              as they have become
+    parameter, gradient, state  ──►  nodes that step() has added  ──►  parameter, state
+    of the first of a kind                                             after the step
 
-The graph is the one that tracing them all would have made, but for the order of nodes.
+The graph equals the one that tracing all of them would make, except for the order of nodes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch.fx import Node
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a step makes of the first parameter of a kind.
+    """The nodes of a step of the first parameter of a kind.
 
     Attributes:
-        inputs: the nodes of its value, its gradient and its memory, before the step.
-        nodes: what the step has added to the graph, as far as the outputs need it, in order.
-        outputs: the nodes of its value and its memory after the step.
+        inputs: the nodes of its value, its optimizer state and its gradient, before the step.
+        nodes: the nodes that the step has added to the graph and that the outputs need, in order.
+        outputs: the nodes of its value and its optimizer state after the step.
     """
 
     inputs: tuple[Node, ...]
@@ -41,7 +41,7 @@ class Stamp:
 
 
 def step(optimizer: Optimizer) -> None:
-    """`optimizer.step()` for an optimizer of traced tensors, each of whose parameters counts by itself."""
+    """Run `optimizer.step()` with traced tensors."""
     if _is_watched(optimizer):
         optimizer.step()
         return
@@ -64,7 +64,7 @@ def step(optimizer: Optimizer) -> None:
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
-    """Whether somebody's code runs with each step: it would run once for each kind."""
+    """Return True if user code runs with each step: it would run once for each kind."""
     everybody = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     mine = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     return any((*everybody, *mine)) or not type(optimizer).__module__.startswith("torch.optim")
@@ -84,20 +84,20 @@ def _tensors(optimizer: Optimizer, parameter: Tensor) -> list[Tensor]:
 
 
 def _traced(optimizer: Optimizer, parameter: Tensor) -> Stamp | None:
-    """Let the optimizer make its step with a parameter, and cut out what that has added to the graph.
+    """Step the optimizer with one parameter, and collect the nodes that this adds to the graph.
 
     Returns:
-        None where two of the inputs are one value, so that nobody could say for which of them a node has used it, and
-        where memory is more than tensors.
+        None if two of the inputs are the same node, since a copy couldn't tell them apart, or if the optimizer state is
+        more than tensors.
     """
     assert parameter.grad is not None
     inputs = _nodes([*_tensors(optimizer, parameter), parameter.grad])
-    before = functional.last_node()
+    before = torch_tracing.last_node()
     optimizer.step()
     if len(set(inputs)) < len(inputs) or len(inputs) != len(optimizer.state[parameter]) + 2:
         return None
     outputs = _nodes(_tensors(optimizer, parameter))
-    added, node = set(), functional.last_node()
+    added, node = set(), torch_tracing.last_node()
     while node is not before:
         added.add(node)
         node = node.prev
@@ -111,15 +111,15 @@ def _traced(optimizer: Optimizer, parameter: Tensor) -> Stamp | None:
 
 
 def _apply(stamp: Stamp, optimizer: Optimizer, parameter: Tensor) -> None:
-    """Add a stamp's nodes for another parameter of the kind."""
+    """Copy a stamp's nodes for another parameter of the kind."""
     assert parameter.grad is not None
     changed = _tensors(optimizer, parameter)
     mine = dict(zip(stamp.inputs, _nodes([*changed, parameter.grad]), strict=True))
     for node in stamp.nodes:
         mine[node] = node.graph.node_copy(node, lambda used: mine.get(used, used))
     for tensor, output in zip(changed, stamp.outputs, strict=True):
-        functional.become(tensor, mine.get(output, output))
+        torch_tracing.become(tensor, mine.get(output, output))
 
 
 def _nodes(tensors: Sequence[Tensor]) -> tuple[Node, ...]:
-    return tuple(map(functional.node_of, tensors))
+    return tuple(map(torch_tracing.node_of, tensors))

@@ -1,10 +1,10 @@
-"""Optimizers of other packages (Lion, say): what they remember before their first step.
+"""The initial state of optimizers of other packages, such as Lion.
 
-Torch's own make what they remember in a function that can be called by itself; others make it in the midst of their first
-step. A captured step needs it before. Most begin with zeros, so that is tried, on a small parameter, for two steps: once as
-the optimizer does it, and once with zeros put there beforehand. Where both end alike, zeros are how it begins; where they
-don't (an optimizer that begins with a copy of the weights or of the first gradient, or that counts in plain numbers), it is
-refused.
+Torch's own optimizers make their state in a function that can be called alone. Others make it in their first step, but
+a captured step needs it before. Most begin with zeros, so this is tried on a small parameter, for two steps: once as
+the optimizer does it, and once with zeros put there before. If both end alike, the state begins with zeros. Otherwise
+the optimizer is
+refused: it begins with a copy of the weights or of the first gradient, or counts in plain numbers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from footplate.step.xla.capture.functional import outside_of_capture
 from footplate.step.xla.capture.refusals import CaptureError
+from footplate.step.xla.capture.torch_tracing import outside_of_capture
 
 _GRADIENTS = (0.5, -0.75)
 
 
 def memory_of(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What an optimizer remembers of a parameter before its first step: zeros.
+    """The state of a parameter before the optimizer's first step: zeros.
 
     Raises:
         CaptureError: it begins with something else, or can't be tried.
@@ -37,7 +37,7 @@ def memory_of(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any])
             plain = [name for name, value in remembered.items() if not isinstance(value, Tensor)]
             if plain:
                 raise CaptureError(
-                    f"{kind} can't be captured: it keeps {', '.join(plain)} as plain numbers, which would stand still."
+                    f"{kind} can't be captured: it keeps {', '.join(plain)} as plain numbers, which would never change."
                 )
             zeros = {name: torch.zeros_like(value) for name, value in remembered.items()}
             begun, after = _two_steps(optimizer, group, shape, zeros)
@@ -47,7 +47,7 @@ def memory_of(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any])
     except Exception as error:
         raise CaptureError(f"{kind} can't be captured: trying it on a small parameter failed ({error}).") from error
     if not alike:
-        raise CaptureError(f"{kind} can't be captured: what it remembers doesn't begin with zeros.")
+        raise CaptureError(f"{kind} can't be captured: its state doesn't begin with zeros.")
     return {
         name: torch.zeros(parameter.shape if zero.shape == shape else zero.shape, dtype=_type(zero, parameter))
         for name, zero in zeros.items()
@@ -57,7 +57,7 @@ def memory_of(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any])
 def _two_steps(
     optimizer: Optimizer, group: Mapping[str, Any], shape: tuple[int, ...], memory: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A small parameter after two steps, and what is then remembered of it."""
+    """A small parameter after two steps, and its optimizer state."""
     shadow = object.__new__(type(optimizer))
     vars(shadow).update(vars(optimizer))
     parameter = torch.linspace(-1.0, 2.0, max(1, torch.Size(shape).numel())).reshape(shape).requires_grad_()
@@ -72,5 +72,5 @@ def _two_steps(
 
 
 def _type(zero: Tensor, parameter: Tensor) -> torch.dtype:
-    """The parameter's, if it is that of the small one; else what the optimizer itself has chosen."""
+    """The parameter's type, if the small one's was used; otherwise the type that the optimizer has chosen."""
     return parameter.dtype if zero.dtype == torch.float32 else zero.dtype

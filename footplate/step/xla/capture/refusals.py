@@ -1,8 +1,8 @@
-"""What can't be captured, said with the line of the user's code that asked for it.
+"""Errors of the capture, with the line of the user's code.
 
-A captured step runs with tensors that have a shape and no values. Code that must know a value (`if loss > 1`,
-`loss.item()`, `x[mask]`) can't be written down as a graph, and a number that Python alone knows would be written down as
-it is now, for ever. Both are refused while the step is captured, before anything is compiled.
+A captured step runs with tensors that have a shape and no values. Code that needs a value (`if loss > 1`,
+`loss.item()`, `x[mask]`) can't be recorded as a graph. A number that only Python knows would be recorded as a constant.
+Both are refused during capture, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHECKS = "aten._linalg_check_errors"
 
 
 class CaptureError(FootplateError):
-    """A step that can't be captured as one program; its text names the line and what to write instead."""
+    """A step that can't be captured as one program. The text names the line and the alternative."""
 
 
 def _is_theirs(filename: str) -> bool:
@@ -52,7 +52,7 @@ def calling_place() -> str:
 
 
 def place_within(function: CodeType | None) -> str | None:
-    """The innermost line of the user's code among what a function has called; None where all is torch's or ours."""
+    """The innermost line of the user's code that a function has called; None if all is torch's or ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not function:
         if _is_theirs(frame.f_code.co_filename):
@@ -71,7 +71,7 @@ def raising_place(error: BaseException) -> str:
 
 @contextmanager
 def explained(who: str) -> Iterator[None]:
-    """Turn torch's errors about values that aren't there into a `CaptureError`; let all others pass.
+    """Turn torch's errors about missing values into a `CaptureError`; let all others pass.
 
     Args:
         who: the step that is captured, such as `"Classifier.training_step"`.

@@ -1,10 +1,9 @@
-"""Which random numbers a random operation draws: its place among the draws of the step.
+"""The random numbers of each operation: its position among the draws of the step.
 
-Torch's generator moves with every draw; a graph has no generator, so each random operation is given a number, in the
-order in which the step draws, and whoever runs the graph derives the operation's numbers from it. Code that puts the
-generator back, to draw the same again (`torch.utils.checkpoint`, which computes a layer a second time in the backward
-pass), puts this count back with it: while a step is captured, `torch.get_rng_state` returns a place, and
-`torch.set_rng_state` returns to it.
+Torch's generator moves with every draw. A graph has no generator, so each random operation gets a number, in the order
+of the draws, and the caller derives the operation's random numbers from it. Some code puts the generator back to draw
+the same numbers again: `torch.utils.checkpoint` computes a layer a second time in the backward pass. It puts this count
+back too: during capture, `torch.get_rng_state` returns a position, and `torch.set_rng_state` returns to it.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from torch.overrides import TorchFunctionMode
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
 DRAW = "draw"
-"""The key under which a node's `meta` has its number."""
+"""The key of a node's number in its `meta`."""
 
 
 class Draws:
     """Follows the generator's state while a graph is made.
 
     Args:
-        made: says how many nodes the graph has by now.
+        made: returns the current number of nodes of the graph.
     """
 
     def __init__(self, made: Callable[[], int]) -> None:
@@ -67,7 +66,7 @@ class Draws:
 
 
 class NoGenerators(TorchFunctionMode):
-    """Refuses an operation that is given a generator: its state would have to be an input of the program."""
+    """Refuses an operation with a generator: the generator's state would have to be an input of the program."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,12 +79,12 @@ class NoGenerators(TorchFunctionMode):
 
 
 class Place(int):
-    """A generator's state, as the number of nodes that the graph had when it was taken."""
+    """A generator's state, as the number of nodes of the graph at that time."""
 
 
 _ACCESS = ("get_rng_state", "set_rng_state")
 
 
 def is_random(node: Node) -> bool:
-    """Whether an operation draws random numbers."""
+    """Return True if an operation draws random numbers."""
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

@@ -1,13 +1,13 @@
-"""What a step does to Python's objects.
+"""Changes that a step makes to Python's objects.
 
-A captured step is run once by Python, and what it does to Python's objects it does once. Two things follow:
+Python runs a captured step once, so a change to Python's objects happens once. Two things follow:
 
-- An attribute that every run of the step changes (`self.seen += 1`, `self.outputs.append(loss)`) would stand still. It
-  is refused, with its line. One that only the first run sets, a cache of a plain value, is not: `program.py` captures a
-  second time when there was a change, to tell the two apart.
+- An attribute that every run of the step changes (`self.seen += 1`, `self.outputs.append(loss)`) would stay constant.
+  It is refused, with its line. An attribute that only the first run sets, such as a cache of a plain value, is allowed.
+  `tracing.py` captures a second time after a change, to tell the two apart.
 - Draws from Python's and NumPy's generators would be the same in every step. They are refused.
 
-What a step reads, and so has as constants, is in `attribute_guards.py`.
+`attribute_guards.py` handles what a step reads.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch import nn
 
 from footplate.step.xla.capture.arithmetic import Number
 from footplate.step.xla.capture.attribute_guards import PLAIN
-from footplate.step.xla.capture.functional import is_traced, pytree
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
+from footplate.step.xla.capture.torch_tracing import is_traced, pytree
 
 
 @dataclass(frozen=True)
 class Change:
-    """An attribute that the step has changed: its owner's name, its own, and where."""
+    """An attribute that the step has changed: its owner's name, its own name, and the line."""
 
     owner: str
     name: str
@@ -41,7 +41,7 @@ class Change:
 
 
 class Changes:
-    """Watches all attributes of a module's tree while a step runs; `found` is what changed."""
+    """Watches all attributes of a module's tree while a step runs. `found` has the changes."""
 
     def __init__(self, module: nn.Module) -> None:
         self._owners = list(module.named_modules())
@@ -51,7 +51,7 @@ class Changes:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Collect the changes of this block; traced tensors that were left in attributes are taken out again."""
+        """Collect the changes of this block. Traced tensors that were left in attributes are removed."""
         plain_set = nn.Module.__setattr__
 
         def set_and_note(module: nn.Module, name: str, value: Any) -> None:
@@ -117,7 +117,7 @@ def _refuse_draws(python: Any, numpy: Any) -> None:
     if drawn:
         raise CaptureError(
             f"the step draws from {' and '.join(drawn)}: captured once, it would use the same number in every step. "
-            "Draw with torch (torch.rand, F.dropout), whose draws become new in each step."
+            "Draw with torch (torch.rand, F.dropout), which draws again in each step."
         )
 
 
@@ -133,7 +133,8 @@ def refuse_changes(who: str, changes: list[Change]) -> None:
         return
     lines = "\n".join(f"    {change}: {change.where}" for change in changes)
     raise CaptureError(
-        f"{who} changes attributes, which a captured step, run by Python once, would do once and never again:\n{lines}\n"
+        f"{who} changes attributes. Python runs a captured step once, so it would change them once and "
+        f"never again:\n{lines}\n"
         "Keep numbers that the step advances in buffers (self.register_buffer), return or self.log what you want to "
         "know, and collect it in a hook between steps (on_train_batch_end)."
     )

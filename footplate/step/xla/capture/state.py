@@ -1,16 +1,16 @@
-"""What a step reads and changes, by name.
+"""The state of a step: all that it reads and changes, by name.
 
 The state is a flat dictionary from paths to tensors, in this order:
 
     ("params", "net.0.weight")                      each parameter once, also when it has several names
     ("buffers", "net.1.running_mean")
-    ("optimizer", "net.0.weight", "exp_avg")        what the optimizer remembers of that parameter
-    ("gradients", "net.0.weight")                   what a window of accumulated batches has summed; zeros at first
+    ("optimizer", "net.0.weight", "exp_avg")        the optimizer's state of that parameter
+    ("gradients", "net.0.weight")                   the sum of the gradients of a window of batches; zeros at first
     ("window", "weight")                            the weight of these sums (`distributed/loss_sum.py`)
 
 The names are the module's and the optimizer's own, so a state from any hardware loads on any other. An optimizer makes
-its state in its first step; here it is made before (`optimizers.py`), so that the first step is the same program as all
-others. Gradients and their weight are there only where batches are accumulated.
+its state in its first step. Here it is made before (`torch_optimizers.py`), so that the first step is the same program
+as all others. Gradients and their weight are part of the state only if batches are accumulated.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ WEIGHT: Path = ("window", "weight")
 def state_of(
     module: nn.Module, optimizer: Optimizers = None, gradients: bool = False, weight: Tensor | None = None
 ) -> State:
-    """The state as it is now, of detached tensors that share their memory with the module's and the optimizer's.
+    """The current state, of detached tensors that share their memory with the module's and the optimizer's.
 
     Args:
-        module: whose parameters and buffers.
+        module: the module with the parameters and buffers.
         optimizer: one, several (manual optimisation), or None for an evaluation.
-        gradients: with what a window of accumulated batches has summed so far; zeros where there is nothing.
-        weight: of these sums; None for 0.
+        gradients: include the summed gradients of a window; zeros if there are none.
+        weight: the weight of these sums; None for 0.
 
     Raises:
-        CaptureError: an optimizer of an unsupported class, or one that trains what isn't the module's.
+        CaptureError: an optimizer of an unsupported class, or one that trains tensors of others.
     """
     state: State = {("params", name): parameter.detach() for name, parameter in module.named_parameters()}
     state |= {("buffers", name): buffer.detach() for name, buffer in module.named_buffers()}
@@ -74,10 +74,10 @@ def state_of(
 
 @torch.no_grad()
 def load_state(module: nn.Module, optimizer: Optimizers, state: Mapping[Path, Tensor]) -> None:
-    """Copy a state into the module and the optimizer, whose own state is made where it isn't there yet.
+    """Copy a state into the module and the optimizer. Optimizer state that isn't there yet is made.
 
-    Gradients are loaded into `parameter.grad` when the state has them, and left alone when it doesn't. One that is nothing
-    but zeros doesn't replace None: eager torch leaves a parameter that no batch has used as it is.
+    Gradients are loaded into `parameter.grad` if the state has them. A gradient of zeros doesn't replace None: eager
+    torch leaves a parameter that no batch has used unchanged.
     """
     mine = state_of(module, optimizer, gradients=any(path[0] == "gradients" for path in state))
     for path, tensor in mine.items():
@@ -92,7 +92,7 @@ def load_state(module: nn.Module, optimizer: Optimizers, state: Mapping[Path, Te
 
 
 def by_parameter(state: State) -> defaultdict[str, dict[str, Tensor]]:
-    """What the optimizers remember, by the parameter's name."""
+    """The optimizers' state, by the parameter's name."""
     found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for path, tensor in state.items():
         if path[0] == "optimizer":
@@ -101,7 +101,7 @@ def by_parameter(state: State) -> defaultdict[str, dict[str, Tensor]]:
 
 
 class Installed:
-    """A module and its optimizers with other tensors in the place of their own; what they have become is read back."""
+    """A module and its optimizers with other tensors instead of their own. `read` gives the tensors after the step."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizers, state: State, rates: list[Tensor]) -> None:
         self._module, self._optimizers = module, as_list(optimizer)
@@ -111,7 +111,7 @@ class Installed:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Swap the tensors in, and the module's and optimizers' own back at the end, whatever happens."""
+        """Swap the tensors in, and the own tensors back at the end of the block."""
         module = self._module
         parameters = [(m, key, p) for m in module.modules() for key, p in m._parameters.items() if p is not None]
         buffers = [(m, key, b) for m in module.modules() for key, b in m._buffers.items() if b is not None]
@@ -139,7 +139,7 @@ class Installed:
                     group.update(settings)
 
     def _install_optimizers(self) -> None:
-        """Traced parameters, state and learning rates, on the path that keeps all numbers in tensors."""
+        """Install traced parameters, state and learning rates. All numbers are tensors."""
         rates, remembered = iter(self._rates), by_parameter(self._state)
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
@@ -154,14 +154,14 @@ class Installed:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What the optimizers train."""
+        """The parameters of the optimizers."""
         return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def accumulate(self, weight: Tensor | None = None) -> None:
         """Add the gradients of earlier batches of the window to those of this one.
 
         Args:
-            weight: of this batch, where its loss is a sum; that of earlier batches is added.
+            weight: the weight of this batch, if its loss is a sum. The weight of earlier batches is added.
         """
         if weight is not None:
             self._weight = self._state[WEIGHT] + weight if WEIGHT in self._state else weight
@@ -179,10 +179,10 @@ class Installed:
                 parameter.grad = (parameter.grad / by).to(parameter.grad.dtype)
 
     def read(self, ends_window: bool = True) -> list[Tensor]:
-        """The state as it has become, in the order of the state that was installed.
+        """The state after the step, in the order of the installed state.
 
         Args:
-            ends_window: the gradients have been used, so that the next window begins with zeros.
+            ends_window: the gradients have been used, so the next window begins with zeros.
         """
         buffers = dict(self._module.named_buffers())
         memory = {
@@ -225,8 +225,9 @@ class Installed:
 
 
 class DataInPlace(TorchFunctionMode):
-    """`parameter.data = value`, by which a teacher follows its student, say, changes the parameter that is traced in place:
-    else it would change the Python object, and no graph would know of it.
+    """Makes `parameter.data = value` change the traced parameter in place, as a teacher that follows its student needs.
+
+    Otherwise the assignment would change the Python object, outside of the graph.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,19 +1,19 @@
-"""Numbers that change from step to step: inputs of the program, or what decides which program it is.
+"""Numbers that change from step to step: inputs of the program, or decisions between programs.
 
-`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would keep the value of the
-moment of capture for ever, silently: a warm-up that never ends, a schedule that never moves. So while a step is captured
-each of them is a `Number`, which knows its value at that moment and how it is computed:
+`batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would silently keep its
+value for ever: a warm-up that never ends, a schedule that never moves. So during capture each of them is a `Number`,
+which knows its value at that moment and how it is computed:
 
-    beta = min(1.0, self.global_step / 1000)    a Number, computed of global_step
+    beta = min(1.0, self.global_step / 1000)    a Number, computed from global_step
     loss = loss + beta * kl                     where it meets a tensor, it becomes an input of the graph
     if self.current_epoch < 5:                  a decision: the graph holds as long as the answer is the same
 
-Python computes a Number anew before each step (`Counted.values`), in Python's own arithmetic, so the step is given exactly
-what eager torch would be. `min`, `max`, the functions of `math` and NumPy's of plain numbers may be a part of that. Another
-answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`) is refused, with
-the line.
+Python computes a Number again before each step (`Counted.values`), in Python's own arithmetic, so the step gets the
+same number as in eager torch. `min`, `max`, the functions of `math` and NumPy's of plain numbers may be a part of that.
+Another answer needs another graph. Everything else that asks for a Number's value (a text, an index, `float()`) is
+refused, with the line.
 
-Numbers among the module's attributes that are known to change (`attribute_guards.py`) are the same.
+Attributes of the module that are numbers and known to change (`attribute_guards.py`) are treated alike.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from footplate.step.xla.capture.attribute_guards import Attribute, is_number
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
 MOST = 64
-"""How many numbers of one step may become inputs."""
+"""The limit for numbers of one step that become inputs."""
 
 
 @dataclass(frozen=True)
 class Present:
-    """What counters are, now or some steps ahead.
+    """The values of the counters, now or some steps ahead.
 
     Attributes:
-        module: whose.
+        module: the module.
         batch_idx: the index of the batch.
-        ahead: how many optimizer steps will have been made by then.
+        ahead: the optimizer steps until then.
     """
 
     module: Any
@@ -61,9 +61,9 @@ class Decision:
     """A question that was answered while a step was captured.
 
     Attributes:
-        ask: what asks it anew.
-        answer: which the graph is made for.
-        text: what was asked: a number, or a trainer's attribute.
+        ask: asks the question again.
+        answer: the answer that the graph is made for.
+        text: the subject of the question: a number, or an attribute of the trainer.
         place: the line that asked.
     """
 
@@ -76,42 +76,42 @@ class Decision:
         return f"{self.place} ({self.text} was {self.answer!r})"
 
     def holds(self, present: Present) -> bool:
-        """Whether the answer is still the same."""
+        """Return True if the answer is still the same."""
         now = self.ask(present)
         return type(now) is type(self.answer) and now == self.answer
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What a graph has to do with counters.
+    """The counters in a graph.
 
     Attributes:
-        numbers: those that are its inputs.
-        decisions: those that it was made from, in the order in which they were made.
+        numbers: its inputs.
+        decisions: the decisions that it was made for, in order.
     """
 
     numbers: tuple[Number, ...] = ()
     decisions: tuple[Decision, ...] = ()
 
     def broken(self, present: Present) -> Decision | None:
-        """The first decision that would now be another one."""
+        """The first decision whose answer has changed."""
         return next((one for one in self.decisions if not one.holds(present)), None)
 
     def values(self, present: Present) -> list[float]:
-        """What the inputs are now."""
+        """The current values of the inputs."""
         return [float(number.now(present)) for number in self.numbers]
 
 
 class Counters:
-    """What becomes of counters while a step is captured.
+    """The counters during a capture.
 
     Args:
         present: their values.
-        floating: the type that Python's floats have among tensors.
+        floating: the type of Python's floats among tensors.
 
     Attributes:
-        inputs: tensors that stand for the numbers to come; set when the graph is begun.
-        steps: how many optimizer steps the captured step has made so far.
+        inputs: tensors for the numbers that become inputs; set at the beginning of the graph.
+        steps: the optimizer steps of the captured step so far.
     """
 
     def __init__(self, present: Present, floating: torch.dtype) -> None:
@@ -125,17 +125,17 @@ class Counters:
 
     @property
     def counted(self) -> Counted:
-        """What has been computed and decided so far."""
+        """The inputs and decisions so far."""
         return Counted(tuple(self._numbers), tuple(self._decisions))
 
     def number(self, name: str) -> Number:
-        """A counter, as the step sees it at this moment."""
+        """A counter with its current value in the step."""
         value = self._values[name]
         counter = Number(self, lambda present: present(name), (), value, f"self.{name}".replace("self.batch", "batch"))
         return counter + self.steps if name == "global_step" and self.steps else counter
 
     def attributes(self, fed: Iterable[Attribute]) -> dict[Attribute, Number]:
-        """Numbers among the attributes of the module and its submodules, as the step is to see them."""
+        """The `Number`s for fed attributes of the module and its submodules."""
         return {one: self._attribute(*one) for one in fed}
 
     def _attribute(self, owner: str, name: str) -> Number:
@@ -147,12 +147,12 @@ class Counters:
         return Number(self, read, (), read(self._present), text)
 
     def decide(self, ask: Callable[[Present], Any], answer: Any, text: str) -> Any:
-        """Note an answer on which the graph depends; returns it."""
+        """Record an answer on which the graph depends; return it."""
         self._decisions.append(Decision(ask, answer, text, calling_place()))
         return answer
 
     def place(self, number: Number) -> int:
-        """Make a number an input; returns its place among them."""
+        """Make a number an input; return its index."""
         if len(self._numbers) == MOST:
             number.refuse(f" (and {MOST} others that are inputs already)")
         self._numbers.append(number)
@@ -162,7 +162,7 @@ class Counters:
 
 
 class CountingTrainer:
-    """A trainer as a step sees it: counters are `Number`s, and on whatever plain value is read the graph depends."""
+    """A trainer as a step sees it: counters are `Number`s, and the graph depends on each plain value that is read."""
 
     def __init__(self, trainer: Any, counters: Counters) -> None:
         self._trainer, self._counters = trainer, counters
@@ -172,9 +172,9 @@ class CountingTrainer:
             return self._counters.number(name)
         if name in _CHANGING:
             raise CaptureError(
-                f"self.trainer.{name} is used in a step that is captured once, where it would stay what it is now:\n"
+                f"self.trainer.{name} is used in a step that is captured once, where its value would never change:\n"
                 f"    {calling_place()}\n"
-                "Keep what the step needs of it in a buffer or an attribute, which a hook between steps sets."
+                "Keep the value that the step needs in a buffer or an attribute, and set it in a hook between steps."
             )
         value = getattr(self._trainer, name)
         if isinstance(value, (bool, int, float, str, type(None))):

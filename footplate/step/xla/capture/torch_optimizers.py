@@ -1,14 +1,14 @@
-"""Torch's own optimizers inside a captured step: what they remember from the beginning, and how their code is traced.
+"""Torch's own optimizers inside a captured step: their initial state, and how their code is traced.
 
-No optimizer is written anew here. Its own `step()` runs while the graph is made, on the path that torch takes under
+No optimizer is written again here. Its own `step()` runs during capture, on the path that torch takes under
 `torch.compile` and on CUDA graphs (`capturable`), where counts of steps are tensors. Three things are done for it:
 
-- What it remembers is made before the first step, by its own `_init_group`, so that the first step is the same program
-  as all others.
-- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves up and down, as OneCycleLR does.
+- Its state is made before the first step, by its own `_init_group`, so that the first step is the same program as all
+  others.
+- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves, as OneCycleLR does.
   `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
-- SGD's momentum begins as the first gradient, undamped. With dampening, a buffer that has not begun holds NaN, which
-  `begin_momentum` replaces by what makes the first step torch's.
+- SGD's momentum begins as the first gradient, undamped. With dampening, a buffer that has not begun holds NaN.
+  `begin_momentum` replaces it by the value that makes the first step equal to torch's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from footplate.step.xla.capture.refusals import CaptureError
 CAPTURED = (SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD, Muon)
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
-"""What captures take: one optimizer, several with manual optimisation, or none."""
+"""The optimizers of a capture: one, several with manual optimisation, or none."""
 
 
 def as_list(optimizers: Optimizers) -> list[Optimizer]:
@@ -57,7 +57,7 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
     """Each parameter that is trained, with its name, its group and its optimizer.
 
     Raises:
-        CaptureError: an optimizer of an unsupported class, one that trains what isn't the module's, or two that train the
+        CaptureError: an optimizer of an unsupported class, one that trains tensors of others, or two that train the
             same parameter.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -81,7 +81,7 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
 
 
 def initial_state(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-    """What an optimizer remembers of a parameter before its first step, by its own hand."""
+    """The state of a parameter before the first step, made by the optimizer's own code."""
     if not isinstance(optimizer, CAPTURED):
         return dict(memory_of(optimizer, parameter, group))
     if isinstance(optimizer, SGD):
@@ -118,12 +118,12 @@ def begin_momentum(optimizer: Optimizer) -> None:
 
 
 def not_begun(optimizer: Optimizer, group: Mapping[str, Any], memory: Tensor) -> bool:
-    """Whether it is a buffer of SGD's that no step has filled: eager torch has none then."""
+    """Return True for a buffer of SGD that no step has filled. Eager torch has no buffer then."""
     return isinstance(optimizer, SGD) and bool(group["dampening"]) and bool(torch.isnan(memory).all())
 
 
 def rates_of(optimizers: Optimizers) -> list[float]:
-    """What each step is given anew: the learning rate of each group, and the momentum that a schedule moves with it."""
+    """The numbers that each step is given: the learning rate of each group, and the momentum that a schedule moves."""
     found = []
     for optimizer in as_list(optimizers):
         for group in optimizer.param_groups:
@@ -135,7 +135,7 @@ def rates_of(optimizers: Optimizers) -> list[float]:
 
 
 def prepare(group: dict[str, Any], rates: Iterator[Tensor]) -> None:
-    """Set a group so that its optimizer keeps all numbers in tensors; its rates (see `rates_of`) are tensors too."""
+    """Set a group so that its optimizer keeps all numbers in tensors, its rates (see `rates_of`) included."""
     group["lr"] = next(rates)
     name = _cycled(group)
     if name == "betas":
@@ -149,14 +149,14 @@ def prepare(group: dict[str, Any], rates: Iterator[Tensor]) -> None:
 
 
 def _cycled(group: Mapping[str, Any]) -> str | None:
-    """The setting that OneCycleLR or CyclicLR moves together with the learning rate; None where none does."""
+    """The setting that OneCycleLR or CyclicLR moves together with the learning rate; None if neither does."""
     if "max_momentum" not in group:
         return None
     return "betas" if "betas" in group else "momentum"
 
 
 def settings(optimizers: Optimizers) -> dict[str, Any]:
-    """What a program takes from the groups as constants, by name: all plain settings but for those that rates replace."""
+    """The constants of a program from the groups, by name: all plain settings except those that are rates."""
     return {
         f"{name} of {type(optimizer).__name__}'s group {number}": value
         for optimizer in as_list(optimizers)
@@ -166,7 +166,9 @@ def settings(optimizers: Optimizers) -> dict[str, Any]:
 
 
 def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
-    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any changed."""
+    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any
+    changed.
+    """
     found = [
         (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
         for optimizer in as_list(optimizers)
@@ -186,11 +188,11 @@ def _constants(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield "the number of parameters", len(value)
         elif name == cycled == "betas":
             yield name, value[1:]
-        elif name not in _GIVEN_ANEW and name != cycled and not isinstance(value, Tensor):
+        elif name not in _NOT_CONSTANT and name != cycled and not isinstance(value, Tensor):
             yield name, value
 
 
-_GIVEN_ANEW = {
+_NOT_CONSTANT = {
     "lr",
     "initial_lr",
     "max_lr",
@@ -204,8 +206,8 @@ _GIVEN_ANEW = {
 
 
 class TensorRates(TorchFunctionMode):
-    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum that
-    is asked whether it is 0 says no.
+    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum
+    that is asked whether it is 0 says no.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

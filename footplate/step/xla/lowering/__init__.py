@@ -1,4 +1,4 @@
-"""A captured step as a JAX function: each operation of ATen through a table, the whole compiled by XLA as one program.
+"""A captured step as a JAX function: each operation of ATen through a table, all compiled by XLA as one program.
 
     captured = capture_training(module, optimizer, batch)
     step = jax.jit(lower(captured), donate_argnums=0)
@@ -6,25 +6,25 @@
     state, loss, logs = step(state, rates_of(optimizer), jax.random.key(0), batch_arrays(captured, batch))
     load_state(module, optimizer, tensors_like(state_of(module, optimizer), state))
 
-    table.py          how an operation is entered; what it may know
-    pointwise.py      each element by itself
-    reductions.py     many to fewer; softmax, order
-    shapes.py         views, slices, joins
-    linalg.py         products of matrices
-    attention.py      attention, some queries at a time
-    recurrence.py     recurrent layers, one time step after the other
-    convolution.py    convolution and pooling; as a CPU likes them: cpu_convolution.py
-    sampling.py       images resized, or sampled at points
-    normalisation.py  batch, layer and group normalisation
-    indexing.py       elements found by indices
-    creation.py       tensors made of numbers alone
-    random.py         random numbers, from keys
-    interpret.py      a graph, node by node; which operations are missing
-    arrays.py         tensors to arrays and back
-    run.py            a captured step as a function of its state
-    parallel.py       the same on several devices
+    table.py            how to enter an operation, and its context
+    pointwise.py        operations on each element
+    reductions.py       many elements to fewer; softmax, order
+    shapes.py           views, slices, joins
+    linalg.py           products of matrices
+    attention.py        attention, some queries at a time
+    recurrence.py       recurrent layers, one time step after the other
+    convolution.py      convolution and pooling; cpu_convolution.py has the forms that are fast on a CPU
+    sampling.py         images resized, or sampled at points
+    normalisation.py    batch, layer and group normalisation
+    indexing.py         elements by indices
+    creation.py         tensors made of numbers alone
+    random.py           random numbers, from keys
+    interpret.py        a graph, node by node; missing operations
+    arrays.py           tensors to arrays and back
+    state_function.py   a captured step as a function of its state
+    data_parallel.py    the same on several devices
 
-This package needs the extra `xla`; importing it imports JAX.
+This package needs the extra `xla`. Importing it imports JAX.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ require("jax", "xla", "A step compiled by XLA")
 
 from footplate.step.xla.capture.torch_optimizers import rates_of  # noqa: E402
 from footplate.step.xla.lowering.interpret import MissingOp, MissingOperation, interpret, missing_ops  # noqa: E402
-from footplate.step.xla.lowering.run import arrays_of, batch_arrays, lower, tensors_like  # noqa: E402
+from footplate.step.xla.lowering.state_function import arrays_of, batch_arrays, lower, tensors_like  # noqa: E402
 from footplate.step.xla.lowering.table import LOWERINGS  # noqa: E402
 
 __all__ = [
@@ -56,12 +56,12 @@ FAMILIES = (
     "indexing",
     "creation",
     "random",
-    "parallel",
+    "data_parallel",
 )
 
 
 def _filled() -> dict[str, list[str]]:
-    """Import every family, and see what each has entered into the table."""
+    """Import every family; return the operations of each."""
     families, known = {}, set(LOWERINGS)
     for family in FAMILIES:
         import_module(f"{__name__}.{family}")
@@ -74,5 +74,5 @@ _OPERATIONS = _filled()
 
 
 def supported_ops() -> dict[str, list[str]]:
-    """The operations of the table by family, as `docs/xla.md` lists them."""
+    """The operations of the table by family, as `docs/reference/xla-operations.md` lists them."""
     return _OPERATIONS

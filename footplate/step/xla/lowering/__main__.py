@@ -1,4 +1,4 @@
-"""Prints the table of operations as docs/xla.md has it: `python -m footplate.step.xla.lowering`."""
+"""Print the table of docs/reference/xla-operations.md: `python -m footplate.step.xla.lowering`."""
 
 from footplate.step.xla.lowering import supported_ops
 

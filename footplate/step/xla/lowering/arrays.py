@@ -1,7 +1,8 @@
-"""Tensors to arrays and back, and the types of both.
+"""Conversion of tensors to arrays and back.
 
-JAX has 64-bit types only where `jax_enable_x64` is on. Elsewhere int64 and float64 become int32 and float32 on the device,
-and come back as what they were. An integer that doesn't fit into 32 bits is refused: on the device it would be another one.
+JAX has 64-bit types only with `jax_enable_x64`. Otherwise int64 and float64 become int32 and float32 on the device, and
+come back in their own type. An integer that doesn't fit into 32 bits is refused, since it would be another number on
+the device.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _TYPES = {
 
 
 class NotRepresentable(FootplateError, ValueError):
-    """A tensor whose type or values the devices don't have."""
+    """The devices can't represent the type or the values of a tensor."""
 
 
 def array_type(dtype: torch.dtype) -> Any:
-    """The type that JAX has for a type of torch's.
+    """JAX's type for a type of torch.
 
     Raises:
-        NotRepresentable: there is none in use here.
+        NotRepresentable: JAX has no such type.
     """
     if dtype not in _TYPES:
         raise NotRepresentable(
@@ -56,7 +57,8 @@ def host_array(tensor: Tensor) -> np.ndarray:
         NotRepresentable: JAX has no such type, or an integer needs more than 32 bits where JAX has no more.
     """
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own
+    # NumPy has no bfloat16 of its own.
+    if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
     kind = array_type(tensor.dtype)
     if tensor.dtype == torch.int64 and kind != np.int64:

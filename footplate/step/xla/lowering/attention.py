@@ -1,9 +1,9 @@
 """Attention some queries at a time: memory grows with the length, not with its square.
 
 A block of queries meets all keys, its probabilities are used, and the next block takes their place. The backward pass
-computes them once more, from the scores and the sums that the forward pass kept, and adds up what each block gives to keys
-and values. The gradient of a mask that learns is summed, block by block, over what the mask is broadcast over. What the
-operations mean is said in `capture/attention.py`.
+computes them once more, from the scores and the sums that the forward pass kept, and adds up what each block gives to
+keys and values. The gradient of a mask that learns is summed, block by block, over what the mask is broadcast over.
+`capture/attention_op.py` defines the operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from footplate.step.xla.capture import attention as _declared  # noqa: F401  declares the operations
+from footplate.step.xla.capture import attention_op as _declared  # noqa: F401  declares the operations
 from footplate.step.xla.lowering.table import Context, lowers, wide
 
 BLOCK = 256

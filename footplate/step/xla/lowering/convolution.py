@@ -252,7 +252,9 @@ _adaptive_average_pool(3, aten._adaptive_avg_pool3d.default, aten._adaptive_avg_
 
 @lowers(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool(context: Context, x: Any, size: Any) -> Any:
-    """The maxima, and where they are, as above. Windows differ in size: smaller ones are filled up with minus infinity."""
+    """The maxima, and where they are, as above. Windows differ in size: smaller ones are filled up with minus
+    infinity.
+    """
     height, width = x.shape[-2:]
     rows, columns = (_elements(n, wanted) for n, wanted in zip((height, width), size, strict=True))
     places = rows[:, None, :, None] * width + columns[None, :, None, :]  # (out, out, window, window)

@@ -1,8 +1,8 @@
 """Convolutions as XLA's compiler for CPUs makes fast programs of them. For other platforms see `convolution.py`.
 
-A convolution has three arrays: an image, a kernel, a result. Each is had from the other two: the result, the gradient of
-the image, the gradient of the kernel. A transposed convolution is the second of these, and so its gradients are the other
-two. Written as one `lax.conv_general_dilated` most are compiled well, with five exceptions:
+A convolution has three arrays: an image, a kernel, a result. Each is had from the other two: the result, the gradient
+of the image, the gradient of the kernel. A transposed convolution is the second of these, and so its gradients are the
+other two. Written as one `lax.conv_general_dilated` most are compiled well, with five exceptions:
 
     what                          why it is slow                             instead
     a kernel of more pixels than  XLA lets the two change places, and then   the padding as an operation of its own,
@@ -59,8 +59,8 @@ class Convolution:
         return [(p, (n - 1) * s + reach + 1 - size - p, 0) for size, n, s, p, reach in sizes]
 
     def around_result(self) -> Widths:
-        """What is put around the result, and between its pixels, so that the mirrored kernel fits once for each pixel of
-        the image.
+        """What is put around the result, and between its pixels, so that the mirrored kernel fits once for each pixel
+        of the image.
         """
         sizes = zip(self.image, self.result, self.stride, self.padding, self._reach(), strict=True)
         return [(reach - p, size + p - (n - 1) * s - 1, s - 1) for size, n, s, p, reach in sizes]
@@ -158,8 +158,8 @@ def _tapped(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Si
 def _of_taps(one: Convolution, gradient: Any, image: Any) -> Any:
     """The kernels' gradient of each channel by itself, (channels, taps but for the last dimension, taps along it).
 
-    A tap is where the result's gradient, moved along all dimensions but the last, meets the image, moved along that one. So
-    as many copies as a kernel has rows and columns give all of its taps, in one product of matrices.
+    A tap is where the result's gradient, moved along all dimensions but the last, meets the image, moved along that
+    one. So as many copies as a kernel has rows and columns give all of its taps, in one product of matrices.
     """
     *widths, along = one.around_image()
     *reach, last = zip(one.result, one.stride, one.dilation, strict=True)

@@ -1,4 +1,4 @@
-"""Tensors made of numbers alone."""
+"""Tensors made of numbers alone: fills, ranges, empty tensors."""
 
 from __future__ import annotations
 

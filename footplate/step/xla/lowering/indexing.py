@@ -1,4 +1,4 @@
-"""Elements found by indices, and put where indices say.
+"""Reads and writes of elements by index.
 
 An index outside the tensor raises in torch. XLA has no exceptions: it reads the nearest element, and writes nothing.
 """
@@ -68,7 +68,7 @@ def scatter_reduce(
 
 
 def _neutral(reduce: str, dtype: Any) -> Any:
-    """What a reduction begins with."""
+    """The neutral element of a reduction."""
     if reduce in ("amax", "amin"):
         ends = (
             (-jnp.inf, jnp.inf) if jnp.issubdtype(dtype, jnp.floating) else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
@@ -91,7 +91,7 @@ def masked_scatter_backward(context: Context, gradient: Any, mask: Any, sizes: A
 
 
 def _ordinals(mask: Any) -> Any:
-    """For each element, how many before it the mask holds for."""
+    """The number of True elements before each element."""
     return jnp.maximum(jnp.cumsum(mask.reshape(-1)) - 1, 0).reshape(mask.shape)
 
 
@@ -121,7 +121,7 @@ def bucketize(context: Context, x: Any, bounds: Any, *, out_int32: bool = False,
 
 
 def _at(x: Any, dim: int, indices: Any, do: Any) -> Any:
-    """Torch's gather and scatter: in every dimension but `dim`, an element's index is its own place."""
+    """Torch's gather and scatter: in every dimension except `dim`, an element's index is its own position."""
     if not x.ndim:
         return do(x.reshape(1).at[indices.reshape(-1)]).reshape(x.shape)
     grid = list(jnp.meshgrid(*(jnp.arange(size) for size in indices.shape), indexing="ij"))
@@ -150,7 +150,7 @@ def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: b
 
 
 def _put_where(x: Any, dim: int, mask: Any, values: Any, accumulate: bool) -> Any:
-    """`x[mask] = values`: a mask over the dimensions from `dim` on, values that are the same wherever it is true."""
+    """`x[mask] = values`: a mask over the dimensions from `dim` on, with the same values wherever it is true."""
     behind = x.ndim - dim - mask.ndim
     if values.ndim > behind:
         values = values.reshape(

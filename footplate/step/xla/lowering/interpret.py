@@ -1,7 +1,7 @@
 """A graph of ATen operations, run with JAX: node by node, each through the table.
 
-Run inside `jax.jit`, as it is meant to be, this happens once, and what is left of it is the program that XLA compiles.
-Values are let go after their last use, so that it also runs outside of `jit` without holding on to everything.
+Inside `jax.jit` this happens once, and the result is the program that XLA compiles. Values are dropped after their last
+use, so that the graph also runs outside of `jit` in little memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from footplate.step.xla.lowering.table import Context, is_array, lowering_of
 
 
 class MissingOperation(FootplateError, NotImplementedError):
-    """A step that needs operations which the table doesn't have."""
+    """A step needs operations that the table doesn't have."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class MissingOp:
 
     Attributes:
         name: ATen's, with its overload: `"aten.nonzero.default"`.
-        count: how often the graph needs it.
-        where: the user's line that leads to the first of them; empty for the backward pass.
+        count: its number of uses in the graph.
+        where: the user's line of the first use; empty in the backward pass.
     """
 
     name: str
@@ -57,12 +57,13 @@ def missing_ops(graph: GraphModule) -> list[MissingOp]:
 
 
 def require_ops(name: str, graph: GraphModule) -> None:
-    """Raise a `MissingOperation` that lists what `missing_ops` finds."""
+    """Raise `MissingOperation` if `missing_ops` finds any."""
     missing = missing_ops(graph)
     if missing:
         lines = "\n".join(f"  {one}" for one in missing)
         raise MissingOperation(
-            f"{name} needs operations that XLA's table doesn't have yet (docs/xla.md lists those it has):\n{lines}"
+            f"{name} needs operations that XLA's table doesn't have yet. "
+            f"docs/reference/xla-operations.md lists those it has. Missing:\n{lines}"
         )
 
 
@@ -70,9 +71,9 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platfor
     """The graph's outputs for arrays.
 
     Args:
-        graph: as `capture` makes it; every node has torch's result in `meta["val"]`.
+        graph: a captured graph. Every node has torch's result in `meta["val"]`.
         inputs: an array for each placeholder.
-        key: what random operations derive their numbers from.
+        key: the key that random operations derive their numbers from.
         platform: see `Context`.
     """
     nodes = list(graph.graph.nodes)
@@ -96,7 +97,7 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platfor
 
 
 def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], platform: str) -> Any:
-    """One operation, with a result in the type that torch recorded for it."""
+    """Run one operation; return its result in the type that torch recorded."""
     lowering = lowering_of(node.target)
     if lowering is None:
         raise MissingOperation(f"no lowering for {node.target}")
@@ -106,7 +107,7 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
             result = lowering(_context(node, expected, key, platform), *args, **kwargs)
         except OverflowError as error:
             raise NotRepresentable(
-                f"{node.target} is given a number beyond 32 bits, which whole numbers on the device have:\n"
+                f"{node.target} is given a number beyond 32 bits, the width of whole numbers on the device:\n"
                 f"    {node.meta.get('stack_trace') or 'in the backward pass'}\n"
                 'Compute with it in the loader, or use precision="64-true".'
             ) from error
@@ -114,7 +115,9 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
 
 
 def products_of_whole_numbers(graph: GraphModule) -> list[str]:
-    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers, shifts."""
+    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers,
+    shifts.
+    """
     of_inputs: set[Node] = set()
     lines = []
     for node in graph.graph.nodes:
@@ -130,7 +133,8 @@ def products_of_whole_numbers(graph: GraphModule) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-_LARGE = 1024  # what an index or a count is seldom multiplied with, and a hash is
+# Indices and counts are seldom multiplied with a number as large as this; hashes are.
+_LARGE = 1024
 _POWERS = ("aten.pow.", "aten.prod.", "aten.cumprod.", "aten.bitwise_left_shift.", "aten.__lshift__")
 
 
@@ -143,9 +147,10 @@ def _context(node: Node, expected: Any, key: Callable[[], jax.Array], platform: 
 
 
 def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.Array], platform: str) -> Context:
-    """The context of an operation, of torch's result (values don't matter) and torch's arguments."""
+    """The context of an operation, from torch's result (without its values) and torch's arguments."""
     common = None
-    if result.dtype == torch.bool:  # a comparison: its operands meet in a type of their own
+    # A comparison: its operands meet in a type of their own.
+    if result.dtype == torch.bool:
         numbers: list[Any] = [one for one in operands if isinstance(one, (Tensor, bool, int, float))]
         tensors = [one for one in numbers if isinstance(one, Tensor)]
         if tensors:
@@ -156,7 +161,7 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
 
 
 def _plain(value: Any) -> Any:
-    """A tensor of as many dimensions and the same type; those of a graph needn't know of each other."""
+    """A tensor with the same number of dimensions and type, outside of the graph's mode."""
     return torch.empty((0,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
@@ -164,7 +169,7 @@ def conformed(name: str, result: Any, expected: Any) -> Any:
     """A result cast to torch's types.
 
     Raises:
-        AssertionError: it is not of torch's shape: a defect of the table.
+        AssertionError: its shape differs from torch's, which is a defect of the table.
     """
     if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
         return [conformed(name, one, wanted) for one, wanted in zip(result, expected, strict=False)]

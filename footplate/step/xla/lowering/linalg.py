@@ -1,4 +1,4 @@
-"""Products of matrices, and those of experts: each group of rows, which follow each other, with a matrix of its own."""
+"""Products of matrices, and grouped products of experts: each group of consecutive rows with its own matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax import lax
 
 from footplate.step.xla.lowering.table import Context, aten, lowers
 
-# Full precision, as torch has it on every device by default; on a TPU, XLA would multiply in bfloat16 otherwise.
+# Full precision is torch's default on every device. On a TPU, XLA would otherwise multiply in bfloat16.
 _PRECISION = lax.Precision.HIGHEST
 
 
@@ -26,21 +26,21 @@ def add_matmul(context: Context, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha
 
 
 def _grouped(x: Any, several: Any, ends: Any) -> Any:
-    """Rows (rows, n) times several matrices (groups, n, m): those of a group end where `ends` (groups,) says."""
+    """Rows (rows, n) times several matrices (groups, n, m). `ends` (groups,) has the end of each group's rows."""
     sums = jnp.promote_types(x.dtype, jnp.float32)
     sizes = jnp.diff(ends, prepend=0)
     return lax.ragged_dot(x, several, sizes, precision=_PRECISION, preferred_element_type=sums)
 
 
 def _of_groups(x: Any, gradient: Any, ends: Any) -> Any:
-    """For each group of rows, those of x (rows, n), transposed, times those of the gradient (rows, m)."""
+    """For each group, its rows of x (rows, n), transposed, times its rows of the gradient (rows, m)."""
     several = jnp.zeros((ends.shape[0], x.shape[1], gradient.shape[1]), gradient.dtype)
     return jax.vjp(lambda several: _grouped(x, several, ends).astype(x.dtype), several)[1](gradient)[0]
 
 
 @lowers(aten._grouped_mm.default)
 def grouped_matmul(context: Context, a: Any, b: Any, ends: Any = None, *_: Any) -> Any:
-    """A group is of a's rows where b has a matrix for each, of b's columns likewise, or of what is summed over."""
+    """Groups are rows of a if b is three-dimensional, columns of b if a is, and parts of the sum if neither is."""
     if a.ndim == b.ndim == 3:
         return jnp.matmul(a, b, precision=_PRECISION)
     if a.ndim == b.ndim == 2:

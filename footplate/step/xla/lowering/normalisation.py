@@ -1,4 +1,4 @@
-"""Batch, layer, group and weight normalisation; half precision is computed in single, as torch does it."""
+"""Batch, layer, group and weight normalisation. Half precision is computed in single precision, as in torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from footplate.step.xla.lowering.table import Context, aten, lowers, wide
 
 
 def _over_channels(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of a batch that a channel's statistics are over, and a channel's shape against the batch."""
+    """The dimensions that a channel's statistics are computed over, and the shape that broadcasts a channel."""
     return (0, *range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
 
 
@@ -84,7 +84,7 @@ def group_norm(
 
 @lowers(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(context: Context, gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
-    """Of v · g / norms, with the norms of v over all dimensions but one."""
+    """The gradient of v · g / norms, with the norms of v over all dimensions except one."""
     over = tuple(one for one in range(v.ndim) if one != dim % v.ndim)
     along = jnp.sum(gradient * v, over, keepdims=True) / norms
     return (gradient - v * along / norms) * g / norms, along

@@ -1,4 +1,4 @@
-"""Operations on each element by itself: arithmetic, functions of one number, comparisons, choices, types."""
+"""Operations on each element: arithmetic, functions of one number, comparisons, choices, types."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def copied(context: Context, x: Any, source: Any, non_blocking: bool = False) ->
     return jnp.broadcast_to(source.astype(context.dtype), context.shape)
 
 
-# torch's optimizers, told that they are compiled, work on lists of tensors at once.
+# During capture, torch's optimizers work on lists of tensors.
 
 
 @lowers(aten._foreach_add.List)

@@ -1,7 +1,7 @@
 """Random numbers, from keys: no generator, no state.
 
-Each operation of a graph has a key of its own, made of the step's key and the number of its draw, so the same key gives
-the same numbers on any hardware and after any resume. They are other numbers than torch's own generator would draw.
+Each operation of a graph has its own key, made from the step's key and the number of its draw. The same key gives the
+same numbers on any hardware and after any resume. They differ from those of torch's own generator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Recurrent layers as a loop over time, compiled once whatever the length of the sequence.
 
-What the operations mean is said in `capture/recurrence.py`. A cell's own derivative is JAX's.
+`capture/recurrence_op.py` defines the operations. A cell's own derivative is JAX's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from footplate.step.xla.capture import recurrence as _declared  # noqa: F401  declares the operations
+from footplate.step.xla.capture import recurrence_op as _declared  # noqa: F401  declares the operations
 from footplate.step.xla.lowering.table import Context, lowers
 
 Cell = Callable[[Any, Any, Any], Any]

@@ -94,7 +94,7 @@ def running_product(context: Context, x: Any, dim: int, dtype: Any = None) -> An
 
 @lowers(aten.histc.default)
 def histogram(context: Context, x: Any, bins: int = 100, low: Any = 0, high: Any = 0) -> Any:
-    """Torch's: without bounds, those of the elements; the last bin has its upper bound too."""
+    """Torch's histogram: the default bounds are those of the elements, and the last bin includes its upper bound."""
     x = x.reshape(-1).astype(context.dtype)
     if low == high:
         low, high = jnp.min(x), jnp.max(x)

@@ -1,4 +1,4 @@
-"""Elements between elements: images resized or sampled at points of a grid, and edges that go on.
+"""Interpolation: images resized or sampled at points of a grid, and padding with edges.
 
 Backward passes are JAX's own derivatives of the forward ones.
 """
@@ -19,7 +19,7 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
 def _inside(at: Any, size: int, padding: int, align_corners: bool) -> Any:
-    """Coordinates, in elements, brought into the image as the padding says."""
+    """Move coordinates, in elements, into the image by the padding mode."""
     if padding == _REFLECTION:
         low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
         if span <= 0:
@@ -38,7 +38,7 @@ def _cubic(distance: Any, a: float = -0.75) -> Any:
 
 
 def _taps(at: Any, size: int, kind: int, padding: int, align_corners: bool) -> list[tuple[Any, Any]]:
-    """The elements along one dimension that a coordinate is made of, as (place, weight); whole numbers as floats."""
+    """The elements along one dimension that contribute to a coordinate, as (index, weight). Indices are floats."""
     if kind == _BICUBIC:
         first = jnp.floor(at)
         several = [(first + tap, _cubic(at - (first + tap))) for tap in (-1, 0, 1, 2)]
@@ -86,7 +86,8 @@ def grid_sample_backward(
 def _resized(operation: Any, x: Any, size: Any, align_corners: bool, scales: Any) -> Any:
     """A resizing as a product with a matrix for each dimension: what torch makes of the unit vectors.
 
-    Of each as a row, in both cases: of a column that is one element wide, torch 2.13 gives nothing but the first element.
+    Of each as a row, in both cases: of a column that is one element wide, torch 2.13 gives nothing but the first
+    element.
     """
     for dim, wanted, scale in zip((-2, -1), size, scales, strict=True):
         n = x.shape[dim]

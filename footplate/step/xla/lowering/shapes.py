@@ -1,4 +1,4 @@
-"""The same elements in another arrangement: views, slices, joins, padding."""
+"""Views, slices, joins and padding."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def roll(context: Context, x: Any, shifts: Any, dims: Any = ()) -> Any:
 
 @lowers(aten.constant_pad_nd.default)
 def pad(context: Context, x: Any, padding: Any, value: Any = 0) -> Any:
-    """Torch names the last dimension first; a negative width cuts."""
+    """Pad. Torch names the last dimension first; a negative width cuts."""
     pairs = [(before, after, 0) for before, after in zip(padding[::2], padding[1::2], strict=True)]
     widths = [(0, 0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
     return lax.pad(x, jnp.asarray(value, x.dtype), widths)
@@ -137,7 +137,7 @@ def upper_triangle(context: Context, x: Any, diagonal: int = 0) -> Any:
 
 @lowers(aten.unfold.default)
 def windows(context: Context, x: Any, dim: int, size: int, step: int) -> Any:
-    """A window of so many elements every so many along a dimension, with its elements in a last one of their own."""
+    """Windows along a dimension, with their elements in a new last dimension."""
     if not x.ndim:
         return x[None]
     at = dim % x.ndim
@@ -162,12 +162,12 @@ def _outermost_first(x: Any, strides: tuple[int, ...]) -> list[int]:
 
 
 def _storage(x: Any, strides: tuple[int, ...]) -> Any:
-    """A dense tensor's elements in the order in which torch has them in memory."""
+    """A dense tensor's elements in torch's memory order."""
     return jnp.transpose(x, _outermost_first(x, strides)).reshape(-1)
 
 
 def _offsets(size: Any, stride: Any, offset: int | None) -> np.ndarray:
-    """For each element of a strided view, its place in memory."""
+    """The memory offset of each element of a strided view."""
     places = np.full(size, offset or 0)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         places += (np.arange(length) * step).reshape([-1 if other == dim else 1 for other in range(len(size))])

@@ -1,4 +1,4 @@
-"""The table of operations: for each of ATen's, what it is in JAX.
+"""The table of operations: a JAX function for each operation of ATen.
 
 To add one, write a function in the family's file:
 
@@ -6,10 +6,10 @@ To add one, write a function in the family's file:
     def relu(context, x):
         return jnp.maximum(x, 0)
 
-and give it samples in `tests/xla/samples.py`, against which it is compared with torch. It gets the operation's arguments,
-tensors as JAX arrays, everything else as torch has it (sizes, dimensions that may be negative, `None`). It returns an
-array, or a tuple or list of them, in the shapes that torch would have; the interpreter casts it to torch's type. Before
-that stands the context, which knows what torch said of the result.
+Then give it samples in `tests/xla/samples.py`, with which the tests compare it with torch. The function gets the
+context, then the operation's arguments: tensors as JAX arrays, everything else as in torch (sizes, dimensions that may
+be negative, `None`). It returns an array, or a tuple or list of arrays, in torch's shapes. The interpreter casts the
+result to torch's type.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ aten = torch.ops.aten
 Lowering = Callable[..., Any]
 
 LOWERINGS: dict[Any, Lowering] = {}
-"""By operation; those that another package declares, by name, since nobody may have imported it."""
+"""By operation. Operations of other packages are entered by name, since the package may not be imported."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an operation may need to know beyond its arguments.
+    """Facts about an operation beyond its arguments.
 
     Attributes:
         dtype: the type of the (first) result, by torch's rules of promotion.
         shape: the shape of the (first) result.
-        common: the type in which torch compares or computes its tensor arguments, before it makes a result of them.
-        key: a function that makes a key for random numbers, the operation's own.
-        platform: what the program is compiled for, as JAX names it: "cpu", "tpu", …
-        strides: how torch lays out the first argument, in elements; empty where that is no tensor.
+        common: the type in which torch compares its tensor arguments.
+        key: a function that makes the operation's own key for random numbers.
+        platform: the platform of the program, as JAX names it: "cpu", "tpu", …
+        strides: the strides of the first argument in torch, in elements; empty if it is no tensor.
     """
 
     dtype: Any
@@ -51,7 +51,7 @@ class Context:
 
 
 def lowering_of(operation: Any) -> Lowering | None:
-    """What an operation is in JAX; None where the table lacks it."""
+    """The JAX function of an operation; None if the table lacks it."""
     return LOWERINGS.get(operation) or LOWERINGS.get(str(operation))
 
 
@@ -79,7 +79,7 @@ def elementwise(function: Callable[..., Any], *operations: Any) -> None:
 
 
 def comparing(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a function of arrays whose result is of another type than what it computes with: comparisons."""
+    """Enter a comparison: a function of arrays whose result has another type than its operands."""
 
     def lowering(context: Context, *args: Any) -> Any:
         return function(*[cast(arg, context.common) for arg in args])
@@ -88,17 +88,17 @@ def comparing(function: Callable[..., Any], *operations: Any) -> None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether an argument is a tensor, not a plain number."""
+    """Return True for a tensor, and False for a plain number."""
     return isinstance(value, jax.Array)
 
 
 def cast(value: Any, dtype: Any) -> Any:
-    """An array in a type; a plain number stays one, so that it takes the type of what it meets."""
+    """Cast an array. A plain number stays one, so that it takes the type of the array that it meets."""
     return value.astype(dtype) if is_array(value) and value.dtype != dtype else value
 
 
 def axes(dims: Any, rank: int) -> tuple[int, ...]:
-    """Dimensions as ATen gives them (one, several, none for all, negative) as a tuple from 0."""
+    """Dimensions as ATen gives them (one, several, none for all, negative), as a tuple from 0."""
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(rank))
     several = dims if isinstance(dims, (list, tuple)) else (dims,)
@@ -106,5 +106,5 @@ def axes(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def wide(x: Any) -> Any:
-    """An array in at least single precision, as torch computes norms and softmax of half-precision numbers."""
+    """Cast an array to at least single precision, in which torch computes norms and softmax of half precision."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

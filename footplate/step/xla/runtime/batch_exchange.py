@@ -1,17 +1,17 @@
-"""What each process has of a batch, agreed on before they train on it together.
+"""The rows that each process brings to a batch, agreed on before all processes train on it.
 
-    process 0   0 1 2 3     as many rows: each goes on with its own, at once
+    process 0   0 1 2 3     equal numbers of rows: each process goes on with its own rows, at once
     process 1   4 5 6 7
 
-    process 0   0 1 2       else: they tell each other their rows, so that both have 0 1 2 3 4, and lay these out
-    process 1   3 4         over all devices as one process does that has them all (`sharding.py`)
+    process 0   0 1 2       otherwise: they exchange the rows, so that both have 0 1 2 3 4, and lay these out
+    process 1   3 4         over all devices, as one process with all rows does (`sharding.py`)
 
-A program that some processes call for one form of batch and others for another would make them wait for each other in
-vain. So before each call they compare the forms, in one small exchange between hosts; for it a device has time, which is
-given its work ahead. A process without rows, which was handed one of another's, brings none. Only the odd batch, such as
-the last of an epoch, costs the exchange of its rows.
+If some processes called a program for one form of batch and others for another, they would wait for each other for
+ever. So before each call they compare the forms, in one small exchange between hosts. The devices have work in the
+meantime. A process without rows, which was given the rows of another, brings none. Only a batch of unequal rows, such
+as the last of an epoch, costs an exchange of rows.
 
-Each process draws its own random numbers on the host; what the program draws, it draws with the first one's seed.
+Each process draws its own random numbers on the host. The program draws with the seed of the first process.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from footplate.step.xla.runtime.program_cache import Form
 from footplate.step.xla.runtime.sharding import Flat, rows_of
 
 _POSITIVE = (1 << 63) - 1
-_APART = -1  # in the place of a form: this process's rows can't be trained on as they are
+# Sent instead of a form: this process can't train on its own rows alone.
+_APART = -1
 
 
-class Shares:
-    """What the processes of a training have of each batch; all of them call its methods together.
+class BatchExchange:
+    """Exchanges of forms and rows between the processes. All processes call its methods together.
 
     Args:
-        spec: what the step is made of, with the group of its processes.
+        spec: the parts and settings of the step, with the group of its processes.
     """
 
     def __init__(self, spec: StepSpec) -> None:
@@ -43,13 +44,16 @@ class Shares:
         self._known: dict[tuple[int, Form], int] = {}
 
     def agree(self, batches: Sequence[Flat], first: int, fit: bool, seed: int) -> tuple[bool, int]:
-        """Whether each process can train on its own rows of some batches, and the seed of the first process.
+        """Find out if each process can train on its own rows, and take over the seed of the first process.
 
         Args:
-            batches: this process's.
-            first: the index of the first of them in the epoch.
-            fit: whether this process could.
-            seed: this process's.
+            batches: the batches of this process.
+            first: the index of the first batch in the epoch.
+            fit: this process can train on its own rows.
+            seed: the seed of this process.
+
+        Returns:
+            True if every process can, and the common seed.
         """
         fit = fit and all(self._counts(index) for index in range(first, first + len(batches)))
         form = self._digest(len(batches), Form.of(batches[0])) if fit else _APART
@@ -57,7 +61,7 @@ class Shares:
         return most == -least and fit, seed
 
     def exchange(self, batch: Flat, index: int) -> tuple[Flat, float]:
-        """A batch with the rows of all processes, in their order, and which share of the rows is this one's.
+        """A batch with the rows of all processes, in rank order, and this process's share of the rows.
 
         Raises:
             DataError: their batches differ in more than the number of rows.
@@ -80,7 +84,7 @@ class Shares:
         return self._weight is None or self._weight(index) != 0.0
 
     def _digest(self, count: int, form: Form) -> int:
-        """A number that stands for a form, the same in every process."""
+        """A hash of a form, the same in every process."""
         found = self._known.get((count, form))
         if found is None:
             digest = hashlib.blake2b(f"{count} {form.tree} {form}".encode(), digest_size=7).digest()
@@ -93,5 +97,5 @@ def _apart_from_rows(leaf: Tensor) -> tuple[int, torch.Size, torch.dtype]:
 
 
 def _joined(found: Sequence[Tensor]) -> Tensor:
-    """The rows of all; of what has none, the first process's."""
+    """The rows of all processes. A tensor without rows is that of the first process."""
     return torch.cat(list(found)) if found[0].ndim else found[0]

@@ -1,6 +1,7 @@
-"""A captured step as functions that run on the devices: one step a call, several, or an evaluation.
+"""A captured step as compiled functions: one step a call, several steps a call, or an evaluation.
 
-XLA compiles each at its first call. The state stays on the devices: what a step is given of it becomes what it returns.
+XLA compiles each function at its first call. The state stays on the devices: the new state reuses the memory of the
+old.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.xla.capture import Captured
-from footplate.step.xla.capture.attached import reduction_of
+from footplate.step.xla.capture.module_view import reduction_of
 from footplate.step.xla.lowering import lower
-from footplate.step.xla.lowering.parallel import AXIS, platform_of
+from footplate.step.xla.lowering.data_parallel import AXIS, platform_of
 from footplate.step.xla.runtime.sharding import ROWS, ROWS_OF_EACH, WHOLE, layout, spec_of
 
 KEYS = "threefry2x32"
@@ -26,11 +27,11 @@ class Program:
     """A captured step, as functions that run on a mesh.
 
     Attributes:
-        captured: the step, of one device's part of the batch where `parts` says so.
-        parts: into how many parts the rows of a batch are cut; see `sharding.py`.
-        ends_window: whether the optimizer steps after the batch, or only its gradients are added to those before.
-        called: how many steps a call of it has made: those of its functions that are compiled.
-        reason: why it was made beside others, as the end of a sentence; empty where another form of batch is why.
+        captured: the step, for one device's part of the batch if the rows are cut.
+        parts: the number of parts that the rows of a batch are cut into; see `sharding.py`.
+        ends_window: the optimizer steps after the batch; otherwise its gradients are added to those before.
+        called: the numbers of steps of the calls so far, which tell the compiled functions.
+        reason: the reason for a further program, as the end of a sentence; empty if it is another form of batch.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Program:
 
     @cached_property
     def one(self) -> Callable[..., Any]:
-        """`(state, rates, key, batch) → (state, loss, logs)`, all of them tuples in the captured order."""
+        """`(state, rates, key, batch) → (state, loss, logs)`, each a tuple in the captured order."""
         return self._compiled(self._step(), ROWS)
 
     @cached_property
     def several(self) -> Callable[..., Any]:
-        """The same over as many steps as the batch's tensors have in their first dimension: rates, keys, losses, logs."""
+        """The same for several steps: batches, rates, keys, losses and logs have the steps as their first dimension."""
         step = self._step()
 
         def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
@@ -89,7 +90,8 @@ class Program:
             key = jax.random.fold_in(_key(key), lax.axis_index(AXIS)) if apart else _key(key)
             named = dict(zip(paths, state, strict=True))
             after, loss, logs = function(named, list(rates), key, batch)
-            if apart:  # what is a sum has been averaged over the parts
+            # The sums were averaged over the parts.
+            if apart:
                 logs = {name: value * self.parts if name in sums else value for name, value in logs.items()}
             return tuple(after[path] for path in paths), loss, tuple(logs.values())
 

@@ -2,15 +2,16 @@
 
     form of batch ──► capture (a graph, for one device's part) ──► lower (a JAX function) ──► XLA, at its first call
 
-A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which parameters
-learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. Whoever changes one
-of these pays for a compilation, and is told so with what has changed; changing them over and over is refused. A number
-among the attributes pays once: the new program has it as an input, as it has `current_epoch` and the like
-(`capture/symbolic_scalars.py`). Where a step decides by such a number, there is a program for each way that was taken.
+A program holds for batches of the same shapes and types, and for the module and optimizer as they were: which
+parameters learn, plain attributes that the step reads, settings of the optimizer other than its learning rates. If one
+of these changes, the step is compiled again, and the log says what has changed. A step that changes them over and over
+is refused. A number among the attributes costs one compilation: the new program has it as an input, as it has
+`current_epoch` and the like (`capture/symbolic_scalars.py`). If a step decides by such a number, each way through the
+step has its own program.
 
-Training on several devices is data parallel, as with DDP: each has its part of the batch, and gradients, loss, logs and
-statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA is given the whole batch with a note that
-it lies in parts: the result is then that of one device, whatever is computed.
+Training on several devices is data parallel, as with DDP: each device has its part of the batch, and gradients, loss,
+logs and statistics meet in one all-reduce. With `sync_batchnorm`, and in evaluations, XLA gets the whole batch with a
+note that it is in parts. The result is then that of one device, whatever the step computes.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from footplate.core.hooks import step_arguments
 from footplate.step.base import StepSpec
 from footplate.step.xla.capture import Captured, capture_evaluation, capture_training
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
-from footplate.step.xla.capture.functional import pytree
 from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, settings
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.interpret import products_of_whole_numbers
 from footplate.step.xla.runtime.program import Program
 from footplate.step.xla.runtime.sharding import Flat, part, parts_of, parts_to_evaluate, rows_of
 
 log = logging.getLogger(__name__)
 
-MOST_CHANGES = 8  # of what programs are made from, before it is taken for something that changes in every step
-MOST_WAYS = 8  # that steps of one form of batch may take
+# After this many changes, the step is taken for one that changes something in every step.
+MOST_CHANGES = 8
+
+# The programs of one form of batch, for the ways through the step.
+MOST_WAYS = 8
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Compilation:
-    """A program that was made.
+    """A compiled program.
 
     Attributes:
         name: the step, such as `"Classifier.training_step"`.
-        form: of the batches that it holds for.
-        steps: how many steps a call of it makes.
-        seconds: for capturing, compiling and its first call.
+        form: the form of its batches.
+        steps: the steps of one call.
+        seconds: the time of capture, compilation and the first call.
     """
 
     name: str
@@ -77,17 +81,17 @@ class Compilation:
     seconds: float
 
 
-class Programs:
+class ProgramCache:
     """The programs of one step.
 
     Args:
-        spec: what the step is made of.
+        spec: the parts and settings of the step.
         mesh: the devices that train.
-        here: those of this process, which evaluate.
+        here: the devices of this process, which evaluate.
 
     Attributes:
-        made: those that were compiled, in order.
-        whole: whether a step is one of the whole batch, and no mean of what each device makes of its part.
+        made: the compiled programs, in order.
+        whole: the step computes on the whole batch, instead of averaging over the devices' parts.
     """
 
     def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
@@ -106,20 +110,20 @@ class Programs:
 
     @property
     def processes(self) -> int:
-        """How many processes train together, each with as many devices."""
+        """The number of processes. Each has as many devices."""
         return self.mesh.size // self.here.size
 
     @property
     def captured(self) -> list[Captured]:
-        """The steps that the present programs were made from, in order."""
+        """The captured steps of the current programs, in order."""
         return [program.captured for programs in self._found.values() for program in programs]
 
     def training(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
-        """The program that trains on batches of the form of this one, at the end of a window of them or inside it."""
+        """The program that trains on batches of this form, at the end of an accumulation window or inside it."""
         return self._program("training", batch, present, ends_window, None)
 
     def evaluation(self, stage: str, batch: Flat, present: Present, dataloader_idx: int | None = None) -> Program:
-        """The program of `validation_step`, `test_step` or `predict_step`; one for each loader where it takes its index."""
+        """The program of an evaluation step. If the step takes the loader's index, each loader has its own program."""
         return self._program(stage, batch, present, True, dataloader_idx if self._takes_index(stage) else None)
 
     def _takes_index(self, stage: str) -> bool:
@@ -129,7 +133,7 @@ class Programs:
         return self._indexed[stage]
 
     def check(self, stage: str) -> None:
-        """After somebody else's code has run: forget the programs of a stage that no longer hold.
+        """Drop the programs of a stage that no longer hold, after user code has run.
 
         Raises:
             ConfigError: that has happened too often.
@@ -148,7 +152,7 @@ class Programs:
 
     @contextlib.contextmanager
     def noted(self, program: Program, batch: Flat, steps: int = 1) -> Iterator[None]:
-        """A call of a program. The first one compiles it, and is written down and told."""
+        """The context of a program's call. The first call compiles the program, and is logged."""
         if steps in program.called:
             yield
             return
@@ -186,13 +190,13 @@ class Programs:
         return program
 
     def _feeding(self, stage: str, make: Callable[[tuple[Attribute, ...]], Program]) -> Program:
-        """A program with the numbers that are known to change as inputs, or as constants where the step can't take that."""
+        """A program with the changing numbers as inputs, or as constants if the step can't take inputs."""
         parts = dict(self.spec.module.named_modules())
         fed = [(owner, name) for owner, name in self._fed[stage] if is_number(vars(parts[owner]).get(name))]
         if fed:
             try:
                 return make(tuple(sorted(fed)))
-            except Exception:  # whatever the user's code raises when it is given no plain number
+            except Exception:  # the user's code may raise anything when it is given no plain number
                 self._never_fed |= self._fed.pop(stage)
         return make(())
 
@@ -209,11 +213,11 @@ class Programs:
             raise
 
     def parts(self, batch: Flat) -> int:
-        """Into how many parts the rows of a batch to train on are cut, those that all processes have of it."""
+        """The number of parts that the rows of a training batch are cut into, over all processes."""
         return 1 if self.mesh.size == 1 else parts_of(rows_of(batch.leaves), self.mesh.size, self.whole)
 
     def divides(self, parts: int) -> bool:
-        """Whether rows in so many parts are such that each process has those of its own devices alone."""
+        """Return True if, with so many parts, each process has exactly the rows of its own devices."""
         return self.processes == 1 or (parts > 0 and parts % self.processes == 0)
 
     def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:
@@ -235,8 +239,8 @@ class Programs:
         if new and self.spec.precision.name != "64-true":
             self._warned.update(new)
             log.warning(
-                "%s multiplies whole numbers, which have 32 bits on the device: beyond 2,147,483,647 they wrap round, "
-                'and nothing says so. If a hash may do that, compute it in the loader, or use precision="64-true":\n    %s',
+                "%s multiplies whole numbers, which have 32 bits on the device: beyond 2,147,483,647 they wrap round "
+                'silently. If a hash may do that, compute it in the loader, or use precision="64-true":\n    %s',
                 captured.name,
                 "\n    ".join(new),
             )
@@ -253,7 +257,7 @@ class Programs:
         return Program(captured, self.here, parts, True, self.spec.sharded)
 
     def _things(self) -> dict[str, Any]:
-        """What programs are made from, beside batches and the attributes that they have read."""
+        """The things that programs are made from, besides batches and attributes."""
         found: dict[str, Any] = {
             f"{name}.requires_grad": parameter.requires_grad for name, parameter in self.spec.module.named_parameters()
         }
@@ -269,9 +273,9 @@ class Programs:
         self._reason = f" since {reason}"
         if self._changes > MOST_CHANGES:
             raise ConfigError(
-                f"The step has been compiled {self._changes} times over, the last time{self._reason}. Leave that as it is, "
-                "keep what changes in a buffer (a number can be an attribute, where the step only computes with it), or "
-                "train with another accelerator."
+                f"The step has been compiled {self._changes} times over, the last time{self._reason}. Leave that "
+                "unchanged, keep what changes in a buffer (a number can be an attribute, if the step only computes with "
+                "it), or train with another accelerator."
             )
 
     def _tell(self, made: Compilation, reason: str) -> None:
@@ -288,7 +292,7 @@ class Programs:
 
 
 def trained_by(spec: StepSpec) -> Optimizers:
-    """The optimizers as captures take them: one, several with manual optimisation, none for evaluations."""
+    """The optimizers in the form that captures take: one, several with manual optimisation, none for evaluations."""
     if not spec.module.automatic_optimization:
         return spec.optimizers
     return spec.optimizers[0] if spec.optimizers else None
@@ -296,7 +300,7 @@ def trained_by(spec: StepSpec) -> Optimizers:
 
 @contextlib.contextmanager
 def _logging_by_class(module: Any) -> Iterator[None]:
-    """A LightningModule is attached with a `log` of its own on the object, which would hide the one that captures."""
+    """Hide the `log` that a LightningModule has on the object: the capture's `log` is on the class."""
     bound = vars(module).pop("log", None)
     try:
         yield

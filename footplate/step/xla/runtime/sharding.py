@@ -1,21 +1,21 @@
-"""How a batch is spread over devices.
+"""How a batch and the state are spread over devices.
 
     rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
 
-Every tensor of a batch is cut along its first dimension, the rows; a tensor of no dimension goes to all devices. A number
-of rows that the devices don't divide (the last batch of an epoch, say) is cut into as many parts as its greatest common
-divisor with the number of devices, and each part goes to as many devices:
+Every tensor of a batch is cut along its first dimension, the rows. A tensor of no dimension goes to all devices. If the
+devices don't divide the number of rows (in the last batch of an epoch, for example), the batch is cut into as many
+parts as the greatest common divisor of both numbers, and each part goes to several devices:
 
     rows 0 1 2 3 4 5 on 4 devices          0 1 2 │ 0 1 2 │ 3 4 5 │ 3 4 5
 
-Each row then counts as often as any other, so the mean over the devices is the mean over the rows: nothing is padded with
-rows that a loss would have to be told to leave out. It costs time, for some rows are computed more than once.
+Each row then counts as often as any other, so the mean over the devices is the mean over the rows. No rows of padding
+are needed, which a loss would have to leave out. The price is time: some rows are computed more than once.
 
-The state lies whole on every device, or, sharded, in as many parts as there are devices: each tensor of some size along the
-longest of its dimensions that they divide.
+The state is whole on every device. If it is sharded, each tensor of some size is cut along the longest dimension
+that the devices divide.
 
-With several processes, each brings its own rows, and holds what lies on its own devices; `batch_exchange.py` says what
-becomes of rows that they don't divide.
+With several processes, each brings its own rows, and holds the parts on its own devices. `batch_exchange.py` handles
+rows that the processes don't divide.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
 from footplate.core.errors import DataError
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import host_array
-from footplate.step.xla.lowering.parallel import AXIS
+from footplate.step.xla.lowering.data_parallel import AXIS
 
 WHOLE = PartitionSpec()
 ROWS = PartitionSpec(AXIS)
@@ -42,20 +42,20 @@ ROWS_OF_EACH = PartitionSpec(None, AXIS)
 
 
 def spec_of(parts: int, rows: PartitionSpec) -> PartitionSpec:
-    """How a batch in so many parts lies on the devices: cut, or, in no parts, whole on each."""
+    """The layout of a batch in some parts: cut; or, for 0 parts, whole on each device."""
     return rows if parts else WHOLE
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A batch as its tensors and their tree, without what is no tensor; `left_out` are the keys of that."""
+    """A batch as its tensors and their tree. `left_out` has the keys of entries that are no tensors."""
 
     leaves: list[Tensor]
     tree: Any
     left_out: list[str]
 
     def alike(self, other: Flat) -> bool:
-        """Whether it has the same form."""
+        """Return True if the other batch has the same form."""
         pairs = zip(self.leaves, other.leaves, strict=False)
         return self.tree == other.tree and all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
 
@@ -64,21 +64,21 @@ def flat(batch: Any, convert: Callable[[Any], Any]) -> Flat:
     """A batch, converted to the types of the step.
 
     Raises:
-        DataError: it holds something that is no tensor where that can't be left out.
+        DataError: it holds something other than tensors, outside of dictionaries.
     """
     tensors, left_out = without_text(batch)
     leaves, tree = pytree.tree_flatten(convert(tensors))
     other = next((leaf for leaf in leaves if not isinstance(leaf, Tensor)), None)
     if other is not None:
         raise DataError(
-            f"a batch holds {other!r:.60}: a compiled step takes tensors alone. What stands under a key of a dict is "
-            "left out; leave this out too, or make it a tensor."
+            f"a batch holds {other!r:.60}: a compiled step takes only tensors. Under a key of a dict it would be "
+            "left out. Leave it out, or make it a tensor."
         )
     return Flat(leaves, tree, left_out)
 
 
 def without_text(batch: Any) -> tuple[Any, list[str]]:
-    """A batch without what is no tensor, as far as it stands in dictionaries (names, say), and the keys of that."""
+    """A batch without the entries of dictionaries that are no tensors (names, for example), and their keys."""
     if type(batch) is not dict:
         return batch, []
     kept: dict[Any, Any] = {}
@@ -94,10 +94,10 @@ def without_text(batch: Any) -> tuple[Any, list[str]]:
 
 
 def rows_of(leaves: Sequence[Tensor]) -> int:
-    """The rows of a batch that is to be split.
+    """The number of rows of a batch.
 
     Raises:
-        DataError: its tensors disagree, so that nobody can tell which dimension the rows are.
+        DataError: its tensors have different numbers of rows.
     """
     counts = {leaf.shape[0] for leaf in leaves if leaf.ndim}
     if len(counts) != 1:
@@ -110,28 +110,28 @@ def rows_of(leaves: Sequence[Tensor]) -> int:
 
 
 def parts_of(rows: int, devices: int, whole: bool) -> int:
-    """Into how many parts rows are cut, each of which goes to `devices // parts` devices; 0 where each is given all.
+    """The number of parts that rows are cut into. Each part goes to `devices // parts` devices; 0 gives all to each.
 
     Args:
-        rows: of the batch.
-        devices: how many there are.
-        whole: the step is one of the whole batch, which lies in equal parts or whole on each device.
+        rows: the rows of the batch.
+        devices: the number of devices.
+        whole: the step computes on the whole batch, which is in equal parts or whole on each device.
     """
     return (0 if rows % devices else devices) if whole else math.gcd(rows, devices)
 
 
 def parts_to_evaluate(leaves: Sequence[Tensor], devices: int) -> int:
-    """The parts of a batch that no device needs for itself: as many as devices, or 0 where every device is given all."""
+    """The parts of a batch to evaluate: as many as devices, or 0 if every device gets the whole batch."""
     return devices if devices == 1 or all(leaf.shape[0] % devices == 0 for leaf in leaves if leaf.ndim) else 0
 
 
 def part(leaf: Tensor, parts: int) -> Tensor:
-    """The first of a tensor's parts: the form of batch that a device is given."""
+    """The first part of a tensor, which has the form that a device is given."""
     return leaf[: leaf.shape[0] // parts] if leaf.ndim else leaf
 
 
 def of_all(batch: Flat, processes: int) -> Flat:
-    """The form of a batch of which each process has as much as this one: tensors without values."""
+    """The form of the global batch if each process has as many rows as this one: tensors without values."""
     if processes == 1:
         return batch
     shapes = [(leaf.shape[0] * processes, *leaf.shape[1:]) if leaf.ndim else () for leaf in batch.leaves]
@@ -142,7 +142,7 @@ def of_all(batch: Flat, processes: int) -> Flat:
 
 
 def spread(array: np.ndarray, parts: int, devices: int) -> np.ndarray:
-    """Rows in the order in which the devices, one after the other, take them."""
+    """Rows in the order in which the devices take them."""
     if parts in (0, devices) or not array.ndim:
         return array
     cut = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
@@ -150,13 +150,13 @@ def spread(array: np.ndarray, parts: int, devices: int) -> np.ndarray:
 
 
 def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: bool = True) -> tuple[jax.Array, ...]:
-    """Arrays on the devices, cut as `spec` says; numbers go to all of them.
+    """Move arrays to the devices, cut as `spec` says. Numbers go to all devices.
 
     Args:
         mesh: the devices.
-        arrays: this process's rows, where they are cut.
-        spec: how.
-        copy: copy them before, since a loader may fill the same memory again while the devices still read.
+        arrays: the rows of this process.
+        spec: the layout.
+        copy: copy them first, since a loader may fill the same memory again while the devices still read it.
     """
     shardings = [NamedSharding(mesh, spec if array.ndim >= len(spec) else WHOLE) for array in arrays]
     given = [np.array(array, copy=True) for array in arrays] if copy else list(arrays)
@@ -167,7 +167,7 @@ def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: b
 
 
 def place_all(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec) -> tuple[jax.Array, ...]:
-    """Arrays that every process has as a whole on the devices, cut as `spec` says; numbers go to all of them."""
+    """Move arrays that every process has as a whole to the devices, cut as `spec` says. Numbers go to all devices."""
     return tuple(_placed_whole(mesh, array, spec if array.ndim >= len(spec) else WHOLE) for array in arrays)
 
 
@@ -176,11 +176,12 @@ def _placed_whole(mesh: Mesh, array: np.ndarray, spec: PartitionSpec) -> jax.Arr
     return jax.make_array_from_callback(given.shape, NamedSharding(mesh, spec), lambda index: given[index])
 
 
-SMALL = 1024  # elements of a tensor below which it lies whole on every device
+# A tensor with fewer elements is whole on every device.
+SMALL = 1024
 
 
 def layout(shape: Sequence[int], devices: int, sharded: bool) -> PartitionSpec:
-    """How a tensor of the state lies on the devices."""
+    """The layout of a tensor of the state."""
     divided = [dimension for dimension, length in enumerate(shape) if length % devices == 0]
     if not sharded or not divided or math.prod(shape) < SMALL:
         return WHOLE
@@ -189,7 +190,7 @@ def layout(shape: Sequence[int], devices: int, sharded: bool) -> PartitionSpec:
 
 
 def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any, jax.Array]:
-    """A state on the devices."""
+    """Move a state to the devices."""
     found: dict[Any, jax.Array] = {}
     put = place_all if mesh.is_multi_process else place
     for path, tensor in tensors.items():
@@ -198,7 +199,7 @@ def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any
 
 
 def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
-    """An array of which each process has all, cut in the same way over its devices, as one on this process's alone."""
+    """An array of all processes, cut in the same way over each one's devices, as an array of this process alone."""
     pieces = {piece.device: piece.data for piece in array.addressable_shards}
     on_each = [pieces[device] for device in mesh.devices.flat]
     return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, spec), on_each)

@@ -1,4 +1,4 @@
-"""What can't be trained by programs of XLA, refused before any work begins."""
+"""Settings and modules that XLA can't train, refused before any work begins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MODES = ("on_validation_model_eval", "on_test_model_eval", "on_predict_model_ev
 
 
 def check_module(spec: StepSpec) -> None:
-    """Refuse a module or callbacks that replace parts of the sequence which becomes a program.
+    """Refuse a module or callbacks that replace a phase of the step which can't be compiled.
 
     Raises:
-        ConfigError: which method, and what to do.
+        ConfigError: names the method and the alternative.
     """
     module, who = spec.module, type(spec.module).__name__
     if not spec.optimizers:
@@ -37,8 +37,8 @@ def check_module(spec: StepSpec) -> None:
     for name in _INSIDE:
         for callback in spec.hooks.callbacks_with(name):
             raise ConfigError(
-                f"{callback} overrides {name}(), which would run inside the compiled step, where there are no values: use "
-                f"the module's own {name}(), which is compiled with it."
+                f"{callback} overrides {name}(), which would run inside the compiled step, where tensors have no "
+                f"values: use the module's own {name}(), which is compiled with it."
             )
     for name in _MODES:
         _refuse_mode(module, name)
@@ -47,13 +47,13 @@ def check_module(spec: StepSpec) -> None:
 def _refuse_mode(module: Any, name: str) -> None:
     if overrides(module, name):
         raise ConfigError(
-            f"{type(module).__name__} overrides {name}(): what is compiled is the step in evaluation mode. "
+            f"{type(module).__name__} overrides {name}(): a compiled step always evaluates in evaluation mode. "
             'Use accelerator="cpu" or "cuda".'
         )
 
 
 def check_processes(spec: StepSpec) -> None:
-    """Compare what makes the programs of several processes, and when they fetch weights that they have in parts.
+    """Check that all processes make the same programs, and fetch sharded weights at the same times.
 
     Raises:
         ConfigError: something differs.

@@ -1,20 +1,20 @@
-"""Where the weights are, and what else is part of the state.
+"""The state on the devices: weights, optimizer state, and the gradients of a window.
 
-On the devices, as the state of the programs; the module's own tensors on the host are older, until somebody may look:
+The state is the input and output of the programs. The module's own tensors on the host are older, until they are
+fetched:
 
-    show()     the host has what the devices have          before a checkpoint is written
-    lend()     … and from then on it is the host's         before a hook of somebody who may look or write
+    fetch()                 copy the state to the host, before a checkpoint is written
+    fetch(may_change=True)  the same, and the host's state is the newest from then on: before a hook that may change it
+    put()                   copy the host's state to the devices, if it is the newest
 
-After `lend`, `put` takes the module's and the optimizers' tensors onto the devices again, whatever was done to them.
+A program reuses the memory of the state that it is given. If it fails half-way, the state may be lost: the next access
+raises.
 
-A program takes the memory of the state that it is given, so after one that failed half-way there may be none: that is said
-when somebody asks for it.
-
-Several processes begin with the weights of the first. Where the devices of all share the state out among them, no process
-has it by itself: `show` and `lend` after a step are then calls that all make together, as they do before hooks and saves.
-For an evaluation, which each makes by itself, `gather` brings parameters and buffers onto each process's own devices; after
-it, until the next step, nobody needs the others. A process that fails is alone from then on: the module stays as it was
-shown last.
+Several processes begin with the weights of the first. With sharded weights no process has the whole state, so `fetch`
+after a step is a call that all processes make together, as they do before hooks and saves. For an evaluation, which
+each process makes alone, `gather` brings parameters and buffers onto the devices of each process. After that, until the
+next step, no process needs the others. A process that has failed fetches nothing any more: the module keeps the weights
+of the last fetch.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from footplate.step.xla.capture import load_state, state_of
 from footplate.step.xla.capture.state import WEIGHT, Path, State
 from footplate.step.xla.lowering import tensors_like
 from footplate.step.xla.lowering.arrays import to_tensor
-from footplate.step.xla.lowering.parallel import AXIS
-from footplate.step.xla.lowering.run import Arrays
+from footplate.step.xla.lowering.data_parallel import AXIS
+from footplate.step.xla.lowering.state_function import Arrays
 from footplate.step.xla.runtime import sharding
 from footplate.step.xla.runtime.program_cache import trained_by
 
 
 class Weights:
-    """The state of a step: parameters, buffers, what the optimizers remember, gradients of a window.
+    """The state of a step: parameters, buffers, optimizer state, and the gradients of a window.
 
     Args:
-        spec: what the step is made of.
+        spec: the parts and settings of the step.
         mesh: the devices that train.
-        here: those of this process, which evaluate.
+        here: the devices of this process, which evaluate.
 
     Attributes:
-        summed: batches of the window so far, whose gradients are in the state.
-        weight: of these sums, where losses are sums; as the host knew it last.
-        alone: whether the other processes are no longer to be asked for anything.
+        summed: batches of the window so far. Their gradients are in the state.
+        weight: the weight of these gradients if losses are sums, as last fetched.
+        alone: this process has failed, and must not wait for others.
     """
 
     def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
         self._spec, self._mesh, self._here = spec, mesh, here
         self._optimizers = trained_by(spec)
-        self._apart = spec.sharded and mesh.size > here.size  # no process has all of the state
+        self._apart = spec.sharded and mesh.size > here.size  # True: no process has the whole state
         self.summed = 0
         self.weight: torch.Tensor | None = None
         self.alone = False
         self._like = self._host_state()
         self._state: Arrays | None = None
-        self._state_here: Arrays | None = None  # with several processes: on the devices of this one
+        self._state_here: Arrays | None = None  # on the devices of this process, for evaluations
         self._ahead = False  # the devices' weights are newer than the module's
-        self._lost = False  # a step failed when it had taken the state's memory
+        self._lost = False  # a step has failed after it had reused the state's memory
 
     def put(self) -> Arrays:
         """The state on the devices.
@@ -74,7 +74,9 @@ class Weights:
             ConfigError: a step failed in the middle of changing it.
         """
         if self._lost:
-            raise ConfigError("A step failed while it changed the weights: begin anew, or from a checkpoint.")
+            raise ConfigError(
+                "A step failed while it changed the weights, which are lost. Begin again, or from a checkpoint."
+            )
         if self._state is None:
             self._like = self._host_state()
             self._state = sharding.put_state(self._mesh, self._like, self._spec.sharded)
@@ -82,7 +84,7 @@ class Weights:
         return self._state
 
     def on_here(self) -> Arrays:
-        """The state on the devices of this process, as far as an evaluation needs it."""
+        """The part of the state that an evaluation needs, on the devices of this process."""
         if self._mesh.size == self._here.size:
             return self.put()
         if self._state_here is None and self._apart:  # nothing has been trained since the host had everything
@@ -92,20 +94,20 @@ class Weights:
         return self._state_here
 
     def gather(self) -> None:
-        """Bring what an evaluation needs onto the devices of this process, where no process has all of it."""
+        """Gather the parameters and buffers on the devices of this process, if no process has all of them."""
         if self._apart and self._ahead and self._state_here is None:
             state = _evaluated(self.put())
             self._state_here = {path: self._brought(array) for path, array in state.items()}
 
     def _brought(self, array: jax.Array) -> jax.Array:
-        """An array of all processes' devices on those of this one; all processes call it together."""
+        """An array of all processes' devices, on the devices of this process. All processes call it together."""
         spec = sharding.layout(array.shape, self._here.size, True)
         rows = np.array(self._mesh.devices).reshape(-1, self._here.size)  # (processes, devices of each)
         lying = NamedSharding(Mesh(rows, ("process", AXIS)), spec)
         return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._here, spec)
 
     def change(self, paths: Sequence[Path], program: Callable[..., Any]) -> tuple[Any, ...]:
-        """Let a program change the state, which it is given in the order of `paths`; returns what it returns beside it."""
+        """Run a program on the state in the order of `paths`; keep the new state, and return the other results."""
         state = self.put()
         try:
             after, *others = program(tuple(state[path] for path in paths))
@@ -116,31 +118,34 @@ class Weights:
         self._ahead = True
         return tuple(others)
 
-    def show(self) -> None:
-        """Give the module and the optimizers, on the host, the state that the devices have.
+    def fetch(self, may_change: bool = False) -> None:
+        """Copy the state of the devices to the module and the optimizers on the host.
+
+        Args:
+            may_change: somebody may change it there: `put` copies it back. If the state is lost, nothing happens.
 
         Raises:
             CheckpointError: a step failed in the middle of changing it.
         """
+        if self._lost and may_change:
+            return
         if self._lost:
-            raise CheckpointError("The step failed while it changed the weights: what the devices hold is lost.")
+            raise CheckpointError("The step failed while it changed the weights: the state on the devices is lost.")
         if self._state is not None and self._ahead and not (self._apart and self.alone):
             self._load(self._fetched(self._state))
             self._ahead = False
+        if may_change:
+            self._state = self._state_here = None
 
     def _fetched(self, state: Arrays) -> State:
         if not self._apart:
             return tensors_like(self._like, state)
         return {path: to_tensor(self._brought(state[path]), like.dtype) for path, like in self._like.items()}
 
-    def lend(self) -> None:
-        """`show`, and take the host's as the state from then on; where it is lost, there is nothing to lend."""
-        if not self._lost:
-            self.show()
-            self._state = self._state_here = None
-
     def state_dict(self) -> dict[str, Any]:
-        """As the eager step's: the gradients of an unfinished window, so that another accelerator may finish it."""
+        """The gradients of an unfinished window, in the eager step's form, so that another accelerator can finish
+        it.
+        """
         if not self.summed:
             return {}
         named = self._spec.module.named_parameters()
@@ -148,7 +153,7 @@ class Weights:
         return state if self.weight is None or not self.weight.item() else {**state, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`; module and optimizers have been loaded."""
+        """The counterpart of `state_dict`. Module and optimizers are loaded already."""
         self._state, self._state_here, self._ahead = None, None, False
         self.summed = state.get("accumulated", 0)
         self.weight = state.get("weight")
@@ -157,7 +162,7 @@ class Weights:
             parameters[name].grad = gradient.to(parameters[name].dtype)
 
     def begin_alike(self) -> None:
-        """Give the modules and optimizers of all processes the state of the first one's."""
+        """Copy the state of the first process to all processes."""
         if self._spec.group.is_distributed:
             self._load({path: self._spec.group.from_first(one.clone()) for path, one in self._host_state().items()})
 
@@ -167,7 +172,7 @@ class Weights:
         self.weight = state.get(WEIGHT)
 
     def _host_state(self) -> State:
-        """The state in the module's and the optimizers' own tensors."""
+        """The state in the tensors of the module and the optimizers."""
         accumulates = self._spec.accumulate_grad_batches != 1
         state = state_of(self._spec.module, self._optimizers, gradients=accumulates, weight=self.weight)
         if self.summed:
@@ -177,13 +182,13 @@ class Weights:
 
 
 def _evaluated(state: dict[Path, Any]) -> dict[Path, Any]:
-    """What of a state an evaluation reads."""
+    """The part of a state that an evaluation reads."""
     return {path: one for path, one in state.items() if path[0] in ("params", "buffers")}
 
 
 @functools.cache
 def _relaid(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """A function that lays an array out anew; one for each layout, so that it is compiled once for each shape."""
+    """A function that changes the layout of an array. Cached, so that JAX compiles it once for each shape."""
     return jax.jit(_same, out_shardings=sharding)
 
 

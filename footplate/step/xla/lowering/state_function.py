@@ -1,7 +1,7 @@
 """A captured step as a function of its state.
 
-The state is a dictionary of arrays under the captured names (`capture/state.py`), the batch a tuple of arrays in the
-order of its leaves: forms that JAX knows, whatever the batch's own classes are.
+The state is a dictionary of arrays under the captured names (`capture/state.py`). The batch is a tuple of arrays in the
+order of its leaves. JAX knows both forms, whatever classes the batch has.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import torch
 from torch import Tensor
 
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.refusals import CaptureError
 from footplate.step.xla.capture.state import Path, State
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import array_type, to_array, to_tensor
 from footplate.step.xla.lowering.interpret import interpret, require_ops
 
@@ -25,11 +25,11 @@ Arrays = dict[Path, jax.Array]
 
 
 def lower(captured: Captured, platform: str | None = None) -> Callable[..., Any]:
-    """A pure function, to be given to `jax.jit`.
+    """A pure function for `jax.jit`.
 
     Args:
         captured: the step.
-        platform: what it is compiled for, as JAX names it ("cpu", "tpu", …); by default where JAX computes here.
+        platform: the platform to compile for, as JAX names it ("cpu", "tpu", …); by default JAX's own here.
 
     Returns:
         For training, `(state, rates, key, batch) → (state, loss, logs)`, and for an evaluation `(state, key, batch,
@@ -74,15 +74,15 @@ def tensors_like(state: State, arrays: Mapping[Path, Any]) -> State:
 
 
 def batch_arrays(captured: Captured, batch: Any, devices: int = 1) -> tuple[jax.Array, ...]:
-    """A batch's tensors as arrays, in the order in which the step takes them.
+    """The tensors of a batch as arrays, in the step's order.
 
     Args:
         captured: the step.
         batch: a batch of the form that was captured, `devices` times as long in its tensors' first dimension.
-        devices: how many devices share it.
+        devices: the number of devices that share it.
 
     Raises:
-        CaptureError: the batch is not of the form, shapes and types that were captured.
+        CaptureError: the batch has another form than the captured one.
     """
     leaves, tree = pytree.tree_flatten(batch)
     form = tuple((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), None) for leaf in leaves)
@@ -93,6 +93,6 @@ def batch_arrays(captured: Captured, batch: Any, devices: int = 1) -> tuple[jax.
     ):
         raise CaptureError(
             f"{captured.name} was captured for batches of {form_then} and is given one of {form} for {devices} device(s): "
-            "a program holds for one form; capture another one for this."
+            "a program holds for one form. Capture the step again for this form."
         )
     return tuple(to_array(leaf) for leaf in leaves)

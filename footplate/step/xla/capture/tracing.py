@@ -1,9 +1,9 @@
 """The capture of one step, from the first line of `training_step` to the last parameter that changes.
 
-What runs in which order is in `sequence.py`. All of it runs with tensors that have no memory, in the place of the module's
-and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never makes a new
-program necessary. Random operations (dropout, `torch.rand`) stay operations of the graph; whoever runs it derives their
-numbers from a key, which is an input too: no draw is ever frozen.
+`step/phases.py` has the order of the step. All of it runs with tensors that have no memory, installed instead of the
+module's and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never
+needs a new program. Random operations (dropout, `torch.rand`) stay operations of the graph. The caller derives their
+numbers from a key, which is an input too, so no draw is ever a constant.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch.fx import GraphModule
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.step.precision import Precision
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 from footplate.step.xla.capture.arithmetic import NumbersAsInputs, pythons_functions
-from footplate.step.xla.capture.attached import Logs, attached, call_step
-from footplate.step.xla.capture.attention import AttentionAsOne
+from footplate.step.xla.capture.attention_op import AttentionAsOne
 from footplate.step.xla.capture.attribute_guards import Attribute, form_of
 from footplate.step.xla.capture.attribute_guards import fed as feeding
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.capture.functional import pytree
-from footplate.step.xla.capture.recurrence import RecurrenceAsOne
+from footplate.step.xla.capture.captured_step import Captured
+from footplate.step.xla.capture.module_view import Logs, call_step, viewed_module
+from footplate.step.xla.capture.recurrence_op import RecurrenceAsOne
 from footplate.step.xla.capture.refusals import CaptureError, explained
 from footplate.step.xla.capture.rng_ops import NoGenerators
-from footplate.step.xla.capture.sequence import Sequence, Settings
-from footplate.step.xla.capture.shapes import FixedShapes
 from footplate.step.xla.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.xla.capture.state import Installed, Path, State, state_of
+from footplate.step.xla.capture.static_shapes import FixedShapes
 from footplate.step.xla.capture.symbolic_scalars import MOST, Counters, Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, as_list, rates_of
 from footplate.step.xla.capture.torch_optimizers import settings as optimizer_settings
+from footplate.step.xla.capture.torch_tracing import pytree
+from footplate.step.xla.capture.traced_step import Settings, TracedStep
 
 
 def capture_training(
@@ -55,21 +55,23 @@ def capture_training(
 ) -> Captured:
     """Capture `training_step`, the backward pass, clipping and `optimizer.step()`.
 
-    A window of N accumulated batches needs two programs: one with `ends_window=False`, for every batch but the last, and
-    one with True. Both have the window's gradients in their state (`state_of(module, optimizer, gradients=True)`).
+    A window of N accumulated batches needs two programs: one with `ends_window=False`, for every batch but the last,
+    and one with True. Both have the window's gradients in their state (`state_of(module, optimizer, gradients=True)`).
 
     Args:
         module: a `footplate.Module` or `LightningModule`, on any device, the meta device too: only shapes are used.
-        optimizer: one of torch's (`optimizers.CAPTURED`) of its parameters, with any number of groups; a list of them for
-            manual optimisation.
+        optimizer: one of torch's (`optimizers.CAPTURED`) of its parameters, with any number of groups; a list of them
+            for manual optimisation.
         batch: an example; a tree of tensors. The graph holds for batches of the same shapes and types.
         gradient_clip_val: as the `Trainer`'s; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
-        averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step, after
-            the backward pass.
-        precision: as the `Trainer`'s: "bf16-mixed" computes the forward pass under autocast; for "bf16-true" and "64-true"
-            the module has that type already (`Precision.convert_module`), and batches are converted in the program.
-        accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back isn't.
+        averages: average gradients, floating-point buffers, logs and loss over all devices that will run the step,
+            after the backward pass.
+        precision: as the `Trainer`'s: "bf16-mixed" computes the forward pass under autocast; for "bf16-true" and
+            "64-true" the module has that type already (`Precision.convert_module`), and batches are converted in the
+            program.
+        accumulate_grad_batches: how many batches' gradients make a step; the loss is divided by it, what comes back
+            isn't.
         ends_window: whether the optimizer steps after this batch.
         parts: into how many parts the rows of a batch are cut, of which `batch` is one.
         fed: numbers among the attributes of the module and its submodules that are to be inputs and no constants.
@@ -95,9 +97,9 @@ def capture_training(
 
     def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, optimizer, state, rates)
-        sequence = Sequence(who, module, optimizers, settings, logs)
-        with installed.inside(), feeding(module, logs.counters.attributes(fed)), functional.as_compiled():
-            result = sequence.run(installed, given)
+        traced = TracedStep(who, module, optimizers, settings, logs)
+        with installed.inside(), feeding(module, logs.counters.attributes(fed)), torch_tracing.as_compiled():
+            result = traced.run(installed, given)
             return installed.read(ends_window and result is not None), result
 
     accumulates, present = accumulate_grad_batches != 1, present or Present(module)
@@ -138,7 +140,7 @@ def capture_evaluation(
         installed = Installed(module, None, state, rates)
         forward, numbers = kind.forward_context(torch.device("cpu")), logs.counters.attributes(fed)
         with (
-            installed.inside(), feeding(module, numbers), functional.as_compiled(), attached(module, logs, {}),
+            installed.inside(), feeding(module, numbers), torch_tracing.as_compiled(), viewed_module(module, logs, {}),
             torch.no_grad(), forward,
         ):  # fmt: skip
             output = call_step(getattr(module, name), name, kind.convert_batch(given), logs.counters, dataloader_idx)
@@ -155,12 +157,12 @@ def capture_evaluation(
 
 
 def _floating(precision: Precision) -> torch.dtype:
-    """The type that Python's floats have among tensors."""
+    """The type of Python's floats among tensors."""
     return torch.float64 if precision.name == "64-true" else torch.get_default_dtype()
 
 
 def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
-    """Capture once, and once more when attributes changed, to see whether they change every time."""
+    """Capture once, and once more if attributes changed, to find out if they change every time."""
     captured, changes = capture()
     refuse_changes(who, [change for change in changes if change.traced])
     if changes:
@@ -184,10 +186,10 @@ def _capture(
     rates = [torch.zeros((), dtype=torch.float64) for _ in range(known + MOST)]  # nobody knows yet how many of counters
     trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
-    mode = functional.fake_mode()
+    mode = torch_tracing.fake_mode()
     with mode:
         state = state_of(module, optimizer, gradients)
-    inputs = [functional.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
+    inputs = [torch_tracing.fake_like(tensor, mode) for tensor in (*state.values(), *rates, *leaves)]
     learning = _learning(module, state) + [False] * (len(rates) + len(leaves))
     counters = Counters(present, _floating(precision))
     logs, changes = Logs(counters, module), Changes(module)
@@ -210,10 +212,10 @@ def _capture(
         explained(who), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(), RecurrenceAsOne(),
         FixedShapes(), NoGenerators(),
     ):  # fmt: skip
-        graph = functional.trace(whole, inputs, learning)
+        graph = torch_tracing.trace(whole, inputs, learning)
     counted = counters.counted
     unused = range(len(state) + known + len(counted.numbers), len(state) + len(rates))
-    functional.drop_inputs(graph, unused)
+    torch_tracing.drop_inputs(graph, unused)
     if not trains:
         graph = _without_state(who, graph, tuple(state))
     form = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
@@ -226,7 +228,7 @@ def _capture(
 
 
 def graph_outputs(graph: GraphModule) -> Any:
-    """The nodes that a graph returns; None where it returns that."""
+    """The nodes that a graph returns, and None for each None."""
     return list(graph.graph.nodes)[-1].args[0]
 
 
@@ -243,7 +245,7 @@ def _leaves_of(batch: Any) -> tuple[list[Tensor], Any]:
         if not isinstance(leaf, Tensor):
             raise CaptureError(
                 f"batch{pytree.keystr(path)} is {leaf!r:.60}, a {type(leaf).__name__}: a captured step takes tensors "
-                "alone, anything else would stay what it is in this batch. Leave it out, or make it a tensor."
+                "alone, anything else would be a constant of the program. Leave it out, or make it a tensor."
             )
     if not leaves:
         raise ConfigError("batch: there is no tensor in it.")
@@ -260,7 +262,7 @@ def _tensors(who: str, leaves: list[Any]) -> list[Any]:
 
 
 def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> GraphModule:
-    """An evaluation's graph without the state among its outputs, once it is sure that it left the state alone."""
+    """An evaluation's graph without the state among its outputs, after a check that the state is unchanged."""
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     (outputs,) = nodes[-1].args
@@ -278,7 +280,7 @@ def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> Gra
 
 
 def _refuse_unfit(module: Any, optimizers: int, settings: Settings) -> None:
-    """Refuse what replaces parts of the sequence that can't be captured, and settings that don't go together."""
+    """Refuse overrides of phases that can't be captured, and settings that don't go together."""
     who, automatic = type(module).__name__, getattr(module, "automatic_optimization", True)
     accumulates = settings.accumulate_grad_batches != 1
     if overrides(module, "optimizer_step"):

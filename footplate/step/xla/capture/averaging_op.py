@@ -1,8 +1,8 @@
-"""The one point of a step at which devices meet: an operation that averages tensors over all of them.
+"""The one operation of a step at which devices meet: it averages tensors over all of them.
 
-While a step is captured it does nothing but stand in the graph, once for gradients, statistics, logs and loss together, so
-that whoever runs the graph makes one collective of it. What is logged as a minimum or maximum has an operation of its own.
-A log that is a sum is averaged, too: whoever runs the graph knows of how many parts of a batch it is to be the sum.
+During capture it only marks the point in the graph, once for gradients, statistics, logs and loss together, so that the
+caller makes one collective of it. A log that is a minimum or maximum has an operation of its own. A log that is a sum
+is averaged too: the caller knows the number of parts of the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @torch.library.custom_op("footplate::average", mutates_args=())
 def average(tensors: list[Tensor]) -> list[Tensor]:
-    """Tensors averaged over the devices that run the same program; of one device, themselves."""
+    """Tensors averaged over the devices that run the same program; unchanged on one device."""
     return [tensor.clone() for tensor in tensors]
 
 
@@ -26,7 +26,7 @@ def _(tensors: list[Tensor]) -> list[Tensor]:
 
 @torch.library.custom_op("footplate::extreme", mutates_args=())
 def extreme(value: Tensor, kind: str) -> Tensor:
-    """The least ("min") or greatest ("max") of a number over the devices; of one device, itself."""
+    """The minimum ("min") or maximum ("max") of a number over the devices; unchanged on one device."""
     return value.clone()
 
 
@@ -36,7 +36,7 @@ def _(value: Tensor, kind: str) -> Tensor:
 
 
 def average_gradients(parameters: list[Tensor]) -> None:
-    """Average the gradients of parameters over the devices, where they have any."""
+    """Average the gradients of parameters over the devices."""
     learning = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
     for (parameter, _), mean in zip(learning, average([gradient for _, gradient in learning]), strict=True):
         parameter.grad = mean
@@ -49,10 +49,10 @@ def average_step(
     reductions: Mapping[str, str],
     buffers: list[Tensor],
 ) -> Tensor:
-    """Average, all at once, what devices have each computed of their own part of the batch.
+    """Average, in one operation, the results of the devices for their parts of the batch.
 
-    Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of logs,
-    where whole numbers become means too, but for those whose reduction is "min" or "max".
+    Gradients and floating-point buffers (BatchNorm's statistics) are changed in place, and so is the dictionary of
+    logs, where whole numbers become means too, but for those whose reduction is "min" or "max".
 
     Returns:
         The averaged loss, detached.
@@ -74,7 +74,7 @@ def average_step(
 
 
 def average_logs(logs: dict[str, Tensor], reductions: Mapping[str, str], names: list[str]) -> None:
-    """Average, in place, what hooks have logged of these names after the backward pass."""
+    """Average, in place, the logs of these names, which hooks have logged after the backward pass."""
     means = _extremes(logs, names, reductions)
     if means:
         values = [logs[name] if logs[name].is_floating_point() else logs[name].float() for name in means]
@@ -82,7 +82,9 @@ def average_logs(logs: dict[str, Tensor], reductions: Mapping[str, str], names: 
 
 
 def _extremes(logs: dict[str, Tensor], names: Iterable[str], reductions: Mapping[str, str]) -> list[str]:
-    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be averaged."""
+    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be
+    averaged.
+    """
     means = []
     for name in names:
         if reductions[name] in ("min", "max"):

@@ -1,7 +1,7 @@
-"""Attention masks that hold no data, recognised while a step is captured: attention then costs what it does in eager torch.
+"""Attention masks that hold no data, recognised during capture so that attention costs what it costs in eager torch.
 
-Libraries pass `is_causal=True` in eager torch and build a mask of queries × keys when they notice a capture (transformers
-does). Such a mask is computed from constants alone. Its value is then known, however it was put together:
+Libraries pass `is_causal=True` in eager torch, and build a mask of queries × keys when they notice a capture
+(transformers does). Such a mask is computed from constants alone, so its value is known:
 
     all True, or all 0            no mask
     True below the diagonal       `is_causal=True`
@@ -17,22 +17,23 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from footplate.step.xla.capture import functional
+from footplate.step.xla.capture import torch_tracing
 
-LARGEST = 2**28  # elements of an intermediate value; beyond that, the mask is left as it is
+# Elements of an intermediate value. If one is larger, the mask stays as it is.
+LARGEST = 2**28
 _VERDICT = "mask_is"
 
 
 def simplified(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
-    """A mask and a flag that mean the same to attention, without the mask where that can be.
+    """An equivalent mask and flag, without the mask if possible.
 
     Args:
         mask: a traced tensor (…, queries, keys): truth values, or numbers to be added to the scores.
-        causal: whether a query sees no later keys; there is no mask then.
+        causal: a query sees no later keys; there is no mask then.
     """
-    if mask is None or not functional.is_traced(mask) or mask.ndim < 2:
+    if mask is None or not torch_tracing.is_traced(mask) or mask.ndim < 2:
         return mask, causal
-    node = functional.node_of(mask)
+    node = torch_tracing.node_of(mask)
     if _VERDICT not in node.meta:
         node.meta[_VERDICT] = _verdict(node)
     return {"nothing": (None, False), "causal": (None, True)}.get(node.meta[_VERDICT], (mask, causal))
@@ -42,7 +43,7 @@ def _verdict(node: Node) -> str:
     sources = _sources(node)
     if sources is None:
         return "data"
-    with functional.without_modes():
+    with torch_tracing.without_modes():
         value = _value(node, sources)
         seen = value if value.dtype == torch.bool else _seen(value)
         if seen is None:
@@ -54,7 +55,7 @@ def _verdict(node: Node) -> str:
 
 
 def _seen(numbers: Tensor) -> Tensor | None:
-    """Where numbers that are added to scores let a key be seen; None where they do more than hide."""
+    """The positions at which numbers that are added to scores leave a key visible; None if they do more than hide."""
     if not numbers.is_floating_point():
         return None
     seen, hidden = numbers == 0, numbers <= torch.finfo(numbers.dtype).min
@@ -62,7 +63,7 @@ def _seen(numbers: Tensor) -> Tensor | None:
 
 
 def _sources(node: Node) -> list[Node] | None:
-    """All nodes that a value is computed from, in the graph's order; None where one is an input, a draw or too large."""
+    """All nodes that a value is computed from, in graph order; None if one is an input, a draw or too large."""
     found, waiting = {node}, [node]
     while waiting:
         current = waiting.pop()

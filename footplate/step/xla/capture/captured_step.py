@@ -1,4 +1,4 @@
-"""What a capture gives: a step as a graph, and what must be known of it by whoever runs it."""
+"""The result of a capture: a step as a graph, and what its caller must know."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ class Captured:
     """A step as a graph without side effects.
 
     The graph's inputs are the state's tensors in the order of `paths`, then `rates` numbers (float64: those of
-    `optimizers.rates_of`, then `counted.values`), then the batch's tensors in the order of their leaves. Its outputs are
-    the new state in the same order (nothing, for an evaluation), then the leaves of `output`, then the values of `logs`
-    in their order.
+    `optimizers.rates_of`, then `counted.values`), then the batch's tensors in the order of their leaves. Its outputs
+    are the new state in the same order (nothing, for an evaluation), then the leaves of `output`, then the values of
+    `logs` in their order.
 
     Attributes:
-        name: what was captured, such as `"Classifier.training_step"`.
+        name: the captured step, such as `"Classifier.training_step"`.
         graph: the operations, of core ATen.
         paths: the names of the state's tensors (see `state.py`).
-        rates: how many numbers there are that each step is given anew.
-        batch: the form of the batch: a tree, and the (shape, type) of each of its tensors.
-        output: the form of what comes back: for training the loss, or a dictionary of it, for an evaluation what the step
-            returned.
+        rates: the number of values that each step is given again.
+        batch: the form of the batch: a tree, and the (shape, type) of each tensor.
+        output: the form of what comes back: for training the loss, or a dictionary of it, for an evaluation what the
+            step returned.
         logs: for each name given to `self.log`, the other arguments of that call.
-        trains: whether the state changes.
-        reads: the plain attributes that the step has read, and the optimizers' settings; they are constants of the graph.
-        steps: how often an optimizer steps: what `global_step` grows by.
-        skips: whether `training_step` returned None: the batch leaves no gradients.
-        counted: what is made of numbers that change, such as `global_step`: inputs, and decisions that the graph is for.
+        trains: True if the state changes.
+        reads: the plain attributes that the step has read, and the optimizers' settings: constants of the graph.
+        steps: the optimizer steps, which `global_step` grows by.
+        skips: True if `training_step` returned None: the batch leaves no gradients.
+        counted: what is made of numbers that change, such as `global_step`: inputs, and decisions that the graph is
+            for.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Captured:
     counted: Counted = field(default_factory=Counted)
 
     def check_attributes(self, module: nn.Module, optimizer: Optimizers = None) -> None:
-        """Raise when an attribute that the step read, or a setting of the optimizer, is no longer what it was.
+        """Raise if an attribute that the step read, or a setting of the optimizer, has changed.
 
         Learning rates may change, and the momentum that OneCycleLR and CyclicLR move.
 

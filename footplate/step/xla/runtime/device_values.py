@@ -1,4 +1,4 @@
-"""What a program returns: numbers that are read when they are needed, and outputs as torch tensors."""
+"""Results of a program: numbers that stay on the device until they are read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from footplate.core.device_scalar import DeviceScalar
 
 
 class OnDevice(DeviceScalar):
-    """A number that a program returns, or one of those that a call of several steps returns together.
+    """A number that a program returns, or one of the numbers that a call of several steps returns together.
 
     Args:
-        array: what was returned: a number, or one for each step.
-        place: which step's; None for a number.
-        share: how much of it is this process's.
+        array: the result: a number, or one number for each step.
+        place: the index of the step; None for a single number.
+        share: the factor by which this process counts it.
     """
 
     __slots__ = ("array", "place", "share")
@@ -29,7 +29,7 @@ class OnDevice(DeviceScalar):
 
     @classmethod
     def read(cls, values: Sequence[OnDevice]) -> list[float]:
-        """See `DeviceScalar.read`: each array is read once, whatever the number of values that are in it."""
+        """See `DeviceScalar.read`. Each array is read once, however many of the values are in it."""
         arrays = {id(value.array): value.array for value in values}
         numbers: dict[int, Any] = dict(zip(arrays, jax.device_get(list(arrays.values())), strict=True))
         found = (

@@ -1,11 +1,11 @@
-"""Attention as one operation of the graph, so that whoever runs it need not hold the matrix of length × length.
+"""Attention as one operation of the graph, so that it can be computed without the matrix of length × length.
 
-While a step is captured, `F.scaled_dot_product_attention` (which `nn.MultiheadAttention`, torchvision, timm and
-transformers call) becomes `footplate::attention`: the result, and for each query the logarithm of the sum of its
-exponentials, from which the backward pass (`footplate::attention_backward`) computes the probabilities again. Dropout draws
-from a seed that both are given. A mask that is added may learn itself (a relative position bias): its gradient is summed
-into its own shape. The functions here say what the operations mean, in plain torch; `lowering/attention.py` computes them
-some queries at a time.
+During capture, `F.scaled_dot_product_attention` (which `nn.MultiheadAttention`, torchvision, timm and transformers
+call) becomes `footplate::attention`. It returns the result and, for each query, the logarithm of the sum of its
+exponentials. The backward pass (`footplate::attention_backward`) computes the probabilities again from these sums. Both
+get the seed that dropout draws from. An added mask may learn itself (a relative position bias): its gradient is summed
+into its own shape. The functions here define the operations in plain torch. `lowering/attention.py` computes them some
+queries at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import register_flop_formula
 
-from footplate.step.xla.capture.masks import simplified
+from footplate.step.xla.capture.attention_masks import simplified
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is masked."""
+    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is
+    masked.
+    """
     scores = _wide(q) @ _wide(k).mT * scale
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
@@ -39,7 +41,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _share(seed: Tensor | None, p: float, like: Tensor) -> Tensor | float:
-    """What dropout multiplies probabilities with."""
+    """The factors of dropout for the probabilities."""
     if seed is None:
         return 1.0
     generator = torch.Generator().manual_seed(int(seed))
@@ -57,10 +59,10 @@ def attention(
         k: keys.
         v: values.
         mask: truth values or numbers to be added, to be broadcast to (…, queries, keys).
-        seed: what dropout draws from, or None for no dropout.
+        seed: the seed of dropout, or None for no dropout.
         p: the probability of dropout.
-        causal: whether a query sees no later keys.
-        scale: what scores are multiplied with.
+        causal: a query sees no later keys.
+        scale: the factor of the scores.
 
     Returns:
         The result, in q's type, and the logarithms of the sums of exponentials, in at least single precision.
@@ -74,9 +76,9 @@ def attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, result: Tensor,
     sums: Tensor, learns: bool, p: float, causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k, v and the mask, of the result's gradient and what `attention` was given and returned.
+    """The gradients of q, k, v and the mask, from the result's gradient and what `attention` got and returned.
 
-    Where the mask doesn't learn, its gradient has no elements.
+    If the mask doesn't learn, its gradient has no elements.
     """
     weights, _ = probabilities(q, k, mask, causal, scale)
     share, gradient = _share(seed, p, weights), _wide(gradient)
@@ -141,8 +143,8 @@ def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 class AttentionAsOne(TorchFunctionMode):
-    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it: from
-    inside of another of torch's functions, where a mode doesn't see it.
+    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it:
+    from inside of another of torch's functions, where a mode doesn't see it.
     """
 
     def __enter__(self) -> Any:
@@ -166,7 +168,8 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    if attn_mask is not None and is_causal:  # which torch refuses
+    # Torch refuses both together.
+    if attn_mask is not None and is_causal:
         return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     attn_mask, is_causal = simplified(attn_mask, is_causal)
     if enable_gqa:

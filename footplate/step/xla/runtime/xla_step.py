@@ -1,16 +1,17 @@
-"""The step of the trainer, by programs of XLA.
+"""The trainer's step on XLA: it runs compiled programs.
 
-Where the weights are is said in `weights.py`. When they were lent to somebody, the next step checks that its programs
-still hold (`program_cache.py`). At the end of training they are lent for good.
+- The weights are on the devices (`weights.py`). After somebody may have changed them, the next step checks that its
+  programs still hold (`program_cache.py`).
+- Dropout draws from the seed that the loop gives to torch's generator before each batch, so a resumed run draws the
+  same numbers.
+- A call of several steps gets the learning rates that the schedulers will have set by then, and returns the results of
+  each step. The outcome equals that of single steps.
+- Batches are moved to the devices by `batch_placement.py`.
+- Several processes, each with its own devices, run the same programs on all devices. Each brings its own rows
+  (`batch_exchange.py`), and evaluates alone, on its own devices.
 
-What dropout draws comes from the seed that the loop gives to torch's generator before each batch, so that a run that
-continues draws what it would have drawn. A call of several steps is given the learning rates that the schedulers will have
-set by then, and returns everything for each of its steps: what follows it is as if they had run one by one.
-
-How batches get to the devices is said in `placing.py`. Several processes, each with devices of its own, run the same
-programs on all devices; each brings its rows (`batch_exchange.py`), and evaluates by itself, on its own devices.
-
-Nothing waits for the devices, except that virtual devices, which share one pool of threads, run one step at a time.
+The step never waits for the devices. The exception is virtual devices: they share one pool of threads, and run one step
+at a time.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from footplate.hardware.xla import cache_directory
 from footplate.step.base import Step, StepSpec
 from footplate.step.eager import EagerStep
 from footplate.step.xla.capture import Captured
-from footplate.step.xla.capture.attached import reduction_of
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.module_view import reduction_of
 from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import constants_reader, rates_of
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import to_tensor
-from footplate.step.xla.lowering.parallel import mesh_of
+from footplate.step.xla.lowering.data_parallel import mesh_of
 from footplate.step.xla.runtime import sharding
-from footplate.step.xla.runtime.batch_exchange import Shares
-from footplate.step.xla.runtime.placing import Placed, Placing
-from footplate.step.xla.runtime.program_cache import Compilation, Program, Programs, trained_by
+from footplate.step.xla.runtime.batch_exchange import BatchExchange
+from footplate.step.xla.runtime.batch_placement import BatchPlacement, Placed
+from footplate.step.xla.runtime.device_values import OnDevice
+from footplate.step.xla.runtime.program_cache import Compilation, Program, ProgramCache, trained_by
 from footplate.step.xla.runtime.sharding import Flat
 from footplate.step.xla.runtime.support import check_module, check_processes
-from footplate.step.xla.runtime.values import OnDevice
 from footplate.step.xla.runtime.weights import Weights
 
-_CAPTURED = "training_step is a program: this is called where it is captured, and nowhere else."
+_CAPTURED = "training_step is a compiled program: only training_step itself can call this."
 
 
 def make_step(spec: StepSpec) -> Step:
-    """The step on all devices that were asked for. Compiled programs are kept on disk."""
+    """Make the step on all requested devices. Compiled programs are kept on disk."""
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
         config.update("jax_compilation_cache_dir", str(cache_directory(os.environ)))
@@ -65,11 +66,11 @@ def make_step(spec: StepSpec) -> Step:
 
 
 class XLAStep(Step):
-    """See the module's docstring.
+    """The step on some devices of JAX.
 
     Args:
-        spec: what the step is made of.
-        devices: JAX's, which all run the same program.
+        spec: the parts and settings of the step.
+        devices: JAX's devices. All run the same program.
     """
 
     def __init__(self, spec: StepSpec, devices: Sequence[Any]) -> None:
@@ -81,31 +82,32 @@ class XLAStep(Step):
         self._several = self._mesh.size > self._here.size
         self._virtual = len(devices) > 1 and devices[0].platform == "cpu"
         self._optimizers = trained_by(spec)
-        self._checked: set[str] = set()  # the stages whose programs hold, no one's code having run since
-        self._programs = Programs(spec, self._mesh, self._here)
-        self._placing = Placing(spec, self._programs)
+        # Stages whose programs are known to hold: no user code has run since the check.
+        self._checked: set[str] = set()
+        self._programs = ProgramCache(spec, self._mesh, self._here)
+        self._placement = BatchPlacement(spec, self._programs)
         self._weights = Weights(spec, self._mesh, self._here)
         self._constants = constants_reader(self._optimizers)
         self._settings = self._constants()
         self._shows_loss = bool(spec.hooks.weight_readers("on_train_batch_end"))
-        self._last: Any = None  # the loss of the step that the devices were given last
-        self._shares = Shares(spec)
+        self._last: Any = None  # the loss of the newest step
+        self._exchange = BatchExchange(spec)
         self._weights.begin_alike()
 
     @property
     def compilations(self) -> list[Compilation]:
-        """The programs that were compiled, in order."""
+        """The compiled programs, in order."""
         return self._programs.made
 
     @property
     def captured(self) -> list[Captured]:
-        """The steps that the present programs were made from, in order."""
+        """The captured steps of the current programs, in order."""
         return self._programs.captured
 
     # Training
 
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterator[Any]:
-        """Train on each batch when its output is asked for; on a whole chunk when that of the first one is."""
+        """Train on each batch when its output is asked for. A whole chunk trains when the first output is."""
         seed = torch.default_generator.initial_seed()
         if 1 < len(batches) == self.chunk_size:
             chunk = self._chunk(batches, seed, batch_idx)
@@ -118,11 +120,11 @@ class XLAStep(Step):
             yield self._single(batch, seed + index - batch_idx, ends_window, epoch, index)
 
     def _single(self, batch: Any, seed: int, ends_window: bool, epoch: int, batch_idx: int) -> Any:
-        placed, share = self._placing.take("training", batch), 1.0
+        placed, share = self._placement.take("training", batch), 1.0
         if self._several:
             placed, share, seed = self._shared(placed, batch_idx, seed)
         present = Present(self.spec.module, batch_idx)
-        with self._placing.numbers():
+        with self._placement.numbers():
             program = self._ready(placed.batch, present, ends_window)
             with self._programs.noted(program, placed.batch):
                 rates = np.array([*rates_of(self._optimizers), *program.captured.counted.values(present)])
@@ -133,30 +135,32 @@ class XLAStep(Step):
         return output
 
     def _shared(self, placed: Placed, batch_idx: int, seed: int) -> tuple[Placed, float, int]:
-        """A batch on the devices of all processes, which share of its rows is this one's, and the seed of all."""
-        alike, seed = self._shares.agree([placed.own], batch_idx, placed.arrays is not None, seed)
+        """A batch on the devices of all processes, the share of its rows that this process brings, and the common
+        seed.
+        """
+        alike, seed = self._exchange.agree([placed.own], batch_idx, placed.arrays is not None, seed)
         if alike:
             return placed, 1 / self._programs.processes, seed
-        everyones, share = self._shares.exchange(placed.own, batch_idx)
-        return self._placing.place_all(placed.given, placed.own, everyones), share, seed
+        everyones, share = self._exchange.exchange(placed.own, batch_idx)
+        return self._placement.place_all(placed.given, placed.own, everyones), share, seed
 
     def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
-        """Train on all batches in one call; None where they differ, or a step would take another way than the first."""
+        """Train on all batches in one call; None if they differ, or if a step would take another way than the first."""
         count, module = len(batches), self.spec.module
-        flat = [self._placing.flat(batch) for batch in batches]
+        flat = [self._placement.flat(batch) for batch in batches]
         everyones = sharding.of_all(flat[0], self._programs.processes)
         alike = all(one.alike(flat[0]) for one in flat) and self._programs.divides(self._programs.parts(everyones))
         if self._several:
-            alike, seed = self._shares.agree(flat, batch_idx, alike, seed)
+            alike, seed = self._exchange.agree(flat, batch_idx, alike, seed)
         if not alike:
             return None
-        with self._placing.numbers():
+        with self._placement.numbers():
             program = self._ready(everyones, Present(module, batch_idx))
             captured = program.captured
             presents = [Present(module, batch_idx + index, index * captured.steps) for index in range(count)]
             if any(captured.counted.broken(present) for present in presents):
                 return None
-            given = self._placing.place_together(flat, program.parts)
+            given = self._placement.place_together(flat, program.parts)
             with self._programs.noted(program, everyones, count):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
@@ -166,7 +170,7 @@ class XLAStep(Step):
         return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
 
     def _ready(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
-        """The program for a batch, and the state on the devices."""
+        """The program for a batch. The state is copied to the devices if it isn't there."""
         now = self._constants()
         if "training" not in self._checked or now != self._settings:
             self._check("training")
@@ -188,7 +192,7 @@ class XLAStep(Step):
         return loss, logs
 
     def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None, share: float) -> Any:
-        """What follows one step: the optimizers' are counted, and its logs are noted: of a sum, this process's share."""
+        """Count the optimizer steps of one step, and record its logs; of a sum, this process's share."""
         for _ in range(program.captured.steps):
             self.spec.on_optimizer_step()
         noted = {
@@ -204,7 +208,7 @@ class XLAStep(Step):
         return pytree.tree_unflatten([torch.tensor(float(value))], program.captured.output)
 
     def _record(self, program: Program, batch: Any, values: dict[str, OnDevice]) -> None:
-        """Give values to `self.log` as the step did; a batch size that it named was that of one part of the batch."""
+        """Record values as the step gave them to `self.log`. A batch size in it was that of one part of the batch."""
         for name, options in program.captured.logs.items():
             if (program.parts > 1 or self._several) and options.get("batch_size") and program.captured.trains:
                 options = {**options, "batch_size": batch_rows(batch)}
@@ -213,9 +217,9 @@ class XLAStep(Step):
     # Evaluation
 
     def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
-        """What the step returned, as tensors on the host; None where nobody takes it."""
-        placed = self._placing.take(stage, batch)
-        with self._placing.numbers():
+        """The output of the step as tensors on the host; None if nobody uses it."""
+        placed = self._placement.take(stage, batch)
+        with self._placement.numbers():
             if stage not in self._checked:
                 self._check(stage)
             present = Present(self.spec.module, batch_idx)
@@ -236,22 +240,17 @@ class XLAStep(Step):
 
     # The weights
 
-    def show(self) -> None:
-        """See `Weights.show`."""
-        with self._placing.numbers():
-            self._weights.show()
-
-    def lend(self) -> None:
-        """`show`, and take the host's as the state from then on: somebody may look at it, or change it."""
-        with self._placing.numbers():
-            self._weights.lend()
-        self._checked.clear()
+    def fetch_weights(self, may_change: bool = False) -> None:
+        with self._placement.numbers():
+            self._weights.fetch(may_change)
+        if may_change:
+            self._checked.clear()
 
     def gather(self, stage: str) -> None:
-        """Bring weights that are shared out to where this process evaluates, or to the host, if a hook may look there."""
+        """Gather sharded weights on the devices of this process, and on the host if a hook may read them there."""
         if any(self.spec.hooks.weight_readers(f"on_{stage}_batch_{moment}") for moment in ("start", "end")):
-            self.show()
-        with self._placing.numbers():
+            self.fetch_weights()
+        with self._placement.numbers():
             self._weights.gather()
 
     def leave(self) -> None:
@@ -259,10 +258,10 @@ class XLAStep(Step):
 
     def begin_epoch(self) -> None:
         self._checked.discard("training")
-        self._placing.forget("training")
+        self._placement.forget("training")
 
     def release(self) -> None:
-        self.lend()
+        self.fetch_weights(may_change=True)
 
     def state_dict(self) -> dict[str, Any]:
         return self._weights.state_dict()
@@ -275,15 +274,15 @@ class XLAStep(Step):
         self._checked.add(stage)
 
     def finish_window(self, epoch: int, batch_idx: int) -> None:
-        """Step with a window that nobody knew to be the last: torch does, on the host, as there is no program for it."""
+        """Step with an unfinished window. There is no program for it, so torch steps on the host."""
         if self._weights.summed and self._optimizers is not None:
-            self.lend()
+            self.fetch_weights(may_change=True)
             eager = EagerStep(self.spec)
             eager.load_state_dict(self.state_dict())
             eager.finish_window(epoch, batch_idx)
             self._weights.summed = 0
 
-    # What a program does by itself
+    # Manual optimisation is part of the program
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         raise ConfigError(_CAPTURED)
@@ -297,19 +296,19 @@ class XLAStep(Step):
     # Batches
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
-        return self._placing.mover(stage)
+        return self._placement.mover(stage)
 
     def idle(self) -> bool:
         return self._last is None or self._last.is_ready()
 
 
 def _words(seed: int) -> np.ndarray:
-    """A seed as the two words of a key."""
+    """The two 32-bit words of a key, from a seed."""
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
 def _tensors(program: Program, outputs: Sequence[Any]) -> list[Any]:
-    """What an evaluation returned, in torch's types."""
+    """The outputs of an evaluation as tensors, in torch's types."""
     last = list(program.captured.graph.graph.nodes)[-1]
     nodes = last.args[0][: len(outputs)]
     return [

@@ -1,10 +1,10 @@
-"""The same step on several devices, each with its part of the batch, meeting once to average gradients.
+"""The same step on several devices: each has its part of the batch, and they meet once to average gradients.
 
-Each device has a copy of the state, its part of the batch, and a key of its own, so that dropout differs between them.
-Gradients are averaged, and with them loss, logs and floating-point buffers (BatchNorm's statistics, which each device has
-computed of its own part), by one all-reduce for each type of number; so all copies stay equal, but for whole numbers in
-buffers that depend on the rows. That is what DDP does, except that DDP keeps the first rank's buffers. A loss that is a
-mean over an unequal number of valid targets on each device is a mean of means.
+Each device has a copy of the state, its part of the batch, and its own key, so that dropout differs between them. One
+all-reduce for each number type averages gradients, loss, logs and floating-point buffers (BatchNorm's statistics, which
+each device computes from its own part). So all copies stay equal, except for whole numbers in buffers that depend on
+the rows. DDP does the same, but keeps the first rank's buffers. If devices have unequal numbers of valid targets, a
+mean over them is a mean of means.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from footplate.step.xla.capture import averaging  # noqa: F401  declares torch.ops.footplate.average
-from footplate.step.xla.capture.captured import Captured
-from footplate.step.xla.lowering.run import Arrays, lower
+from footplate.step.xla.capture import averaging_op  # noqa: F401  declares torch.ops.footplate.average
+from footplate.step.xla.capture.captured_step import Captured
+from footplate.step.xla.lowering.state_function import Arrays, lower
 from footplate.step.xla.lowering.table import Context, lowers
 
 AXIS = "data"
@@ -37,12 +37,12 @@ def extreme(context: Context, value: Any, kind: str) -> Any:
 
 
 def mesh_of(devices: Sequence[Any]) -> Mesh:
-    """Some devices as one row, over which batches are split."""
+    """A mesh of devices in one row, over which batches are split."""
     return Mesh(np.array(devices), (AXIS,))
 
 
 def platform_of(mesh: Mesh) -> str:
-    """What its devices are, as JAX names them: "cpu", "tpu", …"""
+    """The platform of a mesh, as JAX names it: "cpu", "tpu", …"""
     return mesh.devices.flat[0].platform
 
 

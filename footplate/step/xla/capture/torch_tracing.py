@@ -1,4 +1,4 @@
-"""All of torch's private interface that capturing needs, in one place.
+"""All private names of torch that the capture uses.
 
 Four pieces of torch make a graph of a step, the same four that `torch.compile` is built on:
 
@@ -7,10 +7,9 @@ Four pieces of torch make a graph of a step, the same four that `torch.compile` 
     core decompositions    the two thousand operations of ATen become some two hundred
     make_fx                every operation that is reached is written into an FX graph
 
-None of them is public, though all have kept their form since torch 2.5. What else of `torch._…` is used: the flag by which
-optimizers know that they are being compiled and keep their arithmetic in tensors, a table of type and shape of each value
-in `node.meta["val"]`, and graph modules that write their Python code when somebody calls them. Written for torch 2.11 to
-2.13, tried with 2.13.
+None of them is public, though all have kept their form since torch 2.5. Also used are the flag that tells optimizers to
+keep their arithmetic in tensors, the type and shape of each value in `node.meta["val"]`, and graph modules that write
+their Python code only on demand. Written for torch 2.11 to 2.13, tried with 2.13.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ __all__ = [
 
 
 def fake_mode() -> FakeTensorMode:
-    """Tensors without memory, of fixed shapes; a real tensor that the step reaches by itself becomes a constant.
+    """A mode with tensors without memory, of fixed shapes. A real tensor that the step reaches becomes a constant.
 
-    What would need values raises: numbers out of tensors, and shapes that depend on them.
+    Code that needs values raises: numbers out of tensors, and shapes that depend on them.
     """
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
@@ -61,17 +60,17 @@ def fake_like(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
 def trace(
     function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor], learning: Sequence[bool]
 ) -> GraphModule:
-    """A graph of what `function` does to fake tensors.
+    """Record what `function` does to fake tensors as a graph.
 
     Args:
         function: gets the inputs and returns the outputs; it may change its inputs in place.
         inputs: fake tensors.
-        learning: which of them require gradients, and count as parameters.
+        learning: True for each input that requires gradients, which counts as a parameter.
 
     Returns:
         The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
-        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the number
-        of its draw in `meta["draw"]`.
+        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the
+        number of its draw in `meta["draw"]`.
     """
     draws: list[Draws] = []
 
@@ -84,8 +83,8 @@ def trace(
             return [_plain(output) for output in function(list(map(_functional, given, learning)))]
 
     # A child that the user has given to torch.compile is traced as it was before.
-    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of the
-    # graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
+    # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of
+    # the graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with (
         only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
@@ -97,7 +96,7 @@ def trace(
 
 
 def _noting_lines(create: Callable[..., Node]) -> Callable[..., Node]:
-    """A tracer's `create_node` that notes the user's line; torch's own way of doing so takes ten times as long."""
+    """A tracer's `create_node` that records the user's line. Torch's own way takes ten times as long."""
 
     def create_node(*args: Any, **kwargs: Any) -> Node:
         node = create(*args, **kwargs)
@@ -118,7 +117,7 @@ def _functional(tensor: Tensor, learns: bool) -> Tensor:
 
 
 def _plain(output: Tensor) -> Tensor:
-    """The value that a functional tensor has now."""
+    """The current value of a functional tensor."""
     if not isinstance(output, FunctionalTensor):
         return output
     torch._sync(output)  # pyright: ignore[reportPrivateImportUsage]
@@ -126,7 +125,7 @@ def _plain(output: Tensor) -> Tensor:
 
 
 def _cleaned(module: GraphModule) -> GraphModule:
-    """Without the records that optimizers make for a profiler, checks of values, and what nobody uses."""
+    """Remove the records that optimizers make for a profiler, checks of values, and unused nodes."""
     for node in reversed(module.graph.nodes):
         if str(node.target).startswith(("profiler.", "aten._assert_async.")):
             node.replace_all_uses_with(None)  # type: ignore[arg-type]
@@ -137,7 +136,7 @@ def _cleaned(module: GraphModule) -> GraphModule:
 
 
 def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
-    """Take inputs that nobody uses out of a graph."""
+    """Remove unused inputs from a graph."""
     inputs = module.graph.find_nodes(op="placeholder")
     for place in places:
         module.graph.erase_node(inputs[place])
@@ -146,30 +145,30 @@ def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
 
 @contextmanager
 def outside_of_capture() -> Iterator[None]:
-    """Real tensors with values, also where fake ones are made."""
+    """Make real tensors with values in this block."""
     with unset_fake_temporarily(), torch.enable_grad():
         yield
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Real tensors with values, and nothing of what is computed goes into the graph."""
+    """Compute with real tensors in this block, outside of the graph."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield
 
 
 def last_node() -> Node:
-    """The newest node of the graph that is being made."""
+    """The newest node of the current graph."""
     return _tracer().graph._root.prev
 
 
 def node_of(tensor: Tensor) -> Node:
-    """The node whose value a traced tensor has now."""
+    """The node of a traced tensor's current value."""
     return get_proxy_slot(_plain(tensor), _tracer()).proxy.node  # pyright: ignore[reportArgumentType]
 
 
 def become(tensor: Tensor, node: Node) -> None:
-    """Let a traced tensor have the value of a node, as if it had been changed in place."""
+    """Give a traced tensor the value of a node, as if it had been changed in place."""
     assert isinstance(tensor, FunctionalTensor)
     if node_of(tensor) is node:
         return
@@ -190,14 +189,14 @@ def _tracer() -> Any:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is a tensor that only exists while a graph is made."""
+    """Return True for a tensor that only exists during capture."""
     return isinstance(value, (FunctionalTensor, FakeTensor))
 
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions, and
-    whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
+    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions,
+    and whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
     """
     before = torch.compiler._is_compiling_flag, Distribution._validate_args, torch._check_tensor_all_with
     torch.compiler._is_compiling_flag = True

@@ -1,7 +1,8 @@
-"""The products of matrices in a graph, which is where the arithmetic is.
+"""The matrix products in a graph, which are most of its arithmetic.
 
-A convolution counts as one: rows are the positions of its output, the inner size is what one of these is computed from.
-Its backward pass counts as two products, of the same sizes in another order. A recurrent layer has one in each time step.
+A convolution counts as one product: the rows are the positions of its output, the inner size is the number of values
+that one position is computed from. Its backward pass counts as two products of the same sizes in another order. A
+recurrent layer has one product in each time step.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from footplate.hardware.tpu.pitfalls import Product
-from footplate.step.xla.capture import recurrence as _declared  # noqa: F401  declares its operations
+from footplate.step.xla.capture import recurrence_op as _declared  # noqa: F401  declares its operations
 
 _aten = torch.ops.aten
 
 
 def products_of(graph: GraphModule) -> list[Product]:
-    """Every product of matrices, in the graph's order."""
+    """Every matrix product, in the graph's order."""
     return [product for node in graph.graph.nodes if node.op == "call_function" for product in _of(node)]
 
 

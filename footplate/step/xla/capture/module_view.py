@@ -1,8 +1,8 @@
-"""The module as it sees itself while its step is captured.
+"""The module as its step sees it during capture.
 
-Its class is, for that time, a subclass of its own: `self.log` collects, the numbers that change from step to step become
-inputs (`symbolic_scalars.py`), plain attributes that are read are noted (`attribute_guards.py`), and what a trainer would
-do for it (`self.optimizers()`, `self.clip_gradients`, …) is done by the capture.
+For that time, the module's class is a subclass of its own. `self.log` collects. The numbers that change from step to
+step become inputs (`symbolic_scalars.py`). Plain attributes that are read are recorded (`attribute_guards.py`). The
+capture does what a trainer would do for the module (`self.optimizers()`, `self.clip_gradients`, …).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from footplate.step.xla.capture.symbolic_scalars import Counters, CountingTraine
 
 
 class Logs:
-    """What a step has given to `self.log`, and what it has read."""
+    """The values that a step has given to `self.log`, and the attributes that it has read."""
 
     def __init__(self, counters: Counters, module: Any) -> None:
         self.counters = counters
@@ -40,8 +40,9 @@ class Logs:
                 f'self.log("{name}", …) was given a {type(value).__name__}:\n    {calling_place()}\n'
                 "A captured step logs tensors and numbers; use the metric's functional form (torchmetrics.functional)."
             )
+        # A copy, since the step may change its own tensor in place later on.
         value = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
-        self.values[name] = value  # a copy: the step may change its own tensor in place later on
+        self.values[name] = value
         options = self.options[name] = dict(zip(self._parameters, args, strict=False)) | kwargs
         if isinstance(options.get("batch_size"), Tensor):
             raise CaptureError(
@@ -51,24 +52,24 @@ class Logs:
 
     @property
     def reductions(self) -> dict[str, str]:
-        """How each name's values become one: "mean", "sum", "min", "max", or the name of a function."""
+        """The reduction of each name: "mean", "sum", "min", "max", or the name of a function."""
         return {name: reduction_of(options) for name, options in self.options.items()}
 
 
 def reduction_of(options: Mapping[str, Any]) -> str:
-    """How values that were logged with these arguments become one."""
+    """The reduction of values that were logged with these arguments."""
     given = options.get("reduce_fx", "mean")
     return given if isinstance(given, str) else getattr(given, "__name__", "")
 
 
 @contextmanager
-def attached(module: Any, logs: Logs, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """The module as the docstring above says, for the length of a block.
+def viewed_module(module: Any, logs: Logs, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """The module as its step sees it, in a block.
 
     Args:
-        module: the user's.
-        logs: collects what it logs and reads.
-        methods: what else is replaced; each gets the arguments that the module was given, without the module.
+        module: the user's module.
+        logs: collects logged values and read attributes.
+        methods: further methods that are replaced. Each gets the call's arguments without the module.
     """
     own: Any = type(module)
     counters = logs.counters
@@ -94,7 +95,7 @@ def _without_self(method: Callable[..., Any]) -> Callable[..., Any]:
 def call_step(
     step: Callable[..., Any], name: str, batch: Any, counters: Counters, dataloader_idx: int | None = None
 ) -> Any:
-    """Call a step function with as many of its arguments as it takes; the index of the batch is a counter."""
+    """Call a step function with as many arguments as it takes. The index of the batch is a counter."""
     arguments: tuple[Any, ...] = (batch, counters.number("batch_idx"))
     if dataloader_idx is not None:
         arguments += (dataloader_idx,)

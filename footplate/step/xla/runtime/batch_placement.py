@@ -1,10 +1,10 @@
-"""Batches on the devices: by the step itself, or by a thread ahead of it.
+"""Batches on the devices: moved by the step itself, or by a thread before the step asks.
 
-    ahead     thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
-    else                                                                step: take(batch) places it
+    prefetched   thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
+    otherwise                                                              step: take(batch) places it
 
-The batch itself goes through the trainer's hands as the loader gave it, for whoever wants to look. Nothing is put ahead
-where somebody may change a batch before its step, and for calls of several steps, whose batches go to the devices together.
+The trainer passes on the batch as the loader gave it, so hooks can read it. Nothing is prefetched if a hook may change
+a batch before its step, or for calls of several steps, whose batches go to the devices together.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jax.sharding import Mesh
 
 from footplate.core.errors import DataError
 from footplate.step.base import StepSpec
-from footplate.step.xla.capture.functional import pytree
+from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import NotRepresentable, host_array
 from footplate.step.xla.runtime import sharding
-from footplate.step.xla.runtime.program_cache import Programs
+from footplate.step.xla.runtime.program_cache import ProgramCache
 from footplate.step.xla.runtime.sharding import Flat
 
 
@@ -31,10 +31,10 @@ class Placed:
     """A batch that is on the devices.
 
     Attributes:
-        given: as the loader gave it.
+        given: the batch as the loader gave it.
         own: its tensors.
-        batch: those of all processes, without values where each has as many rows.
-        arrays: on the devices; None where a process needs the others' rows first.
+        batch: the tensors of all processes, without values if each process has as many rows.
+        arrays: the arrays on the devices; None if a process needs the rows of the others first.
     """
 
     given: Any
@@ -43,15 +43,15 @@ class Placed:
     arrays: tuple[jax.Array, ...] | None
 
 
-class Placing:
-    """Puts the batches of a step onto its devices: those to train on onto all, others onto those of this process.
+class BatchPlacement:
+    """Moves the batches of a step to the devices: training batches to all, others to those of this process.
 
     Args:
-        spec: what the step is made of.
-        programs: the step's, which say how batches are cut.
+        spec: the parts and settings of the step.
+        programs: the step's programs, which decide how batches are cut.
     """
 
-    def __init__(self, spec: StepSpec, programs: Programs) -> None:
+    def __init__(self, spec: StepSpec, programs: ProgramCache) -> None:
         self._spec, self._programs = spec, programs
         self._wide = spec.precision.name == "64-true"
         self._ahead: dict[str, dict[int, Placed]] = {}  # by stage and by the batch's identity
@@ -70,16 +70,16 @@ class Placing:
         return move
 
     def forget(self, stage: str) -> None:
-        """Nobody will ask for what has been put there ahead."""
+        """Drop prefetched batches that nobody will ask for."""
         self._ahead.pop(stage, None)
 
     def take(self, stage: str, batch: Any) -> Placed:
-        """A batch on the devices, where it may have been put already."""
+        """A batch on the devices, where a prefetch thread may have put it already."""
         found = self._ahead.get(stage, {}).pop(id(batch), None)
         return self.place(stage, batch) if found is None or found.given is not batch else found
 
     def place(self, stage: str, batch: Any) -> Placed:
-        """Put a batch onto the devices: to train on it, as if every process had as many rows."""
+        """Move a batch to the devices; for training, as if every process had as many rows."""
         flat, programs = self.flat(batch), self._programs
         if stage != "training":
             parts = sharding.parts_to_evaluate(flat.leaves, programs.here.size)
@@ -95,7 +95,7 @@ class Placing:
             return sharding.place(mesh, self._arrays(flat, own_parts), sharding.spec_of(parts, sharding.ROWS))
 
     def place_all(self, batch: Any, own: Flat, everyones: Flat) -> Placed:
-        """Put a batch onto the devices that each process has as a whole, to train on it."""
+        """Move a training batch to the devices that every process has as a whole."""
         mesh, parts = self._programs.mesh, self._programs.parts(everyones)
         with self.numbers():
             cut = [sharding.spread(array, parts, mesh.size) for array in _host_arrays(everyones)]
@@ -103,21 +103,21 @@ class Placing:
         return Placed(batch, own, everyones, arrays)
 
     def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
-        """Put batches of one form onto the devices, to train on one after the other in one call."""
+        """Move batches of one form to the devices, for a call of several steps."""
         own_parts = parts // self._programs.processes
         stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, own_parts) for one in batches), strict=True)]
         return sharding.place(self._programs.mesh, stacked, sharding.spec_of(parts, sharding.ROWS_OF_EACH), copy=False)
 
     def flat(self, batch: Any) -> Flat:
-        """A batch's tensors, in the types of the step."""
+        """The tensors of a batch, in the types of the step."""
         return sharding.flat(batch, self._spec.precision.convert_batch)
 
     def numbers(self) -> Any:
-        """64-bit numbers for 64-true, and 32-bit ones for all other precisions, whatever JAX is set to."""
+        """A context with 64-bit numbers for 64-true, and 32-bit numbers for all other precisions."""
         return jax.enable_x64(self._wide)
 
     def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
-        """A batch's values in the order in which this process's devices take its rows."""
+        """The values of a batch in the order in which this process's devices take its rows."""
         devices = self._programs.here.size
         return [sharding.spread(array, parts, devices) for array in _host_arrays(batch)]
 
@@ -126,7 +126,7 @@ def _host_arrays(batch: Flat) -> list[np.ndarray]:
     """The values of a batch's tensors.
 
     Raises:
-        DataError: the devices don't have the type or the values of one of them.
+        DataError: the devices can't represent the type or the values of a tensor.
     """
     found = []
     for index, leaf in enumerate(batch.leaves):

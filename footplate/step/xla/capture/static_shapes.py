@@ -1,7 +1,7 @@
-"""Functions whose result has a shape that torch finds from values, where their arguments say which it is.
+"""Functions whose result's shape torch finds from values, although their arguments can tell it.
 
-`torch.bincount(x, minlength=n)` has n elements, unless a value is larger than that. With a captured step it always has n,
-and what is larger isn't counted. Metrics of classification (torchmetrics' functional ones) are made of it.
+`torch.bincount(x, minlength=n)` has n elements, unless a value is larger. In a captured step it always has n, and
+larger values aren't counted. Classification metrics (torchmetrics' functional ones) use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class FixedShapes(TorchFunctionMode):
-    """Gives `torch.bincount` the shape that its `minlength` says, if there is one."""
+    """Gives `torch.bincount` the shape of its `minlength`, if there is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.bincount, Tensor.bincount):

@@ -1,17 +1,18 @@
-"""Recurrent layers as one operation of the graph for each layer and direction, whatever the length of the sequence.
+"""Recurrent layers as one operation of the graph for each layer and direction, for any length of the sequence.
 
-Torch decomposes `nn.GRU`, `nn.LSTM` and `nn.RNN` into the operations of every single time step, so that a graph of 32
-steps is 32 times as long as it need be, and takes minutes to compile. While a step is captured they become this instead:
+Torch decomposes `nn.GRU`, `nn.LSTM` and `nn.RNN` into the operations of every time step. A graph of 32 steps is then 32
+times too long, and takes minutes to compile. During capture these layers become:
 
-    gates = F.linear(x, w_ih, b_ih)          (steps, batch, gates)   of all steps at once, outside of the recurrence
+    gates = F.linear(x, w_ih, b_ih)          (steps, batch, gates)   all steps at once, outside of the recurrence
     states = footplate::recurrence(gates, …) (steps, batch, state)   one step after the other
 
-A state is what one time step hands to the next: the hidden values, and with an LSTM its cell beside them. The backward pass
-computes from the states, of all steps at once, what each step multiplied by the recurrent weight;
-`footplate::recurrence_backward` goes back through the steps with it, and the weight's gradient is again one product. The
-functions here say what the operations mean, in plain torch; `lowering/recurrence.py` computes them as a loop.
+A state is what one time step hands to the next: the hidden values, and the cell too with an LSTM. The backward pass
+computes from the states, for all steps at once, what each step multiplied by the recurrent weight.
+`footplate::recurrence_backward` goes back through the steps with it, and the weight's gradient is again one product.
+The functions here define the operations in plain torch. `lowering/recurrence.py` computes them as a loop.
 
-An LSTM with projections is left to torch, layer by layer. Packed sequences can't be captured: their shapes are values.
+An LSTM with projections is left to torch, layer by layer. Packed sequences can't be captured, since their shapes are
+values.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _CELLS = {"rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu), "gru
 
 
 def _step(cell: str, gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
-    """A time step: of its gates, of what it adds to them (the hidden values before it, multiplied by the recurrent weight),
-    and of the state before it, makes the state after it.
+    """Compute the state after a time step from its gates, the products (the hidden values before it times the recurrent
+    weight) and the state before it.
     """
     return _CELLS[cell](gates, products, state).to(state.dtype)
 
@@ -59,7 +60,7 @@ def recurrence(gates: Tensor, first: Tensor, weight: Tensor, bias: Tensor | None
     """A recurrent layer in one direction.
 
     Args:
-        gates: what the inputs of each time step bring, (steps, batch, gates).
+        gates: from the inputs of each time step, (steps, batch, gates).
         first: the state before the first step, (batch, state).
         weight: of the hidden values, (gates, hidden).
         bias: added to their products, (gates,).
@@ -80,12 +81,12 @@ def recurrence(gates: Tensor, first: Tensor, weight: Tensor, bias: Tensor | None
 def recurrence_backward(
     gradient: Tensor, gates: Tensor, products: Tensor, before: Tensor, weight: Tensor, cell: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The way back through the steps.
+    """Go back through the steps.
 
     Args:
         gradient: of the states, (steps, batch, state).
         gates: as for `recurrence`.
-        products: what each step has added to its gates, (steps, batch, gates).
+        products: the terms that each step has added to its gates, (steps, batch, gates).
         before: the state before each step, (steps, batch, state).
         weight: as for `recurrence`.
         cell: as for `recurrence`.
@@ -168,7 +169,7 @@ def _layers(
     cell: str, x: Tensor, hidden: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """`torch.gru` and its kin: the last layer's hidden values, and what all layers end with."""
+    """`torch.gru` and the like: the last layer's hidden values, and the last states of all layers."""
     first = [hidden] if isinstance(hidden, Tensor) else list(hidden)
     widths = [one.shape[-1] for one in first]
     run = _projected if len(set(widths)) > 1 else _layer

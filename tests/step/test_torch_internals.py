@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from footplate.step.optimizer_fast_path import clearer, stepper
+from footplate.step.torch_internals import clearer, stepper
 
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"]
 
@@ -185,3 +185,87 @@ def test_a_zero_grad_that_is_replaced_during_training_is_called():
     optimizer.zero_grad = lambda: called.append("own")
     clear()
     assert called == ["own"]
+
+
+def test_a_profiler_finds_zero_grad_by_its_name():
+    weight, optimizer = make()
+    clear = clearer(optimizer)
+    losses(weight, stepper(optimizer), clear)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        clear()
+    assert "Optimizer.zero_grad#AdamW.zero_grad" in [event.key for event in profiler.key_averages()]
+
+
+class Doubling(torch.optim.SGD):
+    """A subclass that overrides `step`; torch puts its recording function around the override too."""
+
+    def step(self, closure=None):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("before_training", [True, False])
+def test_the_step_of_a_subclass_is_called_with_its_records(before_training):
+    weight, _ = make()
+    optimizer = Doubling([weight], lr=0.1)
+    step = stepper(optimizer)
+    if not before_training:
+        losses(weight, step, clearer(optimizer), steps=1)
+    calls = getattr(optimizer, "calls", 0)
+    assert "Optimizer.step#Doubling.step" in records(step)
+    assert optimizer.calls == calls + 1
+
+
+def test_the_fast_path_is_not_taken_for_a_subclass(monkeypatch):
+    weight, _ = make()
+    optimizer = Doubling([weight], lr=0.1)
+    step, made = stepper(optimizer), []
+    original = torch.autograd.profiler.record_function
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda name: made.append(name) or original(name))
+    losses(weight, step, clearer(optimizer), steps=1)
+    assert "Optimizer.step#Doubling.step" in made
+
+
+def test_a_class_patched_before_its_first_optimizer_is_called_by_its_own_step(monkeypatch):
+    class Fresh(torch.optim.SGD):
+        pass
+
+    called, original = [], torch.optim.SGD.step
+
+    @functools.wraps(original)
+    def patched(self, closure=None):
+        called.append("patched")
+        return original(self, closure)
+
+    del patched.hooked  # torch puts its recording function around it
+    Fresh.step = patched
+    weight, _ = make()
+    optimizer = Fresh([weight], lr=0.1)
+    step, made = stepper(optimizer), []
+    record = torch.autograd.profiler.record_function
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda name: made.append(name) or record(name))
+    losses(weight, step, clearer(optimizer), steps=2)
+    assert called == ["patched"] * 2
+    assert made[0] == "Optimizer.step#Fresh.step"
+
+
+def test_the_zero_grad_of_a_subclass_is_called():
+    class Keeps(torch.optim.SGD):
+        def zero_grad(self, set_to_none=True):
+            super().zero_grad(set_to_none=False)
+
+    weight, _ = make()
+    optimizer = Keeps([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    clearer(optimizer)()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_hooks_in_a_dictionary_that_was_replaced_are_called():
+    weight, optimizer = make()
+    step, called = stepper(optimizer), []
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.__setstate__({**optimizer.__getstate__(), "_optimizer_step_post_hooks": {0: lambda *_: called.append(1)}})
+    losses(weight, step, clearer(optimizer), steps=1)
+    assert called == [1]
