@@ -53,13 +53,13 @@ def run(name: str, argv: Sequence[str]) -> int:
     ours, args = list(argv[:end]), list(argv[end + 1 :])
     add_actions(made, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
-        jobs_submit.refuse_strangers(ours[2:])
+        jobs_submit.refuse_unknown_options(ours[2:])
     elif args and ours[:1] not in (["translate"], ["local-train"]):
         raise ConfigError(
             f'-- {" ".join(args)}: only "jobs submit training" and "jobs local-train" pass arguments on to a program.'
         )
     submits = ours[:2] == ["submit", "training"] and not {"--dry-run", "--help", "-h"}.intersection(ours)
-    with prestart.begun() if submits else contextlib.nullcontext():
+    with prestart.prestarted() if submits else contextlib.nullcontext():
         return _do(made.parse_args(ours), args)
 
 

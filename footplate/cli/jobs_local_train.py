@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
 from footplate.core.errors import ConfigError
-from footplate.jobs import environment
+from footplate.jobs import process_env
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -47,10 +47,10 @@ def run(given: Namespace, args: list[str]) -> int:
     """
     from footplate.cli.jobs_submit import misplaced
     from footplate.jobs.backends.local import BACKEND
-    from footplate.jobs.cluster_env import seats, tf_config
+    from footplate.jobs.cluster_env import replica_ids, tf_config
+    from footplate.jobs.execution import Execution
     from footplate.jobs.package.files import by_own_name
-    from footplate.jobs.package.modules import no_module, no_package
-    from footplate.jobs.plan import Plan
+    from footplate.jobs.package.modules import module_problem, package_problem
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.resolving import resolve
     from footplate.launch.rendezvous import HOST, free_addresses
@@ -59,17 +59,17 @@ def run(given: Namespace, args: list[str]) -> int:
     named = {"module-name": given.module_name, **({"job-dir": given.job_dir} if given.job_dir else {})}
     misplaced(args, set())
     job = resolve(draft(None, named, args, "local_train"))
-    if text := no_package(package) or no_module(package, given.module_name):
+    if text := package_problem(package) or module_problem(package, given.module_name):
         raise ConfigError(text)
     for notice in BACKEND.check(job, {}):
         print(notice, file=sys.stderr)
-    variables = environment.given(given.env or (), os.environ)
-    plan = Plan.of(job, "", Path.cwd(), {})
+    variables = process_env.given(given.env or (), os.environ)
+    plan = Execution.of(job, "", Path.cwd(), {})
     if plan.job_dir is not None and "://" not in plan.job_dir:
         Path(plan.job_dir).mkdir(parents=True, exist_ok=True)
-    (seat,) = seats(job)
+    (replica,) = replica_ids(job)
     path = [str(by_own_name(package).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    described = tf_config(job, {seat: free_addresses(HOST, 1)[0]}, seat)
+    described = tf_config(job, {replica: free_addresses(HOST, 1)[0]}, replica)
     ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "TF_CONFIG": _json(described)}
     sys.stdout.flush()
     sys.stderr.flush()

@@ -20,10 +20,10 @@ from footplate.core.errors import ConfigError
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from footplate.jobs.operations import Jobs
     from footplate.jobs.record import Job
     from footplate.jobs.states import State
     from footplate.jobs.store.jobs import Summary
-    from footplate.jobs.verbs import Jobs
 
 SHOWN = 100
 COMPLETE_NAMES = "_footplate_job_names"  # the shell function of completion.py that does it
@@ -80,7 +80,7 @@ def run(action: str, given: Namespace) -> int:
     Raises:
         FootplateError: there is no such job, or it isn't in a state for this.
     """
-    from footplate.jobs.verbs import Jobs
+    from footplate.jobs.operations import Jobs
 
     jobs = Jobs.from_env()
     return _ACTIONS[action](jobs, given)
@@ -134,7 +134,7 @@ def _list(jobs: Jobs, given: Namespace) -> int:
 
     if given.limit < 0:
         raise ConfigError(f"--limit {given.limit}: expected how many jobs to show, or 0 for all.")
-    jobs.sweep()
+    jobs.reconcile()
     rows, count = select(jobs.store, given.filter, given.sort_by, given.limit or None)
     shown = [_row(one) for one in rows]
     columns = {"jobId": "job", "state": "state", "createTime": "created", "took": "took", "cause": "cause"}
@@ -295,7 +295,7 @@ def _daemon(jobs: Jobs, given: Namespace) -> int:
     print(f"looking after the jobs in {jobs.home.root}", flush=True)
     while True:
         try:
-            jobs.sweep()
+            jobs.reconcile()
         except (ConfigError, OSError) as error:  # a full disk, a server that is away: it may be there the next time
             print(error, file=sys.stderr, flush=True)
         time.sleep(_EVERY_S)

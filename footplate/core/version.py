@@ -6,4 +6,4 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-LIBRARY = str(Path(__file__).resolve().parent.parent)
+LIBRARY = str(Path(__file__).resolve().parents[2])

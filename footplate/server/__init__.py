@@ -6,7 +6,7 @@
                       models.py     what goes over the wire; views.py makes it of what is known of a job
                       submission.py a spec over HTTP → a job
                       figures.py    what a run has recorded → curves
-    desk.py ────────► footplate.jobs.verbs.Jobs, opened anew for each request
+    desk.py ────────► footplate.jobs.operations.Jobs, opened anew for each request
 
 The server holds nothing: jobs are in the store, their output is in files, and what makes them go on is a sweep, as with
 the command line. Killing it loses nothing, and several may run at once. A job's supervisor that it has started outlives

@@ -49,7 +49,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
             f"--host {host}: others could submit programs that run as you. Give a token, in a file (--token-file) or in "
             f"{VARIABLE}, or listen on 127.0.0.1."
         )
-    home = Home.here()
+    home = Home.from_env()
     open_store(home, PATIENCE_S).close()
     machine.resources()  # a wrong FOOTPLATE_CPUS or FOOTPLATE_MEMORY is an error now, not at the first request
     mask = Mask.of(os.environ, *filter(None, [text]))

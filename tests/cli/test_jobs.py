@@ -102,11 +102,11 @@ def test_the_programs_options_before_the_dashes(submit):
     found = submit(*WITH_FILE, "--dry-run", "--learning-rate", "0.1")
     assert found.code == 2
     assert found.err == (
-        "footplate jobs: --learning-rate: jobs submit training has no such option. If it is your program's, write it "
+        "footplate jobs: --learning-rate: jobs submit training has no such option. If it belongs to your program, write it "
         "after --: footplate jobs submit training … -- --learning-rate\n"
     )
     assert 'Did you mean "--job-dir"' in submit(*WITH_FILE, "--job_dir=gs://abc/d").err
-    assert "--kms-key is gcloud's" in submit(*WITH_FILE, "--kms-key", "k").err
+    assert "--kms-key is an option of gcloud" in submit(*WITH_FILE, "--kms-key", "k").err
     assert "--staging-bucket is for --backend vertex" in submit(*WITH_FILE, "--staging-bucket", "gs://abc").err
 
 
@@ -128,20 +128,20 @@ def test_options_of_ours_after_the_dashes(submit):
     found = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
     assert found.code == 0
     assert (
-        "--region stands after --, so it is the program's. If it was meant for the job, write it before --."
+        "--region is after --, so it belongs to the program. If it is meant for the job, write it before --."
         in found.err
     )
 
     found = submit(*WITH_FILE, "--dry-run", "--", "--labels", "x", "--region", "again")
     assert found.code == 0
-    assert "--labels stands after --" in found.err
+    assert "--labels is after --" in found.err
     assert "--region stands" not in found.err
 
 
 def test_the_job_directory_after_the_dashes(submit):
     found = submit("--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir=gs://abc/d")
     assert found.code == 2
-    assert "--job-dir stands after --, where it is the program's own. Write it before --" in found.err
+    assert "--job-dir is after --, so it would be the program's own. Write it before --" in found.err
 
 
 def test_all_problems_at_once(submit):

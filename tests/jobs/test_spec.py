@@ -281,7 +281,7 @@ trainingInput:
         (
             "config.yaml line 1",
             "trainingInput.parameterServerType",
-            "missing: which machine is the parameter server's?",
+            "missing: give the machine type of the parameter server.",
         ),
         ("config.yaml line 3", "trainingInput.masterTyp", 'there is no such key. Did you mean "masterType"?'),
         ("config.yaml line 6", "trainingInput.masterConfig.acceleratorConfig", "allowed counts are 4 and 8"),
@@ -309,11 +309,11 @@ MISTAKES = {
     ),
     "machines beside a scale tier": (
         "trainingInput: {scaleTier: BASIC_GPU, masterType: n1-standard-8}",
-        "masterType: scale tier BASIC_GPU says which machines there are: leave this out, or use CUSTOM.",
+        "masterType: scale tier BASIC_GPU determines the machines: leave this out, or use CUSTOM.",
     ),
     "legacy and not": (
         "trainingInput: {masterType: standard_gpu, workerType: n1-standard-8, workerCount: 1}",
-        "machine types must be all legacy or all of Compute Engine: standard_gpu is legacy, n1-standard-8 is of",
+        "expected machine types that are all legacy, or all of Compute Engine: standard_gpu is legacy, n1-standard-8 is of",
     ),
     "a count with nothing": (
         "trainingInput: {masterType: n1-standard-8, masterConfig: {acceleratorConfig: {type: K80}}}",
@@ -327,11 +327,11 @@ MISTAKES = {
     "text for a list": ("trainingInput: {args: --lr 3}", "args: expected a list"),
     "a list for a word": (
         "trainingInput: {scaleTier: [a]}",
-        "a list: not one of the choices. There are: BASIC, STANDARD_1",
+        "a list: not one of the choices. Expected one of BASIC, STANDARD_1",
     ),
     "a directory of nobody": (
         "trainingInput: {jobDir: ~nobody_here/x}",
-        "there is no user nobody_here here; write ./~nobody",
+        "this machine has no user nobody_here; write ./~nobody",
     ),
     "an unknown tier": ("trainingInput: {scaleTier: CUSTM}", 'not one of the choices. Did you mean "CUSTOM"?'),
     "a runtime beside an image": (
@@ -342,7 +342,7 @@ MISTAKES = {
     "a parameter twice": (
         "trainingInput: {hyperparameters: {goal: MAXIMIZE, params: [{parameterName: a, type: CATEGORICAL, "
         "categoricalValues: [x]}, {parameterName: a, type: CATEGORICAL, categoricalValues: [x]}]}}",
-        'params[1].parameterName: "a" is there twice.',
+        'params[1].parameterName: "a" is given twice.',
     ),
     "a parameter without its end": (
         "trainingInput: {hyperparameters: {goal: MINIMIZE, params: [{parameterName: a, type: INTEGER, minValue: 1}]}}",
@@ -387,10 +387,10 @@ def test_an_accelerator_flag_in_another_form_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "missed"),
     [
-        ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: which machine is the master's?"),
+        ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: give the machine type of the master."),
         (
             "trainingInput: {masterConfig: {containerCommand: [python]}}",
-            "containerCommand: needs an image of your own: give imageUri.",
+            "containerCommand: needs your own image: give imageUri.",
         ),
     ],
 )

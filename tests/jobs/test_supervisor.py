@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from footplate.core.errors import Unavailable
-from footplate.jobs import verbs
-from footplate.jobs.backends.vertex.note import Note
+from footplate.jobs import operations
+from footplate.jobs.backends.vertex.attempt_record import Note
 from footplate.jobs.record import Process
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
@@ -64,7 +64,7 @@ class Watched(Store):
 @pytest.fixture
 def store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(supervisor, "STORE_S", 0.1)
-    monkeypatch.setattr(verbs, "sweep", lambda *_: None)  # the test begins what is submitted
+    monkeypatch.setattr(operations, "reconcile", lambda *_: None)  # the test begins what is submitted
     told = signal.getsignal(signal.SIGTERM)
     made = Watched(bench)
     yield made
@@ -198,7 +198,7 @@ def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_
     made._backend = SimpleNamespace(outlives=True, find=find)
     assert made.run()
     job = store.find("my_job")
-    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its longest time to wait")
+    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its maximum waiting time")
     assert (job.started, job.losses) == (None, 1)
     assert State.RUNNING not in bench.states()
 

@@ -14,17 +14,10 @@ it asks one to begin an attempt, hears it, and stops it.
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from footplate.core.errors import ConfigError, Unavailable, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.jobs.backends.contract import Backend
-
-if TYPE_CHECKING:
-    from footplate.jobs.package import Snapshot
-    from footplate.jobs.spec.resolving import ResolvedJob
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "local": {},
@@ -39,7 +32,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 NAMES = tuple(OPTIONS)
 
 
-def named(name: str) -> Backend:
+def get_backend(name: str) -> Backend:
     """A place, by the name that `--backend` and the store have for it.
 
     Raises:
@@ -51,7 +44,7 @@ def named(name: str) -> Backend:
     return importlib.import_module(f"footplate.jobs.backends.{name}").BACKEND
 
 
-def located(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
+def destination(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
     """Where exactly a job runs, as its place keeps it.
 
     Args:
@@ -62,32 +55,8 @@ def located(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[st
     Raises:
         ConfigError: there is no such place, or no such option of it; one of them lacks, or is none.
     """
-    backend = named(name)
+    backend = get_backend(name)
     for option in given:
         if option not in OPTIONS[name]:
             raise ConfigError(f'"{option}" is no option of the backend {name}. {did_you_mean(option, OPTIONS[name])}')
-    return backend.place({**given, "job-dir": job_dir})
-
-
-def rehearse(
-    name: str, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """What submitting a job would ask of a service, None where there is none, and what it would say.
-
-    Nothing is submitted. The service may not be there, and then that is said.
-
-    Raises:
-        ConfigError: the job can't run there as it is.
-        PackageError: its package can't be taken.
-    """
-    from footplate.jobs.package.modules import take_program
-
-    backend = named(name)
-    try:
-        notices = backend.check(resolved, place)
-    except Unavailable as error:
-        notices = [str(error)]
-    with tempfile.TemporaryDirectory() as scratch:
-        spec = resolved.spec
-        program = take_program(package, spec.get("packageUris", ()), spec.get("pythonModule"), Path(scratch))
-        return backend.request(resolved, place, program), notices
+    return backend.destination({**given, "job-dir": job_dir})

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
-from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.launch.failure import Failure
@@ -34,14 +34,14 @@ class Task:
     Attributes:
         home: where this machine keeps its jobs.
         job: the job, as the store had it when its supervisor began.
-        plan: what is to be run.
+        execution: what the attempt runs.
         attempt: from 1.
         folder: the attempt's: output goes to `ROLE-INDEX.log` in it, that of the preparation to `prepare.log`.
     """
 
     home: Home
     job: Job
-    plan: Plan
+    execution: Execution
     attempt: int
     folder: Path
 
@@ -112,7 +112,7 @@ class Backend(Protocol):
 
     outlives: bool
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
         """Where exactly: what the command's options and the environment say, kept with the job.
 
         Raises:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.core.version import LIBRARY
-from footplate.jobs.package.environment import Wanted, environment, our_packages
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import needed
 from footplate.jobs.package.snapshots import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
+from footplate.jobs.package.virtualenv import Wanted, environment, our_packages
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ def take_program(package: Path | Snapshot | None, packages: Sequence[str], modul
         taken = stored(package.digest, package.path.parents[1])
     else:
         taken = snapshot(package, packages, home)
-    if module is not None and (text := no_module(taken, module)):  # .gitignore may have left it out
+    if module is not None and (text := module_problem(taken, module)):  # .gitignore may have left it out
         raise PackageError(" ".join((text, *taken.warnings)))
     return taken
 
 
-def no_package(path: Path) -> str:
+def package_problem(path: Path) -> str:
     """Why a directory is no package, in a sentence; empty when it is one."""
     there = _is_file(path / "__init__.py")
     return "" if there else f"{str(path)!r} is no package: expected a directory with an __init__.py."
 
 
-def no_module(package: Path | Snapshot, module: str) -> str:
+def module_problem(package: Path | Snapshot, module: str) -> str:
     """That a package, its directory or what was taken of it, lacks a module; empty when it has it, or another one may."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):

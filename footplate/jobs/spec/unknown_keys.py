@@ -1,4 +1,4 @@
-"""What is said of a key that there isn't: the nearest one, or where it belongs."""
+"""The message for an unknown key: the nearest known key, or the mapping that has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from footplate.jobs.spec.reading import keys, mapping_in
 
 
 def keys_of(path: Iterable[str | int]) -> list[str]:
-    """The keys of the mapping that a path leads to; empty when it leads to none."""
+    """The keys of the mapping at a path; empty if there is no mapping."""
     kind: type[Any] | None = Job
     for part in path:
         if isinstance(part, str):
@@ -22,7 +22,7 @@ def keys_of(path: Iterable[str | int]) -> list[str]:
 
 
 def unknown(path: Path) -> str:
-    """A sentence about the key that a path leads to."""
+    """The message for the unknown key at a path."""
     key, home = str(path[-1]), path[:-1]
     other = {("trainingInput",): (), (): ("trainingInput",)}.get(home)
     if other is not None and key in keys_of(other):

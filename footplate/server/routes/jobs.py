@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
 from footplate.jobs.states import FINAL, State
+from footplate.jobs.submission import plan, submit
 from footplate.server import submission, views
 from footplate.server.desk import TheDesk
 from footplate.server.figures import figures
@@ -34,7 +35,7 @@ def list_jobs(
 ) -> JobList:
     """Jobs, the newest first, or filtered and ordered as by `footplate jobs list`."""
     with desk.open() as jobs:
-        jobs.sweep()
+        jobs.reconcile()
         rows, count = select(jobs.store, wanted, order, limit)
     return JobList(jobs=[views.row(one, desk.mask) for one in rows], more=count > limit)
 
@@ -42,11 +43,10 @@ def list_jobs(
 @router.post("/jobs", status_code=201, responses=answers(400, 409, 413))
 def submit_job(desk: TheDesk, given: Submission) -> Submitted:
     """Check a job, and put it into the queue; it begins at once if there is room."""
-    asked = submission.read(given, desk)
+    planned = plan(submission.translate(given, desk))
     with desk.open() as jobs:
-        notices = [*asked.job.notices, *jobs.submit(asked.job, asked.package, given.backend, asked.place)]
-        assert asked.job.name is not None  # or it would not have been submitted
-        view = views.view(jobs, jobs.store.find(asked.job.name), desk.mask)
+        notices = [*planned.job.notices, *submit(planned, jobs)]
+        view = views.view(jobs, jobs.store.find(planned.job.name or ""), desk.mask)
     return Submitted(job=view, notices=[desk.mask.text(one) for one in notices])
 
 
@@ -62,8 +62,7 @@ def check_job(desk: TheDesk, given: Submission) -> Checked:
 
     With the program, and a `backend` elsewhere, also what would be asked of that: as `jobs submit training --dry-run`.
     """
-    found = submission.rehearse(given, desk)
-    return views.checked(found, desk.mask)
+    return views.checked(submission.check(given, desk), desk.mask)
 
 
 @router.get("/jobs/{name}", responses=answers(404))

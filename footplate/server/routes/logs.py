@@ -25,9 +25,9 @@ from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from footplate.jobs.operations import RECONCILE_S
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.supervision.follow import Follower, Line
-from footplate.jobs.verbs import SWEEP_S
 from footplate.server.desk import Desk, TheDesk
 from footplate.server.models import Name
 from footplate.server.routes.answers import answers
@@ -92,7 +92,7 @@ async def _live(
     if tail is not None:
         await run_in_threadpool(follower.skip_to_tail, tail, attempt, source)
     while True:
-        due = time.monotonic() - swept > SWEEP_S
+        due = time.monotonic() - swept > RECONCILE_S
         swept = time.monotonic() if due else swept
         now = await run_in_threadpool(_state, desk, name, due)
         over = now is None or State(now["state"]) in FINAL
@@ -122,7 +122,7 @@ def _state(desk: Desk, name: str, sweep: bool) -> dict[str, Any] | None:
     """Where a job stands, after a sweep if one is due; None of one that has been deleted."""
     with desk.open() as jobs:
         if sweep:
-            jobs.sweep()
+            jobs.reconcile()
         job = jobs.store.get(name)
     return job and {"state": str(job.state), "cause": desk.mask.text(job.cause), "attempt": job.attempt}
 

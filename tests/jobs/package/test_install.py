@@ -16,8 +16,8 @@ import pytest
 
 from footplate.core.errors import PackageError
 from footplate.jobs.package import install
-from footplate.jobs.package.environment import READY
 from footplate.jobs.package.requirements import needed
+from footplate.jobs.package.virtualenv import READY
 
 
 def make_wheel(directory: Path, name: str = "helpers", version: str = "1.0", requires: str = "") -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from footplate.core.errors import ConfigError
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
-from footplate.jobs.plan import BUCKETS, absolute_job_dir
+from footplate.jobs.execution import BUCKETS, absolute_job_dir
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.supervision.logfiles import limit
 
@@ -31,7 +31,7 @@ class Local:
 
     outlives = False
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
         """Here."""
         return {}
 
@@ -72,9 +72,9 @@ class Local:
         """Install the package, and make the job's directory."""
         from footplate.jobs.backends.local.members import installed
 
-        if task.plan.job_dir is not None and not task.plan.job_dir.startswith(BUCKETS):
-            Path(task.plan.job_dir).mkdir(parents=True, exist_ok=True)
-        installed(task.plan.package, task.home.root, task.folder)
+        if task.execution.job_dir is not None and not task.execution.job_dir.startswith(BUCKETS):
+            Path(task.execution.job_dir).mkdir(parents=True, exist_ok=True)
+        installed(task.execution.package, task.home.root, task.folder)
 
     def begin(self, task: Task) -> Gang:
         """Start its processes."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from footplate.jobs.backends.local.usage import Meter
 from footplate.jobs.record import Process
-from footplate.jobs.redaction import Veil, secrets
+from footplate.jobs.redaction import StreamMask, secrets
 from footplate.jobs.supervision.exit_status import GRACE_S, End, Orders, Verdict, outcome
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
@@ -173,7 +173,7 @@ class Gang:
         )  # fmt: skip
 
     def _start(self, member: Member) -> None:
-        writer = Writer(member.log, veil=Veil(secrets(member.environment)))
+        writer = Writer(member.log, stream_mask=StreamMask(secrets(member.environment)))
         ours, theirs = os.pipe()
         supervisor = os.getpid()
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from footplate.core.errors import ConfigError
 from footplate.hardware.machine import cgroup_limits, usable_cores
 from footplate.hardware.nvml import NvmlError, find_driver
-from footplate.jobs.plan import Role
+from footplate.jobs.execution import Role
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:

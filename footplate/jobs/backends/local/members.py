@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from footplate.hardware.machine import usable_cores
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local.attempt import Member
 from footplate.jobs.backends.local.machine import resources, share_devices
@@ -39,8 +39,8 @@ def installed(package: str, root: Path, folder: Path) -> Installed:
 
 def members(task: Task) -> list[Member]:
     """The processes of an attempt, in the order of their roles."""
-    plan, package = task.plan, installed(task.plan.package, task.home.root, task.folder)
-    before = environment.read(task.home.job(plan.name), os.environ)
+    plan, package = task.execution, installed(task.execution.package, task.home.root, task.folder)
+    before = process_env.read(task.home.job(plan.name), os.environ)
     has_gpus, count = resources().gpus > 0, sum(one.count for one in plan.replicas)
     share = {"OMP_NUM_THREADS": str(max(1, int(usable_cores()) // count))} if count > 1 else {}
     common = {

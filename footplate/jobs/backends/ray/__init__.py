@@ -2,15 +2,15 @@
 
 this machine                      │  the cluster
 supervisor ─► attempt.py          │
-              listener.py ── HTTP ──► Ray's Jobs API ─► driver.py on the head ─► seat.py, an actor for each
-              client.py           │                       room.py                 replica ─► its process
-              cargo.py, request.py│                       lines.py: all that is heard of them
+              listener.py ── HTTP ──► Ray's Jobs API ─► driver.py on the head ─► replica.py, an actor for each
+              client.py           │                       resources.py                 replica ─► its process
+              bundle.py, request.py│                       lines.py: all that is heard of them
 
-room.py      what replicas ask of the nodes
+resources.py      what replicas ask of the nodes
 request.py   what Ray is asked for, as plain values
-cargo.py     what is sent: the package, and Footplate itself
+bundle.py     what is sent: the package, and Footplate itself
 driver.py    one attempt, on the cluster: placed together, begun together, judged, ended together
-seat.py      one replica, on its node: the package installed there, the process, its output
+replica.py      one replica, on its node: the package installed there, the process, its output
 lines.py     how output and events travel in the driver's output
 client.py    the Jobs API; listener.py: a thread that speaks with it; attempt.py: what the supervisor makes of it
 
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from footplate.core.errors import ConfigError, Unavailable
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
 
 USUAL = "http://127.0.0.1:8265"
-CARGO = "cargo.zip"
+BUNDLE = "bundle.zip"
 
 
 class Ray:
@@ -53,7 +53,7 @@ class Ray:
 
     outlives = True
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
         """The address of its dashboard: `--address`, RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or that of this machine's.
 
         Raises:
@@ -82,7 +82,7 @@ class Ray:
             ConfigError: the job can't run on Ray as it is.
         """
         from footplate.core.optional import require
-        from footplate.jobs.backends.ray import request, room
+        from footplate.jobs.backends.ray import request, resources
         from footplate.jobs.backends.ray.client import Away, Client
 
         request.refuse(resolved)
@@ -94,8 +94,8 @@ class Ray:
                 f"No Ray cluster takes jobs at {place['address']}: {error}. Start one with `ray start --head`, or give the "
                 "address of its dashboard with --address."
             ) from None
-        needs = room.needs(resolved.to_dict()["replicas"])
-        return [*room.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
+        needs = resources.needs(resolved.to_dict()["replicas"])
+        return [*resources.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
 
     def needs(self, resolved: ResolvedJob) -> Resources:
         """Nothing of this machine."""
@@ -108,12 +108,12 @@ class Ray:
             ConfigError: the job can't run on Ray as it is.
         """
         from footplate.jobs.backends.ray import request
-        from footplate.jobs.plan import Plan
+        from footplate.jobs.execution import Execution
 
         request.refuse(resolved)
-        plan = Plan.of(resolved, "DIGEST", Path.cwd(), place)
-        task = request.document(f"{resolved.name}-TIME", 1, plan, resolved.to_dict(), environment.lasting(os.environ))
-        return request.submission(task, resolved.labels, CARGO)
+        plan = Execution.of(resolved, "DIGEST", Path.cwd(), place)
+        task = request.document(f"{resolved.name}-TIME", 1, plan, resolved.to_dict(), process_env.lasting(os.environ))
+        return request.submission(task, resolved.labels, BUNDLE)
 
     def find(self, task: Task) -> RayAttempt | None:
         """The attempt, if it was begun: the cluster needn't be there to tell."""
@@ -125,9 +125,9 @@ class Ray:
 
     def prepare(self, task: Task) -> None:
         """Pack what is sent."""
-        from footplate.jobs.backends.ray import cargo
+        from footplate.jobs.backends.ray import bundle
 
-        cargo.pack(task.plan.package, task.home.root, task.folder / CARGO, task.key)
+        bundle.pack(task.execution.package, task.home.root, task.folder / BUNDLE, task.key)
 
     def begin(self, task: Task) -> RayAttempt:
         """Have the attempt submitted, as soon as the cluster can be reached."""
@@ -135,21 +135,21 @@ class Ray:
 
 
 def _attempt(task: Task, begun: bool = False) -> RayAttempt:
-    from footplate.jobs.backends.ray import cargo, request
+    from footplate.jobs.backends.ray import bundle, request
     from footplate.jobs.backends.ray.attempt import RayAttempt
 
-    path = task.folder / CARGO
+    path = task.folder / BUNDLE
 
     def arguments() -> dict[str, Any]:
         if not path.exists():
-            cargo.pack(task.plan.package, task.home.root, path, task.key)
-        variables = environment.read(task.home.job(task.plan.name), {})
-        document = request.document(task.job.id, task.attempt, task.plan, task.job.spec, variables)
+            bundle.pack(task.execution.package, task.home.root, path, task.key)
+        variables = process_env.read(task.home.job(task.execution.name), {})
+        document = request.document(task.job.id, task.attempt, task.execution, task.job.spec, variables)
         return request.submission(document, task.job.labels, str(path))
 
-    count = sum(one.count for one in task.plan.replicas)
+    count = sum(one.count for one in task.execution.replicas)
     return RayAttempt(
-        task.plan.place["address"], task.key, task.attempt, task.folder, count, arguments,
+        task.execution.place["address"], task.key, task.attempt, task.folder, count, arguments,
         lambda: path.unlink(missing_ok=True), begun,
     )  # fmt: skip
 

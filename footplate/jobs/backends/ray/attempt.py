@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from footplate.jobs.backends.ray import lines
+from footplate.jobs.backends.ray import log_protocol
 from footplate.jobs.backends.ray.client import Info
 from footplate.jobs.backends.ray.listener import Anew, Listener, NotTaken, Output, Over, Unknown
 from footplate.jobs.record import Process
@@ -152,8 +152,8 @@ class RayAttempt:
                 self.failure = Failure("exception", text, time.monotonic(), mistake=True)
 
     def _line(self, line: str) -> None:
-        source, data = lines.decode(line) or (STRAY, f"{line}\n".encode())
-        if source == lines.OURS:
+        source, data = log_protocol.decode(line) or (STRAY, f"{line}\n".encode())
+        if source == log_protocol.OURS:
             self._event(json.loads(data))
             return
         if source not in self._logs:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.core.optional import require
-from footplate.jobs.backends.ray.room import Nodes
+from footplate.jobs.backends.ray.resources import Nodes
 
 TIMEOUT_S = 10.0
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
-from footplate.jobs.backends.ray import room
-from footplate.jobs.backends.ray.driver import VARIABLE
-from footplate.jobs.plan import BUCKETS, Plan
+from footplate.jobs.backends.ray import resources
+from footplate.jobs.backends.ray.entrypoint import VARIABLE
+from footplate.jobs.execution import BUCKETS, Execution
 from footplate.jobs.supervision.exit_status import GRACE_S
 from footplate.jobs.translate.common import no_tpus, no_tuning, refuse_if
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
 
 STOP_S = 15.0  # that Ray gives the driver beyond the grace of its replicas
-ENTRY_POINT = "exec python -P -m footplate.jobs.backends.ray.driver"
+ENTRY_POINT = "exec python -P -m footplate.jobs.backends.ray.entrypoint"
 
 _PREFIXES = (
     "GLOO_", "JAX_", "KMP_", "MKL_", "MLFLOW_", "NCCL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_", "XLA_",
@@ -91,7 +91,7 @@ def submission(task: Mapping[str, Any], labels: Mapping[str, str], working_dir: 
 
 
 def document(
-    job: str, attempt: int, plan: Plan, spec: Mapping[str, Any], variables: Mapping[str, str]
+    job: str, attempt: int, plan: Execution, spec: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
     """What the driver is told of its attempt.
 
@@ -107,7 +107,7 @@ def document(
         "attempt": attempt,
         "key": f"{job}-{attempt}",
         "plan": {**plan.to_dict(), "python": "", "library": "", "place": {}},  # of this machine
-        "needs": [asdict(one) for one in room.needs(spec["replicas"])],
+        "needs": [asdict(one) for one in resources.needs(spec["replicas"])],
         "variables": portable(variables),
         "grace_s": GRACE_S,
     }

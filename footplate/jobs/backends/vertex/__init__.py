@@ -1,6 +1,6 @@
 """Jobs on Vertex AI: an attempt is a CustomJob of Google's, asked for and looked at over REST.
 
-place.py         project and staging bucket
+destination.py         project and staging bucket
 package.py       a job's package, as distributions in the bucket
 launch.py        what starts in each replica
 request.py       the body of the request that creates an attempt
@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
 from footplate.core.optional import require
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.vertex.attempt import CustomJob
-    from footplate.jobs.backends.vertex.package import Distribution
+    from footplate.jobs.backends.vertex.distributions import Distribution
     from footplate.jobs.package import Snapshot
     from footplate.jobs.spec.resolving import ResolvedJob
 
@@ -48,7 +48,7 @@ class Vertex:
 
     outlives = True
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
         """The project and the staging bucket.
 
         Args:
@@ -57,10 +57,10 @@ class Vertex:
         Raises:
             ConfigError: one of them is named nowhere, or can't be one.
         """
-        from footplate.jobs.backends.vertex import place
+        from footplate.jobs.backends.vertex import destination
 
-        staging = place.staging(options.get("staging-bucket"), options.get("job-dir"))
-        return {"project": place.project(options.get("project")), "staging_bucket": staging}
+        staging = destination.staging(options.get("staging-bucket"), options.get("job-dir"))
+        return {"project": destination.project(options.get("project")), "staging_bucket": staging}
 
     def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
         """That Vertex AI can run it, as far as that is known here; what it leaves out.
@@ -88,7 +88,7 @@ class Vertex:
             PackageError: the package can't be sent.
         """
         from footplate.jobs.backends.vertex.client import endpoint
-        from footplate.jobs.backends.vertex.package import distributions
+        from footplate.jobs.backends.vertex.distributions import distributions
         from footplate.jobs.backends.vertex.request import path
 
         found = distributions(package)
@@ -98,9 +98,9 @@ class Vertex:
 
     def find(self, task: Task) -> CustomJob | None:
         """The attempt, if it was asked for: whether there is one then shows when it is heard."""
-        from footplate.jobs.backends.vertex.note import Note
+        from footplate.jobs.backends.vertex.attempt_record import AttemptRecord
 
-        return self._attempt(task) if Note.read(task.folder).asked is not None else None
+        return self._attempt(task) if AttemptRecord.read(task.folder).asked is not None else None
 
     def prepare(self, task: Task) -> None:
         """See that the package can be sent; it is sent when the attempt is heard first.
@@ -108,10 +108,10 @@ class Vertex:
         Raises:
             FootplateError: it can't.
         """
-        from footplate.jobs.backends.vertex.package import distributions
+        from footplate.jobs.backends.vertex.distributions import distributions
         from footplate.jobs.package import stored
 
-        distributions(stored(task.plan.package, task.home.root))
+        distributions(stored(task.execution.package, task.home.root))
 
     def begin(self, task: Task) -> CustomJob:
         """An attempt that is going to ask for its CustomJob."""
@@ -120,24 +120,24 @@ class Vertex:
     def _attempt(self, task: Task) -> CustomJob:
         from footplate.jobs.backends.vertex.attempt import CustomJob
         from footplate.jobs.backends.vertex.client import Client
-        from footplate.jobs.backends.vertex.package import distributions, upload
+        from footplate.jobs.backends.vertex.distributions import distributions, upload
         from footplate.jobs.backends.vertex.request import path
         from footplate.jobs.package import stored
         from footplate.jobs.spec.resolving import ResolvedJob
 
         _be_the_submitter(task)
-        resolved, place = ResolvedJob.from_dict(task.job.spec), task.plan.place
+        resolved, place = ResolvedJob.from_dict(task.job.spec), task.execution.place
         region = _region(resolved)
 
         def body() -> dict[str, Any]:
-            found = distributions(stored(task.plan.package, task.home.root))
+            found = distributions(stored(task.execution.package, task.home.root))
             made = _body(resolved, place, found, task.job.id, task.attempt)
             upload(found, place["staging_bucket"])
             return made
 
-        seats = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
+        replica_ids = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
         client = Client(place["project"], region)
-        return CustomJob(client, path(place, region), task.key, task.folder, seats, task.attempt, body)
+        return CustomJob(client, path(place, region), task.key, task.folder, replica_ids, task.attempt, body)
 
 
 def _body(
@@ -172,8 +172,8 @@ def _region(resolved: ResolvedJob) -> str:
 
 def _be_the_submitter(task: Task) -> None:
     """Let Google's libraries find here what they would have found where the job was submitted, and nothing else."""
-    kept = environment.read(task.home.job(task.plan.name), os.environ)
-    for name in environment.lasting(os.environ).keys() - kept.keys():
+    kept = process_env.read(task.home.job(task.execution.name), os.environ)
+    for name in process_env.lasting(os.environ).keys() - kept.keys():
         if name.startswith(_OURS):  # of whoever swept: another shell, or another job's supervisor
             del os.environ[name]
     os.environ.update({name: value for name, value in kept.items() if name.startswith(_OURS)})

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 from footplate.core.errors import FootplateError
 from footplate.jobs.backends.vertex import outcome
+from footplate.jobs.backends.vertex.attempt_record import RecordFile
 from footplate.jobs.backends.vertex.client import Client, Refused, Unanswered
+from footplate.jobs.backends.vertex.creation import CustomJobCreation, cancel
 from footplate.jobs.backends.vertex.logs import Output
-from footplate.jobs.backends.vertex.note import Notebook
-from footplate.jobs.backends.vertex.pace import Pace
-from footplate.jobs.backends.vertex.submission import Submission, cancel
+from footplate.jobs.backends.vertex.polling import Pace
 from footplate.jobs.record import Process
 from footplate.launch.failure import Failure
 
@@ -49,7 +49,7 @@ class CustomJob:
         place: where CustomJobs are: `/v1/projects/…/locations/…/customJobs`.
         key: the attempt's.
         folder: for its output and its note.
-        seats: role and index of each replica.
+        replica_ids: role and index of each replica.
         attempt: its number.
         body: makes the request that creates it, which may put packages into the bucket first.
     """
@@ -60,7 +60,7 @@ class CustomJob:
         place: str,
         key: str,
         folder: Path,
-        seats: list[tuple[str, int]],
+        replica_ids: list[tuple[str, int]],
         attempt: int,
         body: Callable[[], dict[str, Any]],
     ) -> None:
@@ -68,9 +68,9 @@ class CustomJob:
         self.failure: Failure | None = None
         self._client = client
         self._key = key
-        self._book = Notebook(folder)
-        self._submission = Submission(client, place, key, self._book, body)
-        self._output = Output(self._book)
+        self._record_file = RecordFile(folder)
+        self._creation = CustomJobCreation(client, place, key, self._record_file, body)
+        self._output = Output(self._record_file)
         self._phase: Phase = "running" if self._name else "submitting"
         self._stopping = False
         self._cancelled = False  # Vertex AI has been told
@@ -81,7 +81,7 @@ class CustomJob:
         self._asking, self._reading, self._again = Pace(STATE_S), Pace(OUTPUT_S), Pace(AGAIN_S)
         self._said = ""
         now = time.time()
-        self.processes = [Process(attempt, role, index, 0, 0.0, now) for role, index in seats]
+        self.processes = [Process(attempt, role, index, 0, 0.0, now) for role, index in replica_ids]
 
     @property
     def running(self) -> bool:
@@ -109,7 +109,7 @@ class CustomJob:
 
     @property
     def _name(self) -> str:
-        return self._book.note.name or ""
+        return self._record_file.record.name or ""
 
     @property
     def _state(self) -> str:
@@ -135,7 +135,7 @@ class CustomJob:
         self._stopping = True
         self._asking.quicken(0.0)
         self._again.quicken(0.0)
-        if self._phase == "submitting" and not self._submission.asked:
+        if self._phase == "submitting" and not self._creation.asked:
             self._phase = "over"
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class CustomJob:
             self._refused(error)
 
     def _refused(self, error: FootplateError) -> None:
-        if self._phase == "submitting" and not self._submission.asked:
+        if self._phase == "submitting" and not self._creation.asked:
             self._fail(str(error))
         elif self._phase != "submitting" and isinstance(error, Refused) and error.status == 404:
             self._fail("its CustomJob was deleted at Vertex AI")
@@ -179,14 +179,14 @@ class CustomJob:
         self._phase = "over"
 
     def _submit(self) -> None:
-        if not self._submission.find():
-            if self._submission.asked:
+        if not self._creation.find():
+            if self._creation.asked:
                 self._asking.later()
                 return
             if self._stopping:
                 self._phase = "over"
                 return
-            self._submission.create()
+            self._creation.create()
         self._phase = "running"
         self._asking.quicken()
 

@@ -17,10 +17,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from footplate.jobs.backends.vertex.attempt_record import RecordFile
 from footplate.jobs.backends.vertex.client import Client
-from footplate.jobs.backends.vertex.note import Notebook
-from footplate.jobs.backends.vertex.outcome import seat
-from footplate.jobs.backends.vertex.times import SECOND, to_text, to_time
+from footplate.jobs.backends.vertex.outcome import replica
+from footplate.jobs.backends.vertex.timestamps import SECOND, to_text, to_time
 from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
@@ -35,12 +35,12 @@ class Output:
         longest_delay_s: between an entry's time and its arrival at Cloud Logging.
 
     Args:
-        book: the attempt's, in whose folder the files are.
+        record_file: the attempt's, in whose folder the files are.
     """
 
-    def __init__(self, book: Notebook) -> None:
+    def __init__(self, record_file: RecordFile) -> None:
         self.longest_delay_s = 0.0
-        self._book = book
+        self._record_file = record_file
         self._writers: dict[str, Writer] = {}
         self._more: Mapping[str, Any] | None = None  # the request for the next page, when there is one
         self._append()
@@ -74,7 +74,7 @@ class Output:
         return count
 
     def _from_newest(self, job: str) -> dict[str, Any]:
-        since = max(0, self._book.note.newest - WINDOW_S * SECOND)
+        since = max(0, self._record_file.record.newest - WINDOW_S * SECOND)
         about = f'resource.type="ml_job" AND resource.labels.job_id="{job.rpartition("/")[2]}"'
         return {
             "resourceNames": [f"projects/{job.split('/')[1]}"],
@@ -90,7 +90,7 @@ class Output:
             OSError: they can't be written; the next time they are tried again.
         """
         self._append()
-        note = self._book.note
+        note = self._record_file.record
         known, newest, pieces, count = set(note.known), note.newest, dict[str, str](), 0
         for entry in entries:
             at, ident = to_time(entry["timestamp"]), f"{entry['timestamp']}/{entry.get('insertId', '')}"
@@ -105,15 +105,15 @@ class Output:
             return 0
         young = newest - WINDOW_S * SECOND
         kept = tuple(one for one in known if to_time(one.partition("/")[0]) >= young)
-        pending = {name: (size(self._book.folder / name), text) for name, text in pieces.items()}
-        self._book.change(newest=newest, known=kept, pending=pending)
+        pending = {name: (size(self._record_file.folder / name), text) for name, text in pieces.items()}
+        self._record_file.change(newest=newest, known=kept, pending=pending)
         self._append()
         return count
 
     def last_line(self, role: str, index: int) -> str:
         """What a replica has said last."""
         name = f"{role}-{index}.log"
-        return self._writer(name).last_line() if (self._book.folder / name).exists() else ""
+        return self._writer(name).last_line() if (self._record_file.folder / name).exists() else ""
 
     def close(self) -> None:
         """End the files."""
@@ -123,21 +123,21 @@ class Output:
 
     def _append(self) -> None:
         """Write what is pending, less what is written already."""
-        for name, (before, text) in self._book.note.pending.items():
-            rest = text.encode()[size(self._book.folder / name) - before :]
+        for name, (before, text) in self._record_file.record.pending.items():
+            rest = text.encode()[size(self._record_file.folder / name) - before :]
             if rest:
                 self._writer(name).write(rest)
 
     def _writer(self, name: str) -> Writer:
         if name not in self._writers:
-            self._writers[name] = Writer(self._book.folder / name)
+            self._writers[name] = Writer(self._record_file.folder / name)
         return self._writers[name]
 
 
 def file_of(entry: dict[str, Any]) -> str:
     """The file to which an entry belongs."""
     task = (entry.get("resource") or {}).get("labels", {}).get("task_name", "")
-    found = seat(task)
+    found = replica(task)
     return f"{found[0]}-{found[1]}.log" if found else "prepare.log"
 
 

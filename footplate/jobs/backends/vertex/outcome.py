@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from footplate.jobs.backends.vertex.times import SECOND, to_time
+from footplate.jobs.backends.vertex.timestamps import SECOND, to_time
 from footplate.jobs.supervision import exit_status
 from footplate.jobs.supervision.exit_status import End
 from footplate.launch.failure import Failure
@@ -44,10 +44,10 @@ Said = Callable[[str, int], str]
 """What a replica, of this role and index, has said last."""
 
 
-def seat(task: str) -> tuple[str, int] | None:
+def replica(task: str) -> tuple[str, int] | None:
     """Role and index of what Vertex AI calls a task.
 
-    >>> seat("workerpool2-1"), seat("service")
+    >>> replica("workerpool2-1"), replica("service")
     (('parameter_server', 1), None)
     """
     found = re.fullmatch(r"workerpool([0-3])-(\d+)", task)
@@ -79,7 +79,7 @@ def failure(job: Mapping[str, Any], said: Said) -> Failure:
     state, message, now = str(job.get("state", "")), _message(job), time.monotonic()
     longest_s = _seconds(job.get("jobSpec", {}).get("scheduling", {}).get("timeout"))
     if _ran_s(job) > longest_s - _CLOCK_S:
-        return Failure("exception", f"its longest time, {longest_s:g} s, is over", now, mistake=True)
+        return Failure("exception", f"its maximum running time of {longest_s:g} s is over", now, mistake=True)
     if (end := _end(job, said)) is not None:
         return exit_status.failure_of(end)
     if state == "JOB_STATE_CANCELLED" and not message:
@@ -94,7 +94,7 @@ def _end(job: Mapping[str, Any], said: Said) -> End | None:
     """The end of the one replica of which it tells, if it does."""
     message = _message(job)
     found = _EXIT.search(message)
-    who = seat(found[1]) if found else None
+    who = replica(found[1]) if found else None
     if found is None or who is None:
         return None
     code = int(found[2])

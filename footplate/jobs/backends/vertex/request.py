@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from footplate.jobs.backends.vertex.package import LAUNCHER
+from footplate.jobs.backends.vertex.distributions import LAUNCHER
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.translate.vertex import translate
 

@@ -76,7 +76,7 @@ def distributions(snapshot: Snapshot) -> list[Distribution]:
     needed = [
         line for one in source if one.name == MAIN for line in requirements(one.read().decode("utf-8-sig", "replace"))
     ]
-    script = Path(__file__).with_name(SCRIPT).read_bytes()
+    script = Path(__file__).with_name("bootstrap.py").read_bytes()
     if made:
         made.append(_launcher(script, needed))
     return [*made, Distribution(SCRIPT, script)]

@@ -15,7 +15,7 @@ FILE = "vertex.json"
 
 
 @dataclass(frozen=True)
-class Note:
+class AttemptRecord:
     """What is known of an attempt.
 
     Attributes:
@@ -33,7 +33,7 @@ class Note:
     pending: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> Note:
+    def read(cls, folder: Path) -> AttemptRecord:
         """The note of an attempt's folder, or an empty one."""
         try:
             found = json.loads((folder / FILE).read_text())
@@ -51,7 +51,7 @@ class Note:
         draft.replace(folder / FILE)
 
 
-class Notebook:
+class RecordFile:
     """The note of an attempt's folder, which changes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Notebook:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.note = Note.read(folder)
+        self.record = AttemptRecord.read(folder)
 
     def change(self, **changes: Any) -> None:
         """Change it, on the disk first.
@@ -69,6 +69,6 @@ class Notebook:
         Raises:
             OSError: it can't be written; then nothing has changed.
         """
-        note = replace(self.note, **changes)
+        note = replace(self.record, **changes)
         note.write(self.folder)
-        self.note = note
+        self.record = note

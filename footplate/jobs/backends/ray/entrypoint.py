@@ -1,6 +1,9 @@
-"""`python -m footplate.jobs.backends.ray.driver`: the entry point of an attempt's Ray Job. It runs on the cluster's head.
+"""`python -m footplate.jobs.backends.ray.entrypoint`: the entry point of an attempt's Ray Job.
 
-    placement group ──► an actor for each replica (`seat.py`) ──► their addresses ──► the processes ──► the verdict
+It runs on the cluster's head.
+
+
+    placement group ──► an actor for each replica (`replica_actor.py`) ──► their addresses ──► the processes ──► the verdict
 
 It is to the replicas what the supervisor is to those of a job on its own machine: one gang, begun together, judged by the
 same rules (`supervision/exit_status.py`), ended together. What they write, and what happens to them, it writes to its own
@@ -28,11 +31,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from footplate.core.errors import FootplateError
-from footplate.jobs.backends.ray import room
-from footplate.jobs.backends.ray.lines import encode, event
-from footplate.jobs.backends.ray.seat import Order, Said, Seat
-from footplate.jobs.cluster_env import processes, seats
-from footplate.jobs.plan import Plan
+from footplate.jobs.backends.ray import resources
+from footplate.jobs.backends.ray.log_protocol import encode, event
+from footplate.jobs.backends.ray.replica_actor import Message, ReplicaActor, ReplicaTask
+from footplate.jobs.cluster_env import processes, replica_ids
+from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
 from footplate.launch.failure import Failure
 
@@ -84,8 +87,8 @@ class Driver:
     def __init__(self, ray: Any, task: dict[str, Any]) -> None:
         self._ray = ray
         self._task = task
-        self._plan = Plan.from_dict(task["plan"])
-        self._needs = tuple(room.Need(**one) for one in task["needs"])
+        self._execution = Execution.from_dict(task["plan"])
+        self._needs = tuple(resources.Need(**one) for one in task["needs"])
         self._replicas: list[Replica] = []
         self._verdict = Verdict()
         self._kill_at = float("inf")
@@ -120,29 +123,29 @@ class Driver:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         nodes = self._nodes()
-        asked, why = room.bundles(self._needs, nodes), ""
+        asked, why = resources.bundles(self._needs, nodes), ""
         group = placement_group(asked, strategy="PACK")
         while not group.wait(PLACE_S):
             if self.told:
                 return False
-            waiting = room.waiting(self._needs, nodes, self._ray.available_resources())
+            waiting = resources.waiting(self._needs, nodes, self._ray.available_resources())
             if waiting != why and (not why or self._quiet()):  # what others leave free changes all the time
                 why = waiting
                 self._event("waits", text=why)
             self._say_alive()
             nodes = self._nodes()
-            now = room.bundles(self._needs, nodes)
+            now = resources.bundles(self._needs, nodes)
             if now != asked:  # nodes have come or gone meanwhile
                 remove_placement_group(group)
                 asked, group = now, placement_group(now, strategy="PACK")
-        self._take_seats(group, asked)
+        self._place_actors(group, asked)
         return not self.told
 
-    def _take_seats(self, group: Any, asked: list[room.Bundle]) -> None:
+    def _place_actors(self, group: Any, asked: list[resources.Bundle]) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        for number, (seat, bundle) in enumerate(zip(seats(cast("Any", self._plan)), asked, strict=True)):
-            actor = self._ray.remote(Seat).options(
+        for number, (replica, bundle) in enumerate(zip(replica_ids(cast("Any", self._execution)), asked, strict=True)):
+            actor = self._ray.remote(ReplicaActor).options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
@@ -150,7 +153,7 @@ class Driver:
                 max_concurrency=5,  # run, clean, tell, and hear, also one that is repeated
                 max_restarts=0,
             )
-            self._replicas.append(Replica(seat.role, seat.index, actor.remote()))
+            self._replicas.append(Replica(replica.role, replica.index, actor.remote()))
 
     def _begin(self) -> None:
         """Ask all nodes for addresses, and begin all processes."""
@@ -159,7 +162,7 @@ class Driver:
         for one, (node, _) in zip(self._replicas, found, strict=True):
             one.node = node
         attempt = self._task["attempt"]
-        told = processes(cast("Any", self._plan), addresses, rendezvous, attempt - 1, self._plan.job_dir)
+        told = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
         common = {
             **self._task["variables"],
             "PYTHONUNBUFFERED": "1",
@@ -170,8 +173,13 @@ class Driver:
         self._event("placed", nodes={one.source: one.node for one in self._replicas})
         for one, process, alone in zip(self._replicas, told, has_gpus, strict=True):
             variables = {**common, **process.env, **(_a_machine_of_its_own(process.env) if alone else {})}
-            order = Order(
-                PACKAGE, self._plan.package, self._plan.arguments, variables, self._plan.directory, self._task["key"]
+            order = ReplicaTask(
+                PACKAGE,
+                self._execution.package,
+                self._execution.arguments,
+                variables,
+                self._execution.directory,
+                self._task["key"],
             )
             one.actor.run.remote(order)
             one.hearing, one.heard = one.actor.hear.remote(0), time.monotonic()
@@ -201,7 +209,7 @@ class Driver:
                     self._take(one, what)
         time.sleep(pause_s)
 
-    def _take(self, one: Replica, said: Said) -> None:
+    def _take(self, one: Replica, said: Message) -> None:
         if said.kind == "output":
             one.last = (one.last + said.data)[-_LAST:]
             whole, end, rest = (one.rest + said.data).rpartition(b"\n")

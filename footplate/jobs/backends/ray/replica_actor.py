@@ -41,7 +41,7 @@ _TICK_S = 0.25
 
 
 @dataclass(frozen=True)
-class Order:
+class ReplicaTask:
     """A replica that is to run.
 
     Attributes:
@@ -62,7 +62,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Said:
+class Message:
     """What an actor says: `kind` is "output", "prepare", "began", "ended" or "refused".
 
     Attributes:
@@ -79,12 +79,12 @@ class Said:
     mistake: bool = False
 
 
-class Seat:
+class ReplicaActor:
     """See the module's docstring. Its methods run in threads of their own."""
 
     def __init__(self) -> None:
-        self._said: queue.Queue[Said] = queue.Queue(_HELD)
-        self._answer: tuple[int, list[Said]] = (0, [])
+        self._said: queue.Queue[Message] = queue.Queue(_HELD)
+        self._answer: tuple[int, list[Message]] = (0, [])
         self._hearing = threading.Lock()  # a call whose connection broke may be at it still when it is repeated
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
@@ -97,16 +97,16 @@ class Seat:
 
         return ray.get_runtime_context().get_node_id(), list(free_addresses(ray.util.get_node_ip_address(), ports))
 
-    def run(self, order: Order) -> None:
+    def run(self, order: ReplicaTask) -> None:
         """Run the replica, from its installation to its end."""
         try:
             self._run(order)
         except FootplateError as error:
-            self._said.put(Said("refused", text=str(error), mistake=True))
+            self._said.put(Message("refused", text=str(error), mistake=True))
         except Exception as error:
-            self._said.put(Said("refused", text=f"{type(error).__name__}: {error}"))
+            self._said.put(Message("refused", text=f"{type(error).__name__}: {error}"))
 
-    def hear(self, last: int) -> tuple[int, list[Said]]:
+    def hear(self, last: int) -> tuple[int, list[Message]]:
         """What came after answer `last`, and the number of this one; waits `ANSWER_S` for it."""
         with self._hearing:
             if last == self._answer[0]:
@@ -127,23 +127,23 @@ class Seat:
         from footplate.jobs.home import Home
         from footplate.jobs.supervision.cleaning import clean_node
 
-        clean_node(Home.here())
+        clean_node(Home.from_env())
 
-    def _next(self) -> list[Said]:
-        found: list[Said] = []
+    def _next(self) -> list[Message]:
+        found: list[Message] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._said.get(timeout=ANSWER_S))
             while len(found) < _HELD:
                 found.append(self._said.get_nowait())
         return found
 
-    def _run(self, order: Order) -> None:
+    def _run(self, order: ReplicaTask) -> None:
         from ray.util import get_node_ip_address
 
         from footplate.jobs.home import Home
         from footplate.jobs.package import Snapshot, install
 
-        home = Home.here()
+        home = Home.from_env()
         archive = Path(order.package).absolute()
         installed = install(Snapshot(order.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._said)))
         try:
@@ -155,7 +155,7 @@ class Seat:
 
     def _look_after(self, command: Sequence[str], variables: Mapping[str, str], place: Path) -> None:
         if self._told is not None:
-            self._said.put(Said("ended", code=-self._told))
+            self._said.put(Message("ended", code=-self._told))
             return
         ours, theirs = os.pipe()
         actor = os.getpid()
@@ -169,7 +169,7 @@ class Seat:
             raise
         finally:
             os.close(theirs)
-        self._said.put(Said("began"))
+        self._said.put(Message("began"))
         if self._told is not None:  # meanwhile
             self.tell(self._told)
         os.set_blocking(ours, False)
@@ -188,33 +188,33 @@ class Seat:
             for _ in range(_LEFT):
                 if not self._pass_on(pipe):
                     break
-        self._said.put(Said("ended", code=process.returncode))
+        self._said.put(Message("ended", code=process.returncode))
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
         """Pass on a piece of output; whether there was one."""
         data = pipe.read(PIECE)
         if data:
-            self._said.put(Said("output", data))
+            self._said.put(Message("output", data))
         return bool(data)
 
 
 class _Preparing(io.TextIOBase):
     """Where the installation says what it does."""
 
-    def __init__(self, said: queue.Queue[Said]) -> None:
+    def __init__(self, said: queue.Queue[Message]) -> None:
         self._said = said
 
     def write(self, text: str) -> int:
-        self._said.put(Said("prepare", text.encode()))
+        self._said.put(Message("prepare", text.encode()))
         return len(text)
 
 
-def _variables(order: Order, installed: Mapping[str, str], address: str) -> dict[str, str]:
+def _variables(order: ReplicaTask, installed: Mapping[str, str], address: str) -> dict[str, str]:
     """All that the process gets: the node's, by the list that holds everywhere, the job's, and the package's."""
-    from footplate.jobs import environment
+    from footplate.jobs import process_env
     from footplate.launch.rendezvous import interface
 
-    before = {**environment.lasting(os.environ), **environment.credentials(os.environ)}
+    before = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
     found = {
         **before,
         **order.environment,
@@ -229,7 +229,7 @@ def _variables(order: Order, installed: Mapping[str, str], address: str) -> dict
 
 
 @contextlib.contextmanager
-def _directory(order: Order, home: Home) -> Iterator[Path]:
+def _directory(order: ReplicaTask, home: Home) -> Iterator[Path]:
     """The one that the job was submitted in, if the node has it, or one of the attempt's own, held while it is used."""
     from footplate.jobs.package.environment_locks import Hold
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from footplate.core.errors import ConfigError
 from footplate.core.version import LIBRARY
-from footplate.jobs.backends.ray.driver import PACKAGE
+from footplate.jobs.backends.ray.entrypoint import PACKAGE
 from footplate.jobs.package import stored
 
 MAX_BYTES = 500 * 2**20  # that Ray takes for a working directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.ray.room import Need, bundles, holds, needs, shortages, waiting
+from footplate.jobs.backends.ray.resources import Need, bundles, holds, needs, shortages, waiting
 
 T4 = {"CPU": 16.0, "GPU": 4.0, "accelerator_type:T4": 1.0}
 PLAIN = st.lists(st.integers(1, 64), min_size=1, max_size=6)

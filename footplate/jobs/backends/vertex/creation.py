@@ -15,40 +15,40 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from footplate.jobs.backends.vertex.attempt_record import RecordFile
 from footplate.jobs.backends.vertex.client import Client, Refused
-from footplate.jobs.backends.vertex.note import Notebook
 from footplate.jobs.backends.vertex.request import LABEL, mark
-from footplate.jobs.backends.vertex.times import to_time
+from footplate.jobs.backends.vertex.timestamps import to_time
 
 log = logging.getLogger(__name__)
 
 SETTLED_S = 20.0  # after which a job that was asked for would be found
 
 
-class Submission:
+class CustomJobCreation:
     """The wish for a CustomJob.
 
     Args:
         client: asks Google.
         place: where CustomJobs are: `/v1/projects/…/locations/…/customJobs`.
         key: the attempt's.
-        book: where it is noted.
+        record_file: where it is noted.
         body: makes the request that creates it, which may put packages into the bucket first.
     """
 
     def __init__(
-        self, client: Client, place: str, key: str, book: Notebook, body: Callable[[], dict[str, Any]]
+        self, client: Client, place: str, key: str, record_file: RecordFile, body: Callable[[], dict[str, Any]]
     ) -> None:
         self._client = client
         self._place = place
         self._key = key
-        self._book = book
+        self._record_file = record_file
         self._body = body
 
     @property
     def asked(self) -> bool:
         """Whether there may be a CustomJob."""
-        return self._book.note.asked is not None
+        return self._record_file.record.asked is not None
 
     def find(self) -> bool:
         """Look for it; whether it is there, and its name is noted. That it isn't is clear only when none was `asked` for.
@@ -63,9 +63,9 @@ class Submission:
         if found:
             self._keep(found[0])
             return True
-        asked = self._book.note.asked
+        asked = self._record_file.record.asked
         if asked is not None and abs(time.time() - asked) >= SETTLED_S:  # a clock may be put back
-            self._book.change(asked=None)
+            self._record_file.change(asked=None)
         return False
 
     def create(self) -> None:
@@ -76,11 +76,11 @@ class Submission:
             FootplateError: it can't be created.
         """
         body = self._body()
-        self._book.change(asked=time.time())
+        self._record_file.change(asked=time.time())
         try:
             made = self._client.ask("aiplatform", "POST", self._place, body)
         except Refused:  # so there is none
-            self._book.change(asked=None)
+            self._record_file.change(asked=None)
             raise
         self._keep(made)
 
@@ -98,7 +98,7 @@ class Submission:
         return sorted(found, key=lambda one: (one.get("state") in gone, to_time(one.get("createTime", ""))))
 
     def _keep(self, job: dict[str, Any]) -> None:
-        self._book.change(asked=self._book.note.asked or time.time(), name=job["name"])
+        self._record_file.change(asked=self._record_file.record.asked or time.time(), name=job["name"])
         log.warning("%s is %s", self._key, job["name"])
 
 
