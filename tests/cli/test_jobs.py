@@ -74,13 +74,13 @@ def test_an_older_spelling_of_a_flag(submit):
 
 def test_k80s_are_accepted_and_todays_equivalent_is_proposed(submit):
     found = submit(*WITH_FLAGS, "--dry-run")
-    assert "K80 can no longer be had: Compute Engine ended its support on 2024-05-01." in found.err
+    assert "K80 no longer exists: Compute Engine ended its support on 2024-05-01." in found.err
     assert "Today's equivalent: n1-highcpu-16 with 4 T4." in found.err
 
 
 def test_modernize_takes_todays_equivalent_and_leaves_the_file(submit):
     found = submit(*WITH_FILE, "--dry-run", "--modernize")
-    assert "can no longer be had" not in found.err
+    assert "no longer exists" not in found.err
     assert yaml.safe_load(found.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
     assert Path("config.yaml").read_text() == ATTACHED
 
@@ -121,7 +121,7 @@ def test_a_job_directory_that_is_a_file_is_refused(submit):
     for directory in ("out", "out/deeper"):
         found = submit(*COMMON[:-1], directory)
         assert found.code == 2
-        assert "out is a file. Give a directory; it is made when the job begins." in found.err
+        assert "out is a file. Give a directory; it is created when the job starts." in found.err
 
 
 def test_options_of_ours_after_the_dashes(submit):
@@ -154,7 +154,7 @@ def test_all_problems_at_once(submit):
         'config.yaml line 2: trainingInput.masterTyp: there is no such key. Did you mean "masterType"?',
         "trainingInput.workerCount: scale tier BASIC says",
         "trainingInput.pythonModule: missing",
-        "--package-path: 'nowhere' is no package",
+        "--package-path: 'nowhere' isn't a package",
     ):
         assert text in found.err
 
@@ -170,7 +170,7 @@ def test_a_module_that_the_package_lacks(submit):
 def test_names_that_no_file_can_have_are_mistakes_and_no_tracebacks(submit):
     long = "a" * 400
     found = submit("--package-path", long * 20, "--module-name", "trainer.task", "--region", "us-central1")
-    assert (found.code, "is no package: expected a directory" in found.err) == (2, True)
+    assert (found.code, "isn't a package: expected a directory" in found.err) == (2, True)
     found = submit("--package-path", "trainer", "--module-name", f"trainer.{long}", "--region", "us-central1")
     assert (found.code, "the package has no module" in found.err) == (2, True)
 
@@ -305,7 +305,7 @@ def test_local_train_runs_the_program_as_a_job_would(submit, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--package-path", "missing", "--module-name", "trainer.task"], "is no package"),
+        (["--package-path", "missing", "--module-name", "trainer.task"], "isn't a package"),
         (["--package-path", "trainer", "--module-name", "trainer.missing"], "has no module trainer.missing"),
         (["--package-path", "trainer", "--module-name", "trainer.task", "--job-dir", "config.yaml"], "is a file"),
         (["--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir", "x"], "before --"),

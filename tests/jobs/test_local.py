@@ -112,10 +112,10 @@ def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatc
     assert machine.resources().cpus == 7.5
     for wrong in ("nan", "inf", "0", "-1"):
         monkeypatch.setenv("FOOTPLATE_CPUS", wrong)
-        with pytest.raises(ConfigError, match="expected how many cores"):
+        with pytest.raises(ConfigError, match="expected the number of cores"):
             machine.resources()
     monkeypatch.setenv("FOOTPLATE_CPUS", "many")
-    with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected how many cores'):
+    with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected the number of cores'):
         machine.resources()
 
 
@@ -132,7 +132,7 @@ def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatc
     assert machine.resources().memory_gb == 7.5
     for wrong in ("nan", "inf", "0", "-1", "8GB"):
         monkeypatch.setenv("FOOTPLATE_MEMORY", wrong)
-        with pytest.raises(ConfigError, match=f'FOOTPLATE_MEMORY="{wrong}": expected how many GB'):
+        with pytest.raises(ConfigError, match=f'FOOTPLATE_MEMORY="{wrong}": expected the GB'):
             machine.resources()
 
 

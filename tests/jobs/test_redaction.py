@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.local.attempt import Gang, Member
+from footplate.jobs.backends.local.attempt import LocalAttempt, Member
 from footplate.jobs.redaction import HIDDEN, Mask, StreamMask, secrets
 
 SECRETS = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=8, max_size=30)
@@ -76,7 +76,7 @@ def test_what_a_process_was_given_as_a_secret_is_not_in_its_log(tmp_path):
     )
     environment = {**os.environ, "HF_TOKEN": "hf_abcdefgh"}
     log = tmp_path / "master-0.log"
-    gang = Gang([Member("master", 0, [sys.executable, "-c", program], environment, str(tmp_path), log)])
+    gang = LocalAttempt([Member("master", 0, [sys.executable, "-c", program], environment, str(tmp_path), log)])
     while not gang.over:
         gang.wait(0.1)
     gang.close()

@@ -346,7 +346,7 @@ def test_more_than_the_machine_has_is_said_and_run_all_the_same(bench: Bench, mo
     monkeypatch.setenv("FOOTPLATE_CPUS", "2")
     bench.program("print('ran')")
     said = bench.submit(scale_tier="BASIC_GPU")
-    assert any(text.startswith("The spec asks for 8 vCPU (here: 2)") for text in said)
+    assert any(text.startswith("The spec asks for 8 vCPU (this machine has 2)") for text in said)
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
@@ -458,7 +458,7 @@ def test_a_job_whose_package_is_gone_fails_with_the_reason(bench: Bench, monkeyp
     (bench.directory / "go").touch()
     job = bench.jobs.wait("second")
     assert (job.state, job.attempt) == (State.FAILED, 1)
-    assert "the job's package is not there any more. Submit the job again." in job.cause
+    assert "the job's package was deleted. Submit the job again." in job.cause
 
 
 def test_a_job_whose_variables_are_damaged_fails_with_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch):

@@ -15,8 +15,7 @@ from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.reading import Reading, plain
-from footplate.jobs.spec.resolving import problems, resolve
-from footplate.jobs.spec.unknown_keys import unknown
+from footplate.jobs.spec.resolving import problems, resolve, unknown
 from footplate.jobs.spec.yamlfile import parse
 
 LEGACY = """\
@@ -82,7 +81,7 @@ def test_the_guides_example_configurations_are_accepted_as_they_are(text, machin
         ("worker", 9, four),
         ("parameter_server", 3, Choice(servers)),
     ]
-    assert "K80 can no longer be had" in job.notices[0]
+    assert "K80 no longer exists" in job.notices[0]
 
 
 def test_flags_make_the_same_job_as_the_file():
@@ -365,7 +364,7 @@ def test_mistakes_in_a_file(mistake):
 
 
 def test_what_was_taken_out_is_not_missed():
-    assert "is no machine type" in one_wrong("trainingInput: {scaleTier: CUSTOM, masterType: nothing-like-it}")
+    assert "is not a machine type" in one_wrong("trainingInput: {scaleTier: CUSTOM, masterType: nothing-like-it}")
 
 
 def test_an_empty_file_is_a_job_that_flags_describe():

@@ -15,7 +15,7 @@ import pytest
 
 from footplate.core.errors import Unavailable
 from footplate.jobs import operations
-from footplate.jobs.backends.vertex.attempt_record import Note
+from footplate.jobs.backends.vertex.attempt_record import AttemptRecord
 from footplate.jobs.record import Process
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
@@ -187,7 +187,7 @@ def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_
     bench.submit(max_wait_time="1800s", max_running_time="1s")
     store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
     made = Supervisor(bench.jobs.home, store, store.find("my_job"))
-    lost = Elsewhere(False, over=True, failure=Failure("host", "its driver was lost", time.monotonic()))
+    lost = Elsewhere(False, over=True, failure=Failure("host", "its entry point was lost", time.monotonic()))
     attempts = [lost, Elsewhere(False)]
 
     def find(task: Any) -> Elsewhere:
@@ -211,7 +211,7 @@ def test_a_job_that_is_being_cancelled_is_cancelled_though_its_attempt_cannot_be
     (bench.jobs.home.job("my_job") / "environment.json").unlink()
     folder = bench.jobs.home.attempt("my_job", 1)
     folder.mkdir()
-    Note(asked=time.time()).write(folder)
+    AttemptRecord(asked=time.time()).write(folder)
     assert Supervisor(bench.jobs.home, store, store.find("my_job")).run()
     job = store.find("my_job")
     assert job.state == State.CANCELLED

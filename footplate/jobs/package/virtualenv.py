@@ -1,16 +1,18 @@
-"""A virtual environment with what a package needs beyond this interpreter, made once and shared by all that need the same.
+"""A virtual environment with a package's requirements, created once and shared by all packages with the same requirements.
 
-Its key is the digest of the requirements and of the interpreter. It stands on the environment that Footplate runs in: what
-is installed there is there too (torch is not downloaded again), and what is installed over it wins.
+Its key is the digest of the requirements and of the interpreter. It extends the environment in which Footplate runs: it
+includes what is installed there (torch is not downloaded again), and its own packages override those.
 
-1  A lock on `KEY.lock` lets one process make it; others wait, and find it made. The lock ends with its process, and with
-   the pip that it has started: one that outlives it writes into no environment that another makes. Who uses the environment
-   shares the lock, so that nobody deletes it meanwhile.
-2  Without `READY` in it, an environment was cut off while it was made: it is removed, and made anew.
-3  `python -m venv`, a `.pth` file that leads to our own packages, and pip, which says what it does in the job's log.
-4  `READY` is written last, when all of it is on the disk. Its time is that of the last use.
+1  A lock on `KEY.lock` lets one process create it; other processes wait for that. The lock belongs to the process and to
+    the
+   pip that it started, so an orphaned pip never writes into an environment that another process creates. A user of the
+   environment shares the lock, so that nobody deletes it meanwhile.
+2  An environment without the file `READY` is incomplete: it is removed and created again.
+3  `python -m venv` creates it, a `.pth` file leads to our own packages, and pip installs the rest. Its output goes to the
+   job's log.
+4  `READY` is written last, when everything is on disk. Its time is that of the last use.
 
-pip takes its index, its proxies and credentials from the user's own settings: `PIP_*` and pip.conf.
+pip takes its index, proxies and credentials from the user's own settings: `PIP_*` and pip.conf.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ _LINES_SHOWN = 6
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be installed.
+    """Requirements to install.
 
     Attributes:
         source: the directory of the requirements*.txt and constraints*.txt.
-        needed: further requirements, as setup.py or pyproject.toml name them.
+        needed: further requirements, from setup.py or pyproject.toml.
         distributions: wheels and source distributions.
     """
 
@@ -55,64 +57,66 @@ class Wanted:
 
     @property
     def nothing(self) -> bool:
-        """Whether the running interpreter is enough."""
+        """Return True if the running interpreter is enough."""
         return not (self.needed or self.distributions or (self.source / MAIN).is_file())
 
     def arguments(self) -> list[str]:
-        """Of `pip install`."""
+        """The arguments of `pip install`."""
         lists = ["-r", str(self.source / MAIN)] if (self.source / MAIN).is_file() else []
         return [*lists, *map(str, self.distributions), *self.needed]
 
     def key(self) -> str:
-        """The digest of all this and of the interpreter."""
+        """The digest of these requirements and of the interpreter."""
         lists = sorted(path for path in self.source.glob("*.txt") if is_list(path.name))
         contents = [
             (path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in (*lists, *self.distributions)
         ]
-        said = [contents, list(self.needed), sys.version, sys.executable, our_packages()]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+        parts = [contents, list(self.needed), sys.version, sys.executable, our_packages()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def environment(wanted: Wanted, home: Path, log: TextIO) -> tuple[Path, Hold]:
-    """The interpreter of an environment in `home/environments` that has what is wanted; made if it isn't there.
+    """Return the interpreter of an environment in `home/environments` with these requirements, and create it if needed.
 
     Returns:
-        The interpreter, and what keeps it there until it is released.
+        The interpreter, and the lock that protects the environment until it is released.
 
     Raises:
-        PackageError: pip couldn't install it.
+        PackageError: pip can't install the requirements.
     """
     homes = home / "environments"
     homes.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place = homes / wanted.key()
-    python = place / "bin" / "python"
-    hold = Hold(place.with_suffix(".lock"))
+    directory = homes / wanted.key()
+    python = directory / "bin" / "python"
+    hold = Hold(directory.with_suffix(".lock"))
     try:
-        while not (place / READY).is_file():
-            hold.be_alone()
-            if not (place / READY).is_file():
-                shutil.rmtree(place, ignore_errors=True)
-                print(f"making an environment with {_listed(wanted)}", file=log, flush=True)
-                _make(place, python, log, hold.file)
+        while not (directory / READY).is_file():
+            hold.make_exclusive()
+            # Another process may have created it while this one waited.
+            if not (directory / READY).is_file():
+                shutil.rmtree(directory, ignore_errors=True)
+                print(f"creating an environment with {_listed(wanted)}", file=log, flush=True)
+                _create(directory, python, log, hold.file)
                 _install(python, wanted, log, hold.file)
-                os.sync()  # else READY might outlast the machine's sudden end, and the rest not
-                (place / READY).write_text(json.dumps(wanted.arguments()))
+                # Without this, READY might survive a power failure that the other files don't.
+                os.sync()
+                (directory / READY).write_text(json.dumps(wanted.arguments()))
             hold.share()
     except BaseException:
         hold.release()
         raise
-    os.utime(place / READY)
+    os.utime(directory / READY)
     return python, hold
 
 
-def _make(place: Path, python: Path, log: TextIO, lock: int) -> None:
-    # Then it is there through the .pth file. Not by find_spec: setuptools takes being asked for pip as pip's running, and
-    # can't be imported in this process afterwards.
-    own_pip = any(Path(directory, "pip").is_dir() for directory in our_packages())
-    command = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(place)]
-    code, said = _run(command, log, lock)
+def _create(directory: Path, python: Path, log: TextIO, lock: int) -> None:
+    # If our own packages include pip, the .pth file makes it available. Don't use find_spec: setuptools takes a search for
+    # pip as a sign that pip runs, and then can't be imported in this process.
+    own_pip = any(Path(packages, "pip").is_dir() for packages in our_packages())
+    command = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(directory)]
+    code, output = _run(command, log, lock)
     if code:
-        raise PackageError(f"venv ended with {code}:\n{_last(said)}")
+        raise PackageError(f"venv ended with {code}:\n{_last(output)}")
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         capture_output=True,
@@ -124,23 +128,23 @@ def _make(place: Path, python: Path, log: TextIO, lock: int) -> None:
 
 
 def our_packages() -> list[str]:
-    """The directories of what is installed for the running interpreter."""
-    here = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    """The directories of the packages that are installed for the running interpreter."""
+    directories = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
-        here.append(site.getusersitepackages())
-    return [path for path in dict.fromkeys(here) if Path(path).is_dir()]
+        directories.append(site.getusersitepackages())
+    return [path for path in dict.fromkeys(directories) if Path(path).is_dir()]
 
 
 def _install(python: Path, wanted: Wanted, log: TextIO, lock: int) -> None:
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *wanted.arguments()]
-    code, said = _run(command, log, lock)
+    code, output = _run(command, log, lock)
     if code:
-        raise PackageError(f"{_culprit(wanted, said)} can't be installed. pip said:\n{_last(said)}")
+        raise PackageError(f"{_culprit(wanted, output)} can't be installed. pip said:\n{_last(output)}")
 
 
 def _run(command: Sequence[str], log: TextIO, lock: int) -> tuple[int, list[str]]:
-    """Run a command that keeps the lock too, its output to the log; returns how it ended, and its last lines."""
-    said: deque[str] = deque(maxlen=_LINES_KEPT)
+    """Run a command that also holds the lock, and copy its output to the log. Returns its exit code and last lines."""
+    output: deque[str] = deque(maxlen=_LINES_KEPT)
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=users_environ(),
         pass_fds=(lock,), text=True, errors="replace",
@@ -148,16 +152,16 @@ def _run(command: Sequence[str], log: TextIO, lock: int) -> tuple[int, list[str]
         for line in process.stdout or ():
             log.write(line)
             log.flush()
-            said.append(line.rstrip("\n"))
-    return process.returncode, list(said)
+            output.append(line.rstrip("\n"))
+    return process.returncode, list(output)
 
 
-def _culprit(wanted: Wanted, said: Sequence[str]) -> str:
-    """Which requirement pip's errors name; all of them when they name none."""
-    errors = " ".join(line for line in said if "error" in line.lower())
+def _culprit(wanted: Wanted, output: Sequence[str]) -> str:
+    """The requirement that pip's errors name; all requirements if they name none."""
+    errors = " ".join(line for line in output if "error" in line.lower())
     names = [line.strip() for line in _lines(wanted)]
-    found = [name for name in names if _named(name, errors)]
-    return found[0] if found else ", ".join(names)
+    culprits = [name for name in names if _named(name, errors)]
+    return culprits[0] if culprits else ", ".join(names)
 
 
 def _lines(wanted: Wanted) -> list[str]:
@@ -179,9 +183,9 @@ def _named(requirement: str, errors: str) -> bool:
     return re.search(rf"(?<![\w.-]){spelt}(?![\w])", errors, re.IGNORECASE) is not None
 
 
-def _last(said: Sequence[str]) -> str:
-    wanted = [line for line in said if line.strip()]
-    return "\n".join(f"  {line}" for line in wanted[-_LINES_SHOWN:])
+def _last(output: Sequence[str]) -> str:
+    lines = [line for line in output if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-_LINES_SHOWN:])
 
 
 def _listed(wanted: Wanted) -> str:

@@ -6,7 +6,6 @@
     reading.py      plain values → the dataclasses of a model, and all mistakes in them
     fields.py       the types of values, each with its error message
     model.py        Job and TrainingInput: the known keys
-    unknown_keys.py the message for an unknown key
     naming.py       the allowed forms of names, URIs, labels and durations
     scaling.py      scale tiers, and the roles of a cluster
     checking.py     the checks of keys against each other, and against the catalog

@@ -9,18 +9,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.core.errors import did_you_mean
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, Problem, SpecError
-from footplate.jobs.spec.reading import Reading, plain
+from footplate.jobs.spec.reading import Reading, keys, mapping_in, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
-from footplate.jobs.spec.unknown_keys import unknown
 
 DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
 
@@ -132,6 +133,26 @@ def _checked(draft: Draft, machines_may_follow: bool) -> tuple[Job, list[Problem
         if not any(_leads_to(path, gone) or _leads_to(gone, path) for gone in reading.left_out):
             found.append(draft.problem(path, text))
     return job, sorted(found, key=lambda one: _order(draft, one))
+
+
+def keys_of(path: Iterable[str | int]) -> list[str]:
+    """The keys of the mapping at a path; empty if there is no mapping."""
+    kind: type[Any] | None = Job
+    for part in path:
+        if isinstance(part, str):
+            known = keys(kind) if kind else {}
+            kind = mapping_in(known[part].hint) if part in known else None
+    return list(keys(kind)) if kind else []
+
+
+def unknown(path: Path) -> str:
+    """The message for the unknown key at a path."""
+    key, home = str(path[-1]), path[:-1]
+    other = {("trainingInput",): (), (): ("trainingInput",)}.get(home)
+    if other is not None and key in keys_of(other):
+        return f"belongs {'under ' + other[0] if other else 'at the top, beside trainingInput'}, not here."
+    hint = did_you_mean(key[:60], keys_of(home))
+    return f"there is no such key. {hint.partition('? ')[0]}?" if "? " in hint else f"there is no such key. {hint}"
 
 
 def _leads_to(path: Path, other: Path) -> bool:

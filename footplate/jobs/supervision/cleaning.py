@@ -2,7 +2,7 @@
 
     in use      a package: by a job that hasn't ended, or by a job of another store
                 an unpacked package, an environment, a guest's directory: while an attempt holds its lock
-                (`package/virtualenv.py`)
+                (`package/environment_locks.py`)
     not in use  deleted when it has been unused for some time; the remains of killed processes, after a day
 
 Each use sets the time of last change. Things are first moved into `trash/`, then deleted, since deleting takes time.

@@ -21,7 +21,7 @@ from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import supervisor
 
 ADDRESS = "http://127.0.0.1:1"  # where nobody listens
-LEFT = f"the Ray cluster at {ADDRESS} couldn't be told to end it, where it may go on: ray job stop "
+LEFT = f"the Ray cluster at {ADDRESS} can't be told to end the job, which may go on there: ray job stop "
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How a driver judges what it hears of its replicas: stand-ins for Ray and for the clock let minutes pass at once."""
+"""How the entry point judges what it hears of its replicas: stand-ins for Ray and for the clock let minutes pass at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from footplate.jobs.backends.ray import entrypoint, request
-from footplate.jobs.backends.ray.entrypoint import Driver, Replica
+from footplate.jobs.backends.ray.entrypoint import EntryPoint, Replica
 from footplate.jobs.backends.ray.log_protocol import OURS, decode
 from footplate.jobs.backends.ray.replica_actor import ANSWER_S, Message
 from footplate.jobs.cluster_env import replica_ids
@@ -79,21 +79,21 @@ class Actor:
     number: int = 0
 
     def __getattr__(self, name: str) -> Any:
-        """`actor.hear.remote(last)`, as Ray has it."""
+        """`actor.poll.remote(last)`, as Ray has it."""
         return SimpleNamespace(remote=lambda *args: Ref(self.clock.now, getattr(self, f"_{name}")(*args)))
 
     @property
-    def hear(self) -> Any:
-        return SimpleNamespace(remote=self._hear)
+    def poll(self) -> Any:
+        return SimpleNamespace(remote=self._poll)
 
-    def _hear(self, _: int) -> Ref:
+    def _poll(self, _: int) -> Ref:
         after_s, what = self.answers.pop(0) if self.answers else (ANSWER_S, self.last)
         if isinstance(what, RayError):
             return Ref(self.clock.now + after_s, what)
         self.number += 1
         return Ref(self.clock.now + after_s, (self.number, what))
 
-    def _where(self, ports: int) -> tuple[str, list[str]]:
+    def _node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
         return self.node, [f"10.0.0.1:{2000 + port}" for port in range(ports)]
 
     def _run(self, _: object) -> None:
@@ -102,13 +102,13 @@ class Actor:
     def _clean(self) -> None:
         pass
 
-    def _tell(self, signum: int) -> None:
+    def _send_signal(self, signum: int) -> None:
         if not isinstance(self.last, RayError):
             self.answers = [(0.0, [Message("ended", code=-signum)])]
 
 
 class Cluster:
-    """As much of Ray as a driver asks that has its actors."""
+    """As much of Ray as an entry point asks that has its actors."""
 
     exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=Unavailable)
 
@@ -134,8 +134,8 @@ class Cluster:
         return [one for one in refs if one.at <= self.clock.now], []
 
 
-class Placed(Driver):
-    """A driver whose actors are there."""
+class Placed(EntryPoint):
+    """An entry point whose actors are there."""
 
     def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
         flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://bucket/out"}
@@ -158,7 +158,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
-    """Source and output of each line that a driver has written."""
+    """Source and output of each line that an entry point has written."""
     for line in capfd.readouterr().out.splitlines():
         found = decode(line)
         assert found is not None, line

@@ -9,7 +9,7 @@ from footplate.jobs.backends.ray.replica_actor import Message, ReplicaActor
 
 def test_a_call_that_is_repeated_while_the_first_is_still_at_it_gets_the_same_answer():
     replica, heard = ReplicaActor(), []
-    calls = [threading.Thread(target=lambda: heard.append(replica.hear(0))) for _ in range(2)]
+    calls = [threading.Thread(target=lambda: heard.append(replica.poll(0))) for _ in range(2)]
     for one in calls:
         one.start()
     for text in (b"one", b"two"):
@@ -17,6 +17,6 @@ def test_a_call_that_is_repeated_while_the_first_is_still_at_it_gets_the_same_an
     for one in calls:
         one.join()
     while len(heard) < 4 and sum(len(said) for _, said in heard[1:]) < 2:  # what came too late for that answer
-        heard.append(replica.hear(heard[-1][0]))
+        heard.append(replica.poll(heard[-1][0]))
     assert heard[0] == heard[1]
     assert b"".join(said.data for _, answer in heard[1:] for said in answer) == b"onetwo"

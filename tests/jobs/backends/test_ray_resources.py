@@ -60,7 +60,7 @@ def test_who_waits_says_for_what():
         "waits for more nodes: it needs a master of 16 CPU and 4 T4, a worker"
     )
     assert waiting(two[:1], nodes(T4), {"CPU": 16.0, "GPU": 1.0}) == (
-        "waits for what others use of the Ray cluster: it needs 16 CPU (16 free), 4 GPU (1 free)"
+        "waits for resources that others use on the Ray cluster: it needs 16 CPU (16 free), 4 GPU (1 free)"
     )
 
 

@@ -105,7 +105,7 @@ def test_the_documents_example_configurations_are_exact_requests(text, package, 
         "trainer.task", "--user_first_arg", "first_arg_value", "--job-dir", "gs://my-bucket/job"
     ]  # fmt: skip
     assert found.job_spec.scheduling.disable_retries
-    assert "K80 can no longer be had" in err
+    assert "K80 no longer exists" in err
     assert "There is no runtimeVersion" in err
 
 

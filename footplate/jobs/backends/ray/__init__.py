@@ -1,28 +1,26 @@
-"""Jobs on a Ray cluster: each attempt is a Ray Job, which goes on when its supervisor dies.
+"""Jobs on a Ray cluster: each attempt is a Ray Job, and continues when its supervisor dies.
 
-this machine                      │  the cluster
-supervisor ─► attempt.py          │
-              listener.py ── HTTP ──► Ray's Jobs API ─► driver.py on the head ─► replica.py, an actor for each
-              client.py           │                       resources.py                 replica ─► its process
-              bundle.py, request.py│                       lines.py: all that is heard of them
+this machine                       │  the cluster
+supervisor ─► attempt.py           │
+              listener.py ─ HTTP ──►  Ray's Jobs API ─► entrypoint.py on the head ─► replica_actor.py, one for each
+              client.py            │                    resources.py                 replica ─► its process
+              bundle.py, request.py│                    log_protocol.py: output and events, as lines
 
-resources.py      what replicas ask of the nodes
-request.py   what Ray is asked for, as plain values
-bundle.py     what is sent: the package, and Footplate itself
-driver.py    one attempt, on the cluster: placed together, begun together, judged, ended together
-replica.py      one replica, on its node: the package installed there, the process, its output
-lines.py     how output and events travel in the driver's output
-client.py    the Jobs API; listener.py: a thread that speaks with it; attempt.py: what the supervisor makes of it
+resources.py      the resources that replicas request from the nodes
+request.py        the request to Ray, as plain values
+bundle.py         the zip that is sent: the package, and Footplate itself
+entrypoint.py     one attempt, on the cluster: placed, begun, judged and ended together
+replica_actor.py  one replica, on its node: installation, process, output
+log_protocol.py   output and events as lines of the entry point's output
+client.py         the Jobs API; listener.py: a thread that uses it; attempt.py: the supervisor's view
 
 who dies                     what follows
-a replica's process          its exit code is judged, by the driver, as on this machine
-a node                       the attempt is lost with it; a new one is placed on what there is, and the program is not to
-                             blame
-the driver, or the head      the same: Ray ends what they have left
-the supervisor               nothing: the next one takes the attempt up, hears it from its beginning, and writes down
-                             what isn't written yet
-the network, the dashboard   nothing: the supervisor tries again, for as long as it takes; but a cluster that can't be told
-                             that a job is to end is given up after a minute and the grace, and that is said
+a replica's process          the entry point judges its exit code, as on this machine
+a node                       the attempt is lost. A new one is placed on the remaining nodes, and the program isn't blamed
+the entry point, or the head the same: Ray ends the remaining processes
+the supervisor               nothing: the next one follows the attempt from its beginning, and writes down what is missing
+the network, the dashboard   nothing: the supervisor retries without limit. But if the cluster can't be told to end a job,
+                             the supervisor gives up a minute after the grace period, and says so
 """
 
 from __future__ import annotations
@@ -54,31 +52,31 @@ class Ray:
     outlives = True
 
     def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
-        """The address of its dashboard: `--address`, RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or that of this machine's.
+        """The address of the dashboard: `--address`, RAY_API_SERVER_ADDRESS, RAY_ADDRESS, or this machine's.
 
         Raises:
-            ConfigError: it is an address of another kind, or has a secret in it.
+            ConfigError: it is another kind of address, or contains a secret.
         """
         names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
         given = options.get("address") or next((os.environ[name] for name in names if os.environ.get(name)), "auto")
         address = USUAL if given in ("auto", "local") else given.rstrip("/")
         if not address.startswith(("http://", "https://")):
             raise ConfigError(
-                f"{given}: expected the address of a Ray cluster's dashboard, where it takes jobs, such as "
+                f"{given}: expected the address of a Ray cluster's dashboard, such as "
                 "http://10.0.0.1:8265. Give it with --address, or as RAY_API_SERVER_ADDRESS."
             )
         if "@" in urlsplit(address).netloc:
             raise ConfigError(
-                "The address of the Ray cluster has a user in it. It would be kept with the job, and shown in its logs: "
+                "The address of the Ray cluster contains a user. It would be kept with the job, and appear in its logs: "
                 "expected one without, such as http://10.0.0.1:8265."
             )
         return {"address": address}
 
     def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
-        """What the cluster lacks; what its nodes may not reach.
+        """Check that the job can run on Ray. Returns what the cluster lacks, and what its nodes may not reach.
 
         Raises:
-            Unavailable: nobody takes jobs there.
+            Unavailable: no cluster answers at the address.
             ConfigError: the job can't run on Ray as it is.
         """
         from footplate.core.optional import require
@@ -98,7 +96,7 @@ class Ray:
         return [*resources.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing of this machine."""
+        """Nothing: the job runs elsewhere."""
         return Resources()
 
     def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot | None) -> dict[str, Any]:
@@ -116,7 +114,7 @@ class Ray:
         return request.submission(task, resolved.labels, BUNDLE)
 
     def find(self, task: Task) -> RayAttempt | None:
-        """The attempt, if it was begun: the cluster needn't be there to tell."""
+        """Find the attempt, if it was begun. This doesn't need the cluster."""
         from footplate.jobs.backends.ray.attempt import RayAttempt
 
         if not RayAttempt.is_there(task.folder):
@@ -124,13 +122,13 @@ class Ray:
         return _attempt(task, begun=task.job.attempt == task.attempt and task.job.state == State.RUNNING)
 
     def prepare(self, task: Task) -> None:
-        """Pack what is sent."""
+        """Pack the bundle."""
         from footplate.jobs.backends.ray import bundle
 
         bundle.pack(task.execution.package, task.home.root, task.folder / BUNDLE, task.key)
 
     def begin(self, task: Task) -> RayAttempt:
-        """Have the attempt submitted, as soon as the cluster can be reached."""
+        """Submit the attempt as soon as the cluster can be reached."""
         return _attempt(task)
 
 

@@ -1,22 +1,20 @@
-"""`python -m footplate.jobs.backends.ray.entrypoint`: the entry point of an attempt's Ray Job.
-
-It runs on the cluster's head.
-
+"""`python -m footplate.jobs.backends.ray.entrypoint`: the entry point of an attempt's Ray Job, on the cluster's head.
 
     placement group ──► an actor for each replica (`replica_actor.py`) ──► their addresses ──► the processes ──► the verdict
 
-It is to the replicas what the supervisor is to those of a job on its own machine: one gang, begun together, judged by the
-same rules (`supervision/exit_status.py`), ended together. What they write, and what happens to them, it writes to its own
-output (`lines.py`), which is all that the supervisor far away hears of it. It goes on without that.
+On the cluster, it has the role of a supervisor on its own machine: it begins the replicas together, judges them by the same
+rules (`supervision/exit_status.py`), and ends them together. It writes their output, and the events, to its own output
+(`log_protocol.py`). The supervisor learns everything from there. The entry point doesn't need the supervisor.
 
     who dies             what follows
     a replica's process  its exit code is judged
-    a node               its actors don't answer, and Ray says so in time: the attempt was lost with the node. What the
-                         others raise of it comes later than the last answer from there, and so isn't the cause
-    an actor alone       as if its process had been killed by a signal, once Ray has had the time to notice that a node
-                         is gone; the others are heard meanwhile
-    the driver           Ray ends its actors, and they their processes
-    SIGTERM to it        (`ray job stop`) is passed on to all replicas; what is left after the grace is killed
+    a node               its actors don't answer, and after some time Ray reports that: the attempt was lost with the node.
+                         Errors that this causes in other replicas come after the node's last answer, so they aren't the
+                         cause
+    only an actor        counts as a process killed by a signal, once Ray has had time to notice a lost node; the other
+                         replicas are followed meanwhile
+    the entry point      Ray ends its actors, and they end their processes
+    SIGTERM to it        (`ray job stop`) is passed on to all replicas; after the grace period the rest is killed
 """
 
 from __future__ import annotations
@@ -41,18 +39,24 @@ from footplate.launch.failure import Failure
 
 VARIABLE = "FOOTPLATE_RAY_TASK"
 PACKAGE = "package.tar"
-PLACE_S = 2.0  # between two looks at what lacks
-ALIVE_S = 30.0  # between two signs of life
-LOST_S = 60.0  # after which an actor that doesn't answer is taken for lost with its node
-NODE_S = 30.0  # until Ray notices that a node is gone whose actors it has lost already
-REST_S = 1.0  # that a line may wait for its end
+# Between two tries to place the replicas.
+PLACE_S = 2.0
+# Between two heartbeats.
+ALIVE_S = 30.0
+# An actor that hasn't answered for this long counts as lost with its node.
+LOST_S = 60.0
+# The time until Ray reports a lost node whose actors it has already reported.
+NODE_S = 30.0
+# An unfinished line is passed on after this time.
+REST_S = 1.0
 _TICK_S = 0.5
-_LAST = 4096  # bytes of what a replica wrote, of which the last line is its cause
+# The bytes of output to keep for the last line, which explains a failure.
+_LAST = 4096
 
 
 @dataclass(frozen=True)
 class Lost:
-    """An actor is no more: with its node, or alone. `why` is what Ray says of it."""
+    """The loss of an actor, with its node or alone. `why` is Ray's message."""
 
     why: str
     at: float
@@ -60,7 +64,7 @@ class Lost:
 
 @dataclass
 class Replica:
-    """A replica, as its driver knows it."""
+    """The entry point's view of a replica."""
 
     role: str
     index: int
@@ -70,19 +74,19 @@ class Replica:
     answer: int = 0
     heard: float = 0.0
     last: bytes = b""
-    rest: bytes = b""  # a line that has no end yet
+    rest: bytes = b""  # an unfinished line
     rest_since: float = 0.0
     lost: Lost | None = None
     over: bool = False
 
     @property
     def source(self) -> str:
-        """What its lines are called."""
+        """The name of its output."""
         return f"{self.role}-{self.index}"
 
 
-class Driver:
-    """One attempt. `task` is what `request.document` has made."""
+class EntryPoint:
+    """Runs an attempt. `task` comes from `request.document`."""
 
     def __init__(self, ray: Any, task: dict[str, Any]) -> None:
         self._ray = ray
@@ -95,14 +99,15 @@ class Driver:
         self._killed = False
         self._stopping = False
         self._said = time.monotonic()
-        self.told = False  # to end, by SIGTERM
+        # True after SIGTERM.
+        self.told = False
 
     def run(self) -> bool:
-        """Run the attempt to its end; whether it has succeeded."""
+        """Run the attempt until it ends. Returns True if it succeeded."""
         try:
             if self._place():
                 self._begin()
-                while not all(one.over for one in self._replicas):
+                while not all(replica.over for replica in self._replicas):
                     self._hear()
                     self._keep_time()
             failure = None if self._stopping or self.told else self._verdict.failure
@@ -119,7 +124,7 @@ class Driver:
         return self._verdict.succeeded
 
     def _place(self) -> bool:
-        """Reserve what all replicas need, and have an actor for each; False if the attempt was ended before."""
+        """Reserve the resources of all replicas, and create their actors. Returns False if the attempt was stopped."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         nodes = self._nodes()
@@ -129,13 +134,14 @@ class Driver:
             if self.told:
                 return False
             waiting = resources.waiting(self._needs, nodes, self._ray.available_resources())
-            if waiting != why and (not why or self._quiet()):  # what others leave free changes all the time
+            # The free resources change all the time, so a new reason is reported rarely.
+            if waiting != why and (not why or self._quiet()):
                 why = waiting
                 self._event("waits", text=why)
             self._say_alive()
             nodes = self._nodes()
             now = resources.bundles(self._needs, nodes)
-            if now != asked:  # nodes have come or gone meanwhile
+            if now != asked:  # nodes were added or lost
                 remove_placement_group(group)
                 asked, group = now, placement_group(now, strategy="PACK")
         self._place_actors(group, asked)
@@ -150,19 +156,19 @@ class Driver:
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-                max_concurrency=5,  # run, clean, tell, and hear, also one that is repeated
+                max_concurrency=5,  # run, clean, send_signal, and poll, also a repeated one
                 max_restarts=0,
             )
             self._replicas.append(Replica(replica.role, replica.index, actor.remote()))
 
     def _begin(self) -> None:
-        """Ask all nodes for addresses, and begin all processes."""
-        found = self._ray.get([one.actor.where.remote(2) for one in self._replicas])
-        addresses, rendezvous = [some[0] for _, some in found], found[0][1][1]
-        for one, (node, _) in zip(self._replicas, found, strict=True):
-            one.node = node
+        """Get addresses from all nodes, and begin all processes."""
+        places = self._ray.get([replica.actor.node_and_addresses.remote(2) for replica in self._replicas])
+        addresses, rendezvous = [found[0] for _, found in places], places[0][1][1]
+        for replica, (node, _) in zip(self._replicas, places, strict=True):
+            replica.node = node
         attempt = self._task["attempt"]
-        told = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
+        described = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
         common = {
             **self._task["variables"],
             "PYTHONUNBUFFERED": "1",
@@ -170,10 +176,10 @@ class Driver:
             "FOOTPLATE_JOB_ATTEMPT": str(attempt),
         }
         has_gpus = [need.gpus > 0 for need in self._needs for _ in range(need.count)]
-        self._event("placed", nodes={one.source: one.node for one in self._replicas})
-        for one, process, alone in zip(self._replicas, told, has_gpus, strict=True):
+        self._event("placed", nodes={replica.source: replica.node for replica in self._replicas})
+        for replica, process, alone in zip(self._replicas, described, has_gpus, strict=True):
             variables = {**common, **process.env, **(_a_machine_of_its_own(process.env) if alone else {})}
-            order = ReplicaTask(
+            task = ReplicaTask(
                 PACKAGE,
                 self._execution.package,
                 self._execution.arguments,
@@ -181,12 +187,12 @@ class Driver:
                 self._execution.directory,
                 self._task["key"],
             )
-            one.actor.run.remote(order)
-            one.hearing, one.heard = one.actor.hear.remote(0), time.monotonic()
+            replica.actor.run.remote(task)
+            replica.hearing, replica.heard = replica.actor.poll.remote(0), time.monotonic()
 
     def _hear(self) -> None:
-        """Hear all replicas, for as long as it takes one of them to say something."""
-        hearing = {one.hearing: one for one in self._replicas if not one.over and not one.lost}
+        """Get messages from all replicas. Waits until one has a message, or for a tick."""
+        hearing = {replica.hearing: replica for replica in self._replicas if not replica.over and not replica.lost}
         if not hearing:
             time.sleep(_TICK_S)
             return
@@ -195,80 +201,84 @@ class Driver:
             ready, _ = self._ray.wait(list(hearing), timeout=_TICK_S)
         pause_s = 0.0
         for ref in ready:
-            one = hearing[ref]
+            replica = hearing[ref]
             try:
-                answer, said = self._ray.get(ref)
+                answer, messages = self._ray.get(ref)
             except self._ray.exceptions.ActorUnavailableError:
-                one.hearing, pause_s = one.actor.hear.remote(one.answer), _TICK_S  # else Ray says it again at once
+                # Without a pause, Ray would report the same error again at once.
+                replica.hearing, pause_s = replica.actor.poll.remote(replica.answer), _TICK_S
             except self._ray.exceptions.RayError as error:
-                one.lost = Lost(_line(error), time.monotonic())
+                replica.lost = Lost(_line(error), time.monotonic())
             else:
-                one.heard, one.answer = time.monotonic(), answer
-                one.hearing = one.actor.hear.remote(answer)
-                for what in said:
-                    self._take(one, what)
+                replica.heard, replica.answer = time.monotonic(), answer
+                replica.hearing = replica.actor.poll.remote(answer)
+                for message in messages:
+                    self._take(replica, message)
         time.sleep(pause_s)
 
-    def _take(self, one: Replica, said: Message) -> None:
-        if said.kind == "output":
-            one.last = (one.last + said.data)[-_LAST:]
-            whole, end, rest = (one.rest + said.data).rpartition(b"\n")
-            if end or not one.rest:
-                one.rest_since = time.monotonic()
-            one.rest = rest
-            self._write(encode(one.source, whole + end))
-        elif said.kind == "prepare":
-            self._write(encode("prepare", said.data))
-        elif said.kind == "began":
-            self._event("began", role=one.role, index=one.index)
-            one.actor.clean.remote()
-        elif said.kind == "refused":
-            self._end(one, 2 if said.mistake else None, f"could not be started: {said.text}")
-        elif said.kind == "ended":
-            lines = [line.strip() for line in one.last.decode("utf-8", "replace").splitlines()]
-            self._end(one, said.code, outcome(said.code, next((line for line in reversed(lines) if line), "")))
+    def _take(self, replica: Replica, message: Message) -> None:
+        if message.kind == "output":
+            replica.last = (replica.last + message.data)[-_LAST:]
+            whole, end, rest = (replica.rest + message.data).rpartition(b"\n")
+            if end or not replica.rest:
+                replica.rest_since = time.monotonic()
+            replica.rest = rest
+            self._write(encode(replica.source, whole + end))
+        elif message.kind == "prepare":
+            self._write(encode("prepare", message.data))
+        elif message.kind == "began":
+            self._event("began", role=replica.role, index=replica.index)
+            replica.actor.clean.remote()
+        elif message.kind == "refused":
+            self._end(replica, 2 if message.mistake else None, f"could not be started: {message.text}")
+        elif message.kind == "ended":
+            lines = [line.strip() for line in replica.last.decode("utf-8", "replace").splitlines()]
+            last_line = next((line for line in reversed(lines) if line), "")
+            self._end(replica, message.code, outcome(message.code, last_line))
 
     def _end_lost(self) -> None:
-        """Judge the replicas that don't answer any more: each was lost with its node, or killed alone."""
+        """Judge the replicas that no longer answer: each was lost with its node, or killed alone."""
         now = time.monotonic()
-        silent = [one for one in self._replicas if not one.over and (one.lost or now - one.heard > LOST_S)]
+        silent = [
+            replica for replica in self._replicas if not replica.over and (replica.lost or now - replica.heard > LOST_S)
+        ]
         alive = self._nodes() if silent else {}
-        for one in silent:
-            if one.lost is None or one.node not in alive:
-                self._end(one, None, "was lost with its node", one.heard)
-            elif now - one.lost.at > NODE_S:
-                text = f"was killed with its Ray worker: {one.lost.why}"
-                self._end(one, -signal.SIGKILL, text, one.lost.at)
+        for replica in silent:
+            if replica.lost is None or replica.node not in alive:
+                self._end(replica, None, "was lost with its node", replica.heard)
+            elif now - replica.lost.at > NODE_S:
+                text = f"was killed with its Ray worker: {replica.lost.why}"
+                self._end(replica, -signal.SIGKILL, text, replica.lost.at)
 
-    def _end(self, one: Replica, code: int | None, text: str, at: float | None = None) -> None:
-        self._write(encode(one.source, one.rest))
-        one.over, one.rest = True, b""
+    def _end(self, replica: Replica, code: int | None, text: str, at: float | None = None) -> None:
+        self._write(encode(replica.source, replica.rest))
+        replica.over, replica.rest = True, b""
         at = time.monotonic() if at is None else at
-        self._event("ended", role=one.role, index=one.index, outcome=text)
+        self._event("ended", role=replica.role, index=replica.index, outcome=text)
         if not self._stopping:
-            self._obey(self._verdict.ended(End(one.role, one.index, code, text, at)))
+            self._obey(self._verdict.ended(End(replica.role, replica.index, code, text, at)))
 
     def _obey(self, orders: Orders) -> None:
-        for one in self._replicas:
-            if one.role in orders.ask and not one.over:
-                one.actor.tell.remote(int(signal.SIGTERM))
+        for replica in self._replicas:
+            if replica.role in orders.ask and not replica.over:
+                replica.actor.send_signal.remote(int(signal.SIGTERM))
         self._kill_at = min(self._kill_at, time.monotonic() + orders.kill_within_s)
 
     def _keep_time(self) -> None:
-        """What is due: the end that was asked for, the end of the grace, who is lost, a sign of life."""
+        """Do what is due: a requested end, the end of the grace period, lost replicas, unfinished lines, a heartbeat."""
         if self.told and not self._stopping:
             self._stopping = True
-            self._obey(Orders(tuple({one.role for one in self._replicas}), self._task["grace_s"]))
+            self._obey(Orders(tuple({replica.role for replica in self._replicas}), self._task["grace_s"]))
         if time.monotonic() >= self._kill_at and not self._killed:
             self._killed = True
-            for one in self._replicas:
-                if not one.over:
-                    one.actor.tell.remote(int(signal.SIGKILL))
+            for replica in self._replicas:
+                if not replica.over:
+                    replica.actor.send_signal.remote(int(signal.SIGKILL))
         self._end_lost()
-        for one in self._replicas:
-            if one.rest and time.monotonic() - one.rest_since > REST_S:
-                self._write(encode(one.source, one.rest))
-                one.rest = b""
+        for replica in self._replicas:
+            if replica.rest and time.monotonic() - replica.rest_since > REST_S:
+                self._write(encode(replica.source, replica.rest))
+                replica.rest = b""
         self._say_alive()
 
     def _say_alive(self) -> None:
@@ -276,7 +286,7 @@ class Driver:
             self._event("alive")
 
     def _quiet(self) -> bool:
-        """Whether nothing was said for so long that it is time for a sign of life."""
+        """Return True if nothing was written for so long that a heartbeat is due."""
         return time.monotonic() - self._said > ALIVE_S
 
     def _event(self, name: str, **values: Any) -> None:
@@ -294,7 +304,7 @@ class Driver:
 
 
 def _a_machine_of_its_own(env: dict[str, str]) -> dict[str, str]:
-    """The world's variables of a replica that sees no accelerators but its own: several of them may be on one node."""
+    """The rank variables of a replica with its own accelerators. Several such replicas may share a node."""
     if "RANK" not in env:
         return {}
     return {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": env["RANK"], "GROUP_RANK": env["RANK"]}
@@ -305,18 +315,18 @@ def _line(error: Exception) -> str:
 
 
 def main() -> int:
-    """Run the attempt that `FOOTPLATE_RAY_TASK` describes; 0 if it has succeeded."""
+    """Run the attempt that `FOOTPLATE_RAY_TASK` describes. Returns 0 if it succeeds."""
     import ray
 
     task = json.loads(os.environ.pop(VARIABLE))
     told: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    driver = Driver(ray, task)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(driver, "told", True))
+    entry_point = EntryPoint(ray, task)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(entry_point, "told", True))
     if told:
-        driver.told = True
-    return 0 if driver.run() else 1
+        entry_point.told = True
+    return 0 if entry_point.run() else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""The actor that runs one replica of a job on a node: installs the package there, starts the process, passes on its output.
+"""The Ray actor that runs one replica on a node: it installs the package, starts the process, and passes on its output.
 
-    driver ── run(order) ──► install ──► the process, leader of a group of its own
-           ── hear(last) ──► what has come since, after a second at the latest: its answer is also the sign of life
-           ── tell(SIGTERM), tell(SIGKILL)
-           ── clean() ──► what attempts have left on the node and none has used for a week, deleted while this one runs
+    entry point ── run(task) ──► install ──► the process, leader of its own process group
+                ── poll(last) ──► new messages, within a second: the answer is also the heartbeat
+                ── send_signal(SIGTERM), send_signal(SIGKILL)
+                ── clean() ──► delete what attempts left on the node and what has been unused for a week
 
-`hear` names the last answer that came through. What was said in one that didn't is said again, so that no output is lost
-with a broken connection. Output that nobody fetches stays in the pipe, and the program waits.
+`poll` names the last answer that arrived. Messages of an answer that didn't arrive are sent again, so a broken connection
+loses no output. Output that nobody fetches stays in the pipe, and the program waits.
 
-The process dies with its actor, and what it has left of its group with it; an actor dies with its driver and with its
-node.
+The process dies with its actor, and the rest of its group with it. An actor dies with the entry point, and with its node.
 """
 
 from __future__ import annotations
@@ -35,22 +34,24 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 15  # bytes
 ANSWER_S = 1.0
-_HELD = 16  # pieces that wait to be fetched
-_LEFT = 1024  # pieces that are read of a process that has ended: what it has left running may write for ever
+# Messages that wait to be fetched.
+_HELD = 16
+# Pieces of output to read after a process has ended. Its children may write for ever.
+_LEFT = 1024
 _TICK_S = 0.25
 
 
 @dataclass(frozen=True)
 class ReplicaTask:
-    """A replica that is to run.
+    """A replica to run.
 
     Attributes:
-        package: the archive of the program, below the job's working directory.
-        digest: of the archive.
-        arguments: what follows the interpreter.
-        environment: variables over those of the node.
-        directory: where it runs, if the node has it.
-        key: of the attempt.
+        package: the archive of the program, in the job's working directory.
+        digest: the archive's digest.
+        arguments: the interpreter's arguments.
+        environment: variables that override those of the node.
+        directory: the directory to run in, if the node has it.
+        key: the attempt's key.
     """
 
     package: str
@@ -63,13 +64,13 @@ class ReplicaTask:
 
 @dataclass(frozen=True)
 class Message:
-    """What an actor says: `kind` is "output", "prepare", "began", "ended" or "refused".
+    """A message of an actor. `kind` is "output", "prepare", "began", "ended" or "refused".
 
     Attributes:
-        data: output, of the process or of the installation.
+        data: output of the process or of the installation.
         code: the process's exit code, or a signal's number made negative.
-        text: why nothing was started.
-        mistake: whether trying again wouldn't mend it.
+        text: why the process wasn't started.
+        mistake: a retry won't help.
     """
 
     kind: str
@@ -80,41 +81,42 @@ class Message:
 
 
 class ReplicaActor:
-    """See the module's docstring. Its methods run in threads of their own."""
+    """Runs a replica. Each call of a method runs in its own thread."""
 
     def __init__(self) -> None:
         self._said: queue.Queue[Message] = queue.Queue(_HELD)
         self._answer: tuple[int, list[Message]] = (0, [])
-        self._hearing = threading.Lock()  # a call whose connection broke may be at it still when it is repeated
+        # A call whose connection broke may still run when it is repeated.
+        self._polling = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
 
-    def where(self, ports: int) -> tuple[str, list[str]]:
-        """The node's id, and so many of its addresses at which nobody listens."""
+    def node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
+        """The node's id, and `ports` of its free addresses."""
         import ray
 
         from footplate.launch.rendezvous import free_addresses
 
         return ray.get_runtime_context().get_node_id(), list(free_addresses(ray.util.get_node_ip_address(), ports))
 
-    def run(self, order: ReplicaTask) -> None:
-        """Run the replica, from its installation to its end."""
+    def run(self, task: ReplicaTask) -> None:
+        """Run the replica: install the package, run the process until it ends."""
         try:
-            self._run(order)
+            self._run(task)
         except FootplateError as error:
             self._said.put(Message("refused", text=str(error), mistake=True))
         except Exception as error:
             self._said.put(Message("refused", text=f"{type(error).__name__}: {error}"))
 
-    def hear(self, last: int) -> tuple[int, list[Message]]:
-        """What came after answer `last`, and the number of this one; waits `ANSWER_S` for it."""
-        with self._hearing:
+    def poll(self, last: int) -> tuple[int, list[Message]]:
+        """Return the messages after answer `last`, and the new answer's number. Waits for `ANSWER_S` at most."""
+        with self._polling:
             if last == self._answer[0]:
                 self._answer = (last + 1, self._next())
             return self._answer
 
-    def tell(self, signum: int) -> None:
-        """Send the process a signal, SIGKILL to all of its group; one that doesn't run yet won't begin."""
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process, or SIGKILL to its whole group. A process that doesn't run yet won't start."""
         self._told = signum
         if self._process is not None and self._process.poll() is None:
             if signum == signal.SIGKILL:
@@ -123,7 +125,7 @@ class ReplicaActor:
                 self._process.send_signal(signum)
 
     def clean(self) -> None:
-        """Delete what nobody needs on the node any more."""
+        """Delete what no job needs on the node."""
         from footplate.jobs.home import Home
         from footplate.jobs.supervision.cleaning import clean_node
 
@@ -137,19 +139,19 @@ class ReplicaActor:
                 found.append(self._said.get_nowait())
         return found
 
-    def _run(self, order: ReplicaTask) -> None:
+    def _run(self, task: ReplicaTask) -> None:
         from ray.util import get_node_ip_address
 
         from footplate.jobs.home import Home
         from footplate.jobs.package import Snapshot, install
 
         home = Home.from_env()
-        archive = Path(order.package).absolute()
-        installed = install(Snapshot(order.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._said)))
+        archive = Path(task.package).absolute()
+        installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._said)))
         try:
-            with _directory(order, home) as place:
-                command = [str(installed.python), "-P", *order.arguments]
-                self._look_after(command, _variables(order, installed.env, get_node_ip_address()), place)
+            with _directory(task, home) as place:
+                command = [str(installed.python), "-P", *task.arguments]
+                self._look_after(command, _variables(task, installed.env, get_node_ip_address()), place)
         finally:
             installed.release()
 
@@ -170,13 +172,14 @@ class ReplicaActor:
         finally:
             os.close(theirs)
         self._said.put(Message("began"))
-        if self._told is not None:  # meanwhile
-            self.tell(self._told)
+        if self._told is not None:  # the signal came meanwhile
+            self.send_signal(self._told)
         os.set_blocking(ours, False)
         with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-            if ended is not None:  # its end wakes us
+            # The end of the process wakes the selector.
+            if ended is not None:
                 selector.register(ended, selectors.EVENT_READ)
             while process.poll() is None:
                 ready = [key.fileobj for key, _ in selector.select(_TICK_S)]
@@ -191,7 +194,7 @@ class ReplicaActor:
         self._said.put(Message("ended", code=process.returncode))
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
-        """Pass on a piece of output; whether there was one."""
+        """Pass on a piece of output. Returns True if there was one."""
         data = pipe.read(PIECE)
         if data:
             self._said.put(Message("output", data))
@@ -199,7 +202,7 @@ class ReplicaActor:
 
 
 class _Preparing(io.TextIOBase):
-    """Where the installation says what it does."""
+    """The log of the installation. It becomes messages."""
 
     def __init__(self, said: queue.Queue[Message]) -> None:
         self._said = said
@@ -209,40 +212,41 @@ class _Preparing(io.TextIOBase):
         return len(text)
 
 
-def _variables(order: ReplicaTask, installed: Mapping[str, str], address: str) -> dict[str, str]:
-    """All that the process gets: the node's, by the list that holds everywhere, the job's, and the package's."""
+def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) -> dict[str, str]:
+    """The environment of the process: allowed variables of the node, the job's variables, and the package's."""
     from footplate.jobs import process_env
     from footplate.launch.rendezvous import interface
 
     before = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
     found = {
         **before,
-        **order.environment,
+        **task.environment,
         **installed,
         "PYTHONPATH": os.pathsep.join(filter(None, [installed["PYTHONPATH"], before.get("PYTHONPATH")])),
         **{name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
     }
     network = interface(address)
-    if network:  # else gloo takes what the node's name leads to, which may be no address for others
+    # Otherwise gloo uses the address of the node's name, which other nodes may not reach.
+    if network:
         found.setdefault("GLOO_SOCKET_IFNAME", network)
     return found
 
 
 @contextlib.contextmanager
-def _directory(order: ReplicaTask, home: Home) -> Iterator[Path]:
-    """The one that the job was submitted in, if the node has it, or one of the attempt's own, held while it is used."""
+def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
+    """The directory of the submission, if the node has it; otherwise a directory of the attempt, locked while in use."""
     from footplate.jobs.package.environment_locks import Hold
 
-    place = Path(order.directory)
+    place = Path(task.directory)
     if place.is_dir():
         yield place
         return
-    place = home.guest(order.key)
+    place = home.guest(task.key)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     hold = Hold(place.with_suffix(".lock"))
     try:
         yield place
     finally:
-        with contextlib.suppress(OSError):  # which the program may have deleted
-            os.utime(place)  # its last use
+        with contextlib.suppress(OSError):  # the program may have deleted it
+            os.utime(place)  # the time of its last use
         hold.release()
