@@ -24,7 +24,7 @@ MORE = {  # the page that says more
     "strategy": "distributed.md",
     "logger": "tracking.md",
     "iterations_per_loop": "xla.md#several-steps-in-one-call",
-    "default_root_dir": "jobs.md",
+    "default_root_dir": "explanation/jobs.md",
 }
 
 

@@ -209,7 +209,7 @@ def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
 def test_check_misses_nothing_that_flags_may_still_bring(submit, footplate, text):
     Path("part.yaml").write_text(text)
     found = footplate("jobs", "check", "part.yaml")
-    assert (found.code, found.out) == (0, "part.yaml: nothing is wrong with it.\n")
+    assert (found.code, found.out) == (0, "part.yaml: no problems.\n")
     assert footplate("jobs", "check", "part.yaml", "--modernize").code == 0
     assert Path("part.yaml").read_text() == text
     flags = ["--config", "part.yaml", "--scale-tier", "CUSTOM", "--worker-machine-type", "n1-standard-8"]
@@ -242,7 +242,7 @@ def test_a_file_with_problems_is_not_rewritten(submit, footplate):
     ("argv", "message"),
     [
         (["check", "nowhere.yaml"], "'nowhere.yaml' can't be read as a configuration file: No such file"),
-        (["check", "config.yaml", "--", "x"], "pass arguments on to a program"),
+        (["check", "config.yaml", "--", "x"], "pass arguments to a program"),
         ([], "action"),
         (["submit"], "kind"),
         (["submit", "training"], "name"),

@@ -1,8 +1,8 @@
-"""A job as a resource of Kubeflow's training operator, version 1: what `kubectl apply -f` takes.
+"""Translate a job into a resource of Kubeflow's training operator, version 1, for `kubectl apply -f`.
 
-Master and workers are a `PyTorchJob`, whose pods are told RANK, WORLD_SIZE and MASTER_ADDR. With parameter servers or
-evaluators it is a `TFJob`, whose pods are told TF_CONFIG. A pod runs an image with the program in it: Kubernetes installs
-no packages. It is placed as on GKE: by the labels that GKE's nodes have for their machine type and their GPUs.
+Master and workers become a `PyTorchJob`, whose pods get RANK, WORLD_SIZE and MASTER_ADDR. With parameter servers or
+evaluators the result is a `TFJob`, whose pods get TF_CONFIG. A pod runs an image that contains the program, since
+Kubernetes installs no packages. GKE's labels for the machine type and the GPUs of nodes select the node.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from footplate.jobs.translate.common import (
 SYSTEM = "Kubeflow"
 TORCH = {"master": "Master", "worker": "Worker"}
 TENSORFLOW = {"master": "Chief", "worker": "Worker", "parameter_server": "PS", "evaluator": "Evaluator"}
-MAX_NAME = 50  # of 63 characters, with room for what the operator adds for each pod
+# Of 63 characters; the operator appends a suffix for each pod.
+MAX_NAME = 50
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]*[a-z0-9])?")
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """A PyTorchJob, or a TFJob where there are parameter servers or evaluators.
+    """Make a PyTorchJob or, with parameter servers or evaluators, a TFJob.
 
     Raises:
         Untranslatable: Kubeflow can't run it as it is.
@@ -79,7 +80,7 @@ def _replica(job: ResolvedJob, one: Replica, container: str) -> dict[str, Any]:
 
 
 def _words(job: ResolvedJob, one: Replica) -> dict[str, list[str]]:
-    """A container's command and arguments; `$(` would be a variable to Kubernetes."""
+    """A container's command and arguments. `$(` is escaped, since Kubernetes would read it as a variable."""
     if one.container_command or one.container_args:
         given = {"command": list(one.container_command), "args": list(one.container_args)}
     else:

@@ -1,11 +1,13 @@
-"""A job as a job submission of Ray: the body of `POST /api/jobs/`, and the arguments of `JobSubmissionClient.submit_job`.
+"""Translate a job into a job submission of Ray.
 
-A master alone is the submission's entry point, with the resources of its machine. A master with workers is
-`footplate run --backend ray`, which places one process for each of them on the cluster; the GPUs that a process is to have
-go with it as accelerator resources. Ray runs an entry point in a shell, so it is quoted for one.
+The result is the body of `POST /api/jobs/`, and the arguments of `JobSubmissionClient.submit_job`.
 
-It needs nothing of Footplate's jobs. `jobs submit --backend ray` (`jobs/backends/ray/`) can do more: it takes every role,
-looks after the job, and resumes it.
+A master without workers is the submission's entry point, with the resources of its machine. A master with workers is
+`footplate run --backend ray`, which places one process for each of them on the cluster, with its GPUs as accelerator
+resources. Ray runs an entry point in a shell, so it is quoted.
+
+The submission doesn't need Footplate's jobs. `jobs submit --backend ray` (`jobs/backends/ray/`) does more: it runs every
+role, supervises the job, and resumes it.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ KINDS = {
     "NVIDIA_TESLA_T4": "T4", "NVIDIA_L4": "L4", "NVIDIA_TESLA_A100": "A100", "NVIDIA_A100_80GB": "A100",
     "NVIDIA_H100_80GB": "H100", "NVIDIA_H100_MEGA_80GB": "H100", "NVIDIA_H200_141GB": "H200", "NVIDIA_B200": "B200",
 }  # fmt: skip
-"""What a node of Ray says that it has: `ray.util.accelerators`, or the model in the name that NVIDIA's driver gives."""
+"""The accelerator's name on a Ray node: from `ray.util.accelerators`, or the model in the name from NVIDIA's driver."""
 
-SHARE = 0.001  # of a node's `accelerator_type:…`, which says what it has: as much as Ray itself takes
+# The amount of a node's resource `accelerator_type:…` to request, as Ray itself does.
+SHARE = 0.001
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """The body of a job submission.
+    """Make the body of a job submission.
 
     Raises:
         Untranslatable: Ray can't run it as it is.
@@ -110,11 +113,11 @@ def _notes(job: ResolvedJob) -> Iterator[str]:
     if len(job.replicas) > 1 and gpus(job.replicas[0]):
         kind = accelerator(job.replicas[0])
         yield (
-            f"Each process is given one device of its node, and Ray chooses the nodes: let the cluster's be of "
+            f"Each process gets one device of its node, and Ray chooses the nodes: let the cluster's be of "
             f"{gpus(job.replicas[0])} {kind.short if kind else ''} each."
         )
     if job.max_running_time:
-        yield f"It may run for {job.max_running_time}, which Ray doesn't watch over: stop it with ray job stop."
+        yield f"It may run for {job.max_running_time}, which Ray doesn't enforce: stop it with ray job stop."
     yield from left_out(
         job, SYSTEM,
         region="is where its cluster is",

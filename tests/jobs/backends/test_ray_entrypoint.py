@@ -1,4 +1,4 @@
-"""How the entry point judges what it hears of its replicas: stand-ins for Ray and for the clock let minutes pass at once."""
+"""The entry point judges messages of replicas: stand-ins for Ray and for the clock let minutes pass at once."""
 
 from __future__ import annotations
 

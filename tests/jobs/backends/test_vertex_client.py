@@ -44,7 +44,7 @@ def cloud(tmp_path, monkeypatch):
             Refused,
             "Permission 'aiplatform.customJobs.create' denied. The role that allows it is roles/aiplatform.user",
         ),
-        (error(404, "Not found"), Refused, "Are project and region right?"),
+        (error(404, "Not found"), Refused, "Check project and region."),
         (
             error(400, "List of found errors: 1. Field: job_spec"),
             Refused,
@@ -58,7 +58,7 @@ def cloud(tmp_path, monkeypatch):
         (error(503, "try later"), Unanswered, "Vertex AI fails (503). It says: try later"),
         ((500, {"what": []}), Unanswered, "Vertex AI fails (500)."),
         (None, Unanswered, "Vertex AI can't be reached: ConnectionError."),
-        ((200, []), Unanswered, "answers with what is no JSON"),
+        ((200, []), Unanswered, "answers with something that isn't JSON"),
     ],
 )
 def test_every_failure_is_a_sentence_that_says_what_to_do(cloud, answer, kind, says):
@@ -87,12 +87,12 @@ def test_without_credentials_it_says_how_to_get_some(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "says", "kind", "text"),
     [
-        (503, "unavailable", Unanswered, "Google's tokens can't be had"),
+        (503, "unavailable", Unanswered, "Google issues no token now"),
         (
             400,
             "invalid_grant",
             Refused,
-            "Google doesn't accept the credentials any more .* gcloud auth application-default",
+            "Google no longer accepts the credentials .* gcloud auth application-default",
         ),
     ],
 )

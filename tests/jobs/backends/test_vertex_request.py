@@ -262,7 +262,7 @@ def test_a_list_of_requirements_becomes_those_of_a_distribution_or_is_refused():
         "six==1 --hash=sha256:0",
         "./here",
     ):
-        with pytest.raises(ConfigError, match=f"{re.escape(repr(line))}: on Vertex AI an option of pip has no place"):
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(line))}: Vertex AI supports neither options of pip"):
             requirements(f"numpy\n{line}\n")
 
 

@@ -1,6 +1,6 @@
-"""What an attempt keeps of itself on this machine, in `vertex.json`, for whoever takes it up after its supervisor has died.
+"""The record of an attempt on this machine, in `vertex.json`. A supervisor that takes the attempt over reads it.
 
-It is written before what it says is done: before a CustomJob is asked for, before output is put into the files.
+The record is written before the action that it describes: before a CustomJob is requested, before output is written.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ FILE = "vertex.json"
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """What is known of an attempt.
+    """The record of an attempt.
 
     Attributes:
-        asked: when its creation was asked for; None while it is clear that there is no CustomJob.
-        name: of its CustomJob, `projects/…/customJobs/…`; None before it is known.
-        newest: the time of the youngest entry of the log that is known, in nanoseconds since 1970.
-        known: the entries of the minute before.
-        pending: what is being written: for each file the bytes it had, and the text that follows.
+        asked: when the CustomJob was requested; None while there certainly is none.
+        name: the name of the CustomJob, `projects/…/customJobs/…`; None before it is known.
+        newest: the time of the newest known log entry, in nanoseconds since 1970.
+        known: the entries of the minute before that.
+        pending: output that is being written: for each file its size before, and the text.
     """
 
     asked: float | None = None
@@ -34,7 +34,7 @@ class AttemptRecord:
 
     @classmethod
     def read(cls, folder: Path) -> AttemptRecord:
-        """The note of an attempt's folder, or an empty one."""
+        """Read the record in an attempt's folder; an empty one if there is none."""
         try:
             found = json.loads((folder / FILE).read_text())
         except FileNotFoundError:
@@ -42,7 +42,7 @@ class AttemptRecord:
         return cls(**{**found, "known": tuple(found["known"])})
 
     def write(self, folder: Path) -> None:
-        """Keep it, whole or not at all."""
+        """Write the record, completely or not at all."""
         draft = folder / f"{FILE}.part"
         with draft.open("w") as file:
             json.dump(self.__dict__, file)
@@ -52,11 +52,11 @@ class AttemptRecord:
 
 
 class RecordFile:
-    """The note of an attempt's folder, which changes.
+    """The record in an attempt's folder, with its changes.
 
     Attributes:
-        folder: the attempt's.
-        note: as it is on the disk.
+        folder: the attempt's folder.
+        record: the record on disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,11 +64,11 @@ class RecordFile:
         self.record = AttemptRecord.read(folder)
 
     def change(self, **changes: Any) -> None:
-        """Change it, on the disk first.
+        """Change the record, on disk first.
 
         Raises:
-            OSError: it can't be written; then nothing has changed.
+            OSError: it can't be written. Then nothing has changed.
         """
-        note = replace(self.record, **changes)
-        note.write(self.folder)
-        self.record = note
+        record = replace(self.record, **changes)
+        record.write(self.folder)
+        self.record = record

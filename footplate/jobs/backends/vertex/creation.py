@@ -1,11 +1,11 @@
-"""One CustomJob for an attempt, whatever gets lost on the way.
+"""Create exactly one CustomJob for an attempt, whatever message is lost.
 
-    find      is there a job with this attempt's label? ──► it is the attempt's
-    create    there is none ──► the packages into the bucket ──► note that one is asked for ──► ask for it
+    find      is there a CustomJob with this attempt's label? ──► it is the attempt's
+    create    there is none ──► upload the packages ──► record that one is requested ──► request it
 
-Creating isn't idempotent, and an answer may get lost, with us or with the network. So that one is created is noted before
-it is asked for. While the note has no name, whoever comes next looks for the label, for `SETTLED_S` since it was asked for,
-and only then asks again. Should there be two all the same, the older one is the attempt, and the other is cancelled.
+Creation isn't idempotent, and the answer may be lost, by the supervisor or by the network. So the request is recorded
+before it is sent. While the record has no name, a supervisor searches for the label for `SETTLED_S` after the request, and
+only then requests again. If there are two after all, the older one is the attempt's, and the other is cancelled.
 """
 
 from __future__ import annotations
@@ -22,40 +22,43 @@ from footplate.jobs.backends.vertex.timestamps import to_time
 
 log = logging.getLogger(__name__)
 
-SETTLED_S = 20.0  # after which a job that was asked for would be found
+# A requested job can be found after this time.
+SETTLED_S = 20.0
 
 
 class CustomJobCreation:
-    """The wish for a CustomJob.
+    """Creates an attempt's CustomJob.
 
     Args:
-        client: asks Google.
-        place: where CustomJobs are: `/v1/projects/…/locations/…/customJobs`.
-        key: the attempt's.
-        record_file: where it is noted.
-        body: makes the request that creates it, which may put packages into the bucket first.
+        client: makes requests to Google.
+        parent: the path of the CustomJobs: `/v1/projects/…/locations/…/customJobs`.
+        key: the attempt's key.
+        record_file: the attempt's record.
+        body: makes the request that creates the CustomJob. It may upload packages first.
     """
 
     def __init__(
-        self, client: Client, place: str, key: str, record_file: RecordFile, body: Callable[[], dict[str, Any]]
+        self, client: Client, parent: str, key: str, record_file: RecordFile, body: Callable[[], dict[str, Any]]
     ) -> None:
         self._client = client
-        self._place = place
+        self._parent = parent
         self._key = key
         self._record_file = record_file
         self._body = body
 
     @property
     def asked(self) -> bool:
-        """Whether there may be a CustomJob."""
+        """True if there may be a CustomJob."""
         return self._record_file.record.asked is not None
 
     def find(self) -> bool:
-        """Look for it; whether it is there, and its name is noted. That it isn't is clear only when none was `asked` for.
+        """Search for the CustomJob, and record its name. Returns True if it exists.
+
+        If it isn't found, it certainly doesn't exist only when none was `asked` for.
 
         Raises:
-            Unanswered: perhaps later.
-            Refused: never.
+            Unanswered: a retry may help.
+            Refused: a retry won't help.
         """
         found = self._look()
         for other in found[1:]:
@@ -69,27 +72,27 @@ class CustomJobCreation:
         return False
 
     def create(self) -> None:
-        """Create it, and note its name.
+        """Create the CustomJob, and record its name.
 
         Raises:
-            Unanswered: it may be there all the same, unless none was `asked` for.
+            Unanswered: it may exist after all, unless none was `asked` for.
             FootplateError: it can't be created.
         """
         body = self._body()
         self._record_file.change(asked=time.time())
         try:
-            made = self._client.ask("aiplatform", "POST", self._place, body)
-        except Refused:  # so there is none
+            made = self._client.ask("aiplatform", "POST", self._parent, body)
+        except Refused:  # there is no CustomJob
             self._record_file.change(asked=None)
             raise
         self._keep(made)
 
     def _look(self) -> list[dict[str, Any]]:
-        """The jobs with this attempt's label, the oldest first; those that are cancelled stand behind the others."""
+        """The CustomJobs with this attempt's label, the oldest first; cancelled ones come last."""
         asked = {"filter": f"labels.{LABEL}={mark(self._key)}", "pageSize": "100"}
         found: list[dict[str, Any]] = []
         while True:
-            page = self._client.ask("aiplatform", "GET", self._place, params=asked)
+            page = self._client.ask("aiplatform", "GET", self._parent, params=asked)
             found += page.get("customJobs", [])
             if not page.get("nextPageToken"):
                 break
@@ -103,11 +106,11 @@ class CustomJobCreation:
 
 
 def cancel(client: Client, name: str) -> None:
-    """Have a job cancelled, unless it has ended already.
+    """Cancel a job, unless it has ended.
 
     Raises:
-        Unanswered: perhaps later.
-        Refused: never.
+        Unanswered: a retry may help.
+        Refused: a retry won't help.
     """
     try:
         client.ask("aiplatform", "POST", f"/v1/{name}:cancel", {})
