@@ -53,7 +53,7 @@ def cloud(tmp_path, monkeypatch):
         (
             error(429, "Quota exceeded"),
             Unanswered,
-            "Quotas are raised at https://console.cloud.google.com/iam-admin/quotas",
+            "Raise quotas at https://console.cloud.google.com/iam-admin/quotas",
         ),
         (error(503, "try later"), Unanswered, "Vertex AI fails (503). It says: try later"),
         ((500, {"what": []}), Unanswered, "Vertex AI fails (500)."),
@@ -147,7 +147,7 @@ def test_the_project_is_looked_up_where_gclouds_users_have_it(tmp_path):
     assert destination.project(None, environ) == "from-gcloud"
     assert destination.project(None, {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-environ"
     assert destination.project("from-flag", {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-flag"
-    with pytest.raises(ConfigError, match="Give --project"):
+    with pytest.raises(ConfigError, match="give --project"):
         destination.project(None, {"CLOUDSDK_CONFIG": str(tmp_path / "nowhere")})
     with pytest.raises(ConfigError, match="--project 'x/y': expected a project's id"):
         destination.project("x/y", {})

@@ -119,7 +119,7 @@ def test_a_region_a_project_and_a_bucket_are_needed_and_the_options_are_for_vert
                "--job-dir", str(tmp_path), "--region", "us-central1", "--dry-run"]  # fmt: skip
     for more, says in (
         (["--backend", "vertex"], "give --staging-bucket"),
-        (["--backend", "vertex", "--staging-bucket", "gs://my-bucket"], "Give --project"),
+        (["--backend", "vertex", "--staging-bucket", "gs://my-bucket"], "give --project"),
         (
             ["--backend", "vertex", "--staging-bucket", "gs://my-bucket", "--project", "my-project"],
             "expected gs://bucket/path",

@@ -192,7 +192,7 @@ def _authorized() -> Any:
     try:
         credentials, _ = auth.default(scopes=[SCOPE])
     except auth.exceptions.DefaultCredentialsError:
-        raise Refused(f"This machine has no credentials for Google Cloud. {LOG_IN}", 401) from None
+        raise Refused(f"There are no credentials for Google Cloud on this machine. {LOG_IN}", 401) from None
     return transport.AuthorizedSession(credentials)
 
 
