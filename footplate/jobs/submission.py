@@ -242,7 +242,7 @@ def _has_program(submission: Submission, requested: Draft) -> bool:
 
 
 def _program_problems(submission: Submission, requested: Draft) -> Iterator[Problem]:
-    """What is wrong with the program that was given: there is no package, or the package has no such module."""
+    """Problems of the program: the package is missing or refused, or lacks the module."""
     spec, package, package_input = _training_input(requested), submission.package, submission.package_input
     if submission.package_refusal is not None:
         yield submission.package_refusal

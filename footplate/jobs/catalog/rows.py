@@ -220,7 +220,7 @@ class Catalog:
 
     @cached_property
     def zones(self) -> list[Zone]:
-        """Of all accelerators."""
+        """The zones of all accelerators."""
         return read("zones", Zone)
 
     @cached_property

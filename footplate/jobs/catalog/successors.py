@@ -67,6 +67,6 @@ def _with(accelerator: Accelerator, count: int, home: Machine) -> Choice | None:
 
 
 def _smaller(machine: Machine, home: Machine) -> int:
-    """How much smaller `machine` is than `home`; 0 if it has neither fewer vCPUs nor less memory."""
+    """The missing vCPUs and GB of `machine` compared with `home`; 0 if it has neither fewer vCPUs nor less memory."""
     fewer_vcpus = max(0, (home.vcpus or 0) - (machine.vcpus or 0))
     return fewer_vcpus + int(max(0, (home.memory_gb or 0) - (machine.memory_gb or 0)))

@@ -1,4 +1,4 @@
-"""What the ends of processes mean for an attempt. The rules are pure, and the same on every backend.
+"""Judge an attempt by the ends of its processes. The rules are pure, and the same on every backend.
 
     master, workers      do the work. The attempt succeeds when the master exits with 0; the workers then have `GRACE_S`
     parameter servers    serve them. They are told to end as soon as the master is done
@@ -47,7 +47,7 @@ class End:
 
 @dataclass(frozen=True)
 class Orders:
-    """What to do with the remaining processes.
+    """Instructions for the remaining processes.
 
     Attributes:
         ask: the roles to end, by SIGTERM.

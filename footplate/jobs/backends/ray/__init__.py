@@ -72,7 +72,7 @@ class Ray:
             )
         return {"address": address}
 
-    def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
+    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
         """Check that the job can run on Ray. Returns what the cluster lacks, and what its nodes may not reach.
 
         Raises:
@@ -86,11 +86,11 @@ class Ray:
         request.refuse(resolved)
         require("ray.job_submission", "ray", "A job on a Ray cluster")
         try:
-            nodes = Client(place["address"]).nodes()
+            nodes = Client(destination["address"]).nodes()
         except Away as error:
             raise Unavailable(
-                f"No Ray cluster takes jobs at {place['address']}: {error}. Start one with `ray start --head`, or give the "
-                "address of its dashboard with --address."
+                f"No Ray cluster takes jobs at {destination['address']}: {error}. Start one with `ray start --head`, or "
+                "give the address of its dashboard with --address."
             ) from None
         needs = resources.needs(resolved.to_dict()["replicas"])
         return [*resources.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
@@ -99,7 +99,9 @@ class Ray:
         """Nothing: the job runs elsewhere."""
         return Resources()
 
-    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot | None) -> dict[str, Any]:
+    def request(
+        self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot | None
+    ) -> dict[str, Any]:
         """The arguments of `JobSubmissionClient.submit_job`.
 
         Raises:
@@ -109,7 +111,7 @@ class Ray:
         from footplate.jobs.execution import Execution
 
         request.refuse(resolved)
-        plan = Execution.of(resolved, "DIGEST", Path.cwd(), place)
+        plan = Execution.of(resolved, "DIGEST", Path.cwd(), destination)
         task = request.document(f"{resolved.name}-TIME", 1, plan, resolved.to_dict(), process_env.lasting(os.environ))
         return request.submission(task, resolved.labels, BUNDLE)
 

@@ -99,7 +99,7 @@ class RayAttempt:
 
     @property
     def waits_for(self) -> str:
-        """What the replicas wait for before they begin."""
+        """The reason why the replicas haven't begun."""
         trouble = self._listener.trouble
         return f"waits for the Ray cluster at {self._address}: {trouble}" if trouble else self._waits_for
 

@@ -55,7 +55,7 @@ def refuse(resolved: ResolvedJob) -> None:
 
 
 def notices(resolved: ResolvedJob, nodes: int) -> Iterator[str]:
-    """What the nodes may not have, the image and the job directory; one sentence each.
+    """Notices about things that the nodes may lack, the image and the job directory; one sentence each.
 
     Args:
         resolved: the job.

@@ -62,7 +62,7 @@ class Vertex:
         staging = destination.staging(options.get("staging-bucket"), options.get("job-dir"))
         return {"project": destination.project(options.get("project")), "staging_bucket": staging}
 
-    def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
+    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
         """Check that Vertex AI can run the job, as far as this machine knows. Returns what it leaves out.
 
         Raises:
@@ -72,7 +72,7 @@ class Vertex:
         from footplate.jobs.translate.vertex import translate
 
         require("google.auth", "vertex", PURPOSE)
-        Client(place["project"], _region(resolved))
+        Client(destination["project"], _region(resolved))
         _, *notes = translate(_as_asked(resolved)).notes
         return notes
 
@@ -80,7 +80,7 @@ class Vertex:
         """Nothing: the job runs elsewhere."""
         return Resources()
 
-    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
+    def request(self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
         """The request that creates the first attempt. Its label and FOOTPLATE_JOB_ID include the time of the submission.
 
         Raises:
@@ -93,8 +93,8 @@ class Vertex:
 
         found = distributions(package)
         region = _region(resolved)
-        body = _body(resolved, place, found, f"{resolved.name}-TIME", 1)
-        return {"method": "POST", "url": endpoint("aiplatform", region) + path(place, region), "body": body}
+        body = _body(resolved, destination, found, f"{resolved.name}-TIME", 1)
+        return {"method": "POST", "url": endpoint("aiplatform", region) + path(destination, region), "body": body}
 
     def find(self, task: Task) -> CustomJob | None:
         """Find the attempt, if its CustomJob was requested. Following it shows if there is one."""
@@ -126,22 +126,22 @@ class Vertex:
         from footplate.jobs.spec.resolving import ResolvedJob
 
         _be_the_submitter(task)
-        resolved, place = ResolvedJob.from_dict(task.job.spec), task.execution.place
+        resolved, destination = ResolvedJob.from_dict(task.job.spec), task.execution.place
         region = _region(resolved)
 
         def body() -> dict[str, Any]:
             found = distributions(stored(task.execution.package, task.home.root))
-            made = _body(resolved, place, found, task.job.id, task.attempt)
-            upload(found, place["staging_bucket"])
+            made = _body(resolved, destination, found, task.job.id, task.attempt)
+            upload(found, destination["staging_bucket"])
             return made
 
         replica_ids = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
-        client = Client(place["project"], region)
-        return CustomJob(client, path(place, region), task.key, task.folder, replica_ids, task.attempt, body)
+        client = Client(destination["project"], region)
+        return CustomJob(client, path(destination, region), task.key, task.folder, replica_ids, task.attempt, body)
 
 
 def _body(
-    resolved: ResolvedJob, place: Mapping[str, str], found: list[Distribution], job_id: str, attempt: int
+    resolved: ResolvedJob, destination: Mapping[str, str], found: list[Distribution], job_id: str, attempt: int
 ) -> dict[str, Any]:
     from footplate.jobs.backends.vertex.request import body
 
@@ -153,7 +153,7 @@ def _body(
         "PYTHONUNBUFFERED": "1",
         **({"FOOTPLATE_JOB_DIR": resolved.job_dir} if resolved.job_dir else {}),
     }
-    *packages, launcher = [one.uri(place["staging_bucket"]) for one in found]
+    *packages, launcher = [one.uri(destination["staging_bucket"]) for one in found]
     return body(resolved, packages, launcher, f"{job_id}-{attempt}", variables)
 
 

@@ -1,4 +1,4 @@
-"""What the end of a CustomJob means: is the program to blame, and does a retry help?
+"""Judge the end of a CustomJob: is the program to blame, and does a retry help?
 
 Vertex AI reports a state, a gRPC code and a sentence. This module reads them as its documentation describes them:
 
