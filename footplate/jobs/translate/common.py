@@ -82,10 +82,10 @@ def command(job: ResolvedJob, replica: Replica) -> list[str]:
 
 def no_tpus(job: ResolvedJob) -> Iterator[str]:
     """The problem of a system that needs the topology of TPUs, which a spec doesn't have."""
-    for one in job.replicas:
-        row = accelerator(one)
+    for replica in job.replicas:
+        row = accelerator(replica)
         if row and row.kind == "tpu":
-            yield f"The {spoken(one.role)} has {row.short}: expected their topology, which a job's spec doesn't have."
+            yield f"The {spoken(replica.role)} has {row.short}: expected their topology, which a job's spec doesn't have."
 
 
 def no_tuning(job: ResolvedJob) -> Iterator[str]:
@@ -96,27 +96,27 @@ def no_tuning(job: ResolvedJob) -> Iterator[str]:
 
 def needs_program(job: ResolvedJob) -> Iterator[str]:
     """The problem of a job that names neither a module nor an image."""
-    for one in job.replicas:
-        if not command(job, one) and not one.image_uri:
-            yield f"The {spoken(one.role)} has no program: give --module-name, or an image with --master-image-uri."
+    for replica in job.replicas:
+        if not command(job, replica) and not replica.image_uri:
+            yield f"The {spoken(replica.role)} has no program: give --module-name, or an image with --master-image-uri."
             return
 
 
 def no_entry_points(job: ResolvedJob) -> Iterator[str]:
     """The problem of a system that needs a command, since it doesn't run an image's own entry point."""
-    one = job.replicas[0]
-    if one.image_uri and not one.container_command and (one.container_args or not job.command):
+    replica = job.replicas[0]
+    if replica.image_uri and not replica.container_command and (replica.container_args or not job.command):
         yield "It needs a command to run in the image: give --module-name, or containerCommand."
 
 
 def one_kind_of_machine(job: ResolvedJob) -> Iterator[str]:
     """The problem of a system in which all machines of a job are equal, if those of master and workers differ."""
-    world = [one for one in job.replicas if one.role in WORLD]
-    kinds = {str(one.machine): one for one in world}
-    images = {one.image_uri for one in world}
-    commands = {tuple(command(job, one)) for one in world}
+    world = [replica for replica in job.replicas if replica.role in WORLD]
+    kinds = {str(replica.machine): replica for replica in world}
+    images = {replica.image_uri for replica in world}
+    commands = {tuple(command(job, replica)) for replica in world}
     if len(kinds) > 1:
-        listed = ", ".join(f"the {spoken(one.role)}'s {kind}" for kind, one in kinds.items())
+        listed = ", ".join(f"the {spoken(replica.role)}'s {kind}" for kind, replica in kinds.items())
         yield f"Expected machines of one kind: {listed}."
     if len(images) > 1 or len(commands) > 1:
         yield "Expected one image and one command for all machines: leave out workerConfig's own."
@@ -124,7 +124,7 @@ def one_kind_of_machine(job: ResolvedJob) -> Iterator[str]:
 
 def no_servers(job: ResolvedJob, instead: str) -> Iterator[str]:
     """The problem of a system that has ranks only."""
-    roles = [spoken(one.role) for one in job.replicas if one.role not in WORLD]
+    roles = [spoken(replica.role) for replica in job.replicas if replica.role not in WORLD]
     if roles:
         yield f"It has no {' and no '.join(roles)} as a separate role: {instead}"
 

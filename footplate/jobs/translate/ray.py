@@ -63,7 +63,7 @@ def translate(job: ResolvedJob) -> Translation:
 
 
 def _entrypoint(job: ResolvedJob) -> list[str]:
-    world = sum(one.count for one in job.replicas)
+    world = sum(replica.count for replica in job.replicas)
     if world == 1:
         return command(job, job.replicas[0])
     module, args = job.command[2], job.command[3:]
@@ -71,9 +71,9 @@ def _entrypoint(job: ResolvedJob) -> list[str]:
 
 
 def _resources(job: ResolvedJob) -> dict[str, Any]:
-    (one,) = job.replicas
-    machine, kind = catalog().machines[one.machine.machine], accelerator(one)
-    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(one) or None}
+    (replica,) = job.replicas
+    machine, kind = catalog().machines[replica.machine.machine], accelerator(replica)
+    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(replica) or None}
     if machine.memory_gb is not None:
         found["entrypoint_memory"] = int(machine.memory_gb * 2**30)
     if kind:
@@ -97,10 +97,10 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_servers(job, "it places ranks. footplate jobs submit --backend ray places every role.")
     yield from no_entry_points(job)
     yield from one_kind_of_machine(job)
-    (one, *others), uris = job.replicas, job.spec.get("packageUris", [])
-    if others and (one.container_command or not job.command):
+    (replica, *others), uris = job.replicas, job.spec.get("packageUris", [])
+    if others and (replica.container_command or not job.command):
         yield "Several machines run a Python module: give --module-name, and leave out containerCommand and containerArgs."
-    if one.image_uri and uris:
+    if replica.image_uri and uris:
         yield "packageUris: in an image Ray installs nothing. Build them into it."
     for uri in uris:
         if not uri.startswith(("gs://", "s3://")) or uri.endswith(".tar.gz"):

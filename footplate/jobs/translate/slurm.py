@@ -86,7 +86,7 @@ def translate(job: ResolvedJob) -> Translation:
     refuse_if(SYSTEM, _problems(job))
     image = job.replicas[0].image_uri
     script = SCRIPT.format(
-        options="\n".join(f"#SBATCH --{one}" for one in _options(job)),
+        options="\n".join(f"#SBATCH --{option}" for option in _options(job)),
         before=_before(job),
         first_port=FIRST_PORT,
         ports=PORTS,
@@ -99,8 +99,8 @@ def translate(job: ResolvedJob) -> Translation:
 
 
 def _options(job: ResolvedJob) -> Iterator[str]:
-    one = job.replicas[0]
-    machine = catalog().machines[one.machine.machine]
+    replica = job.replicas[0]
+    machine = catalog().machines[replica.machine.machine]
     yield f"job-name={job.name or UNNAMED}"
     yield f"nodes={sum(each.count for each in job.replicas)}"
     yield "ntasks-per-node=1"
@@ -108,8 +108,8 @@ def _options(job: ResolvedJob) -> Iterator[str]:
         yield f"cpus-per-task={machine.vcpus}"
     if machine.memory_gb is not None:
         yield f"mem={int(machine.memory_gb * 1024)}M"
-    if gpus(one):
-        yield f"gpus-per-node={gpus(one)}"
+    if gpus(replica):
+        yield f"gpus-per-node={gpus(replica)}"
     yield f"time={minutes(job.max_running_time)}"
     yield f"signal=B:USR1@{GRACE_S}"
     yield "requeue"
@@ -143,9 +143,9 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
 
 
 def _notes(job: ResolvedJob) -> Iterator[str]:
-    one = job.replicas[0]
-    kind = accelerator(one)
-    if one.image_uri:
+    replica = job.replicas[0]
+    kind = accelerator(replica)
+    if replica.image_uri:
         yield "--container-image needs the plugin Pyxis on the cluster."
     else:
         yield "Submit it from the directory that holds the program's package, on a disk that all nodes see."

@@ -60,7 +60,7 @@ def translate(job: ResolvedJob) -> Translation:
     """
     refuse_if(SYSTEM, _problems(job))
     spec = job.spec
-    by_role = {one.role: one for one in job.replicas}
+    by_role = {replica.role: replica for replica in job.replicas}
     pools = [_pool(job, by_role[role]) if role in by_role else {} for role in ROLES]
     while not pools[-1]:
         pools.pop()
@@ -86,52 +86,52 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _pool(job: ResolvedJob, one: Replica) -> dict[str, Any]:
-    kind = accelerator(one)
-    attached = {"acceleratorType": kind.name, "acceleratorCount": one.machine.count} if kind else {}
-    disk = job.spec.get(_config_key(one.role), {}).get("diskConfig")
+def _pool(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
+    kind = accelerator(replica)
+    attached = {"acceleratorType": kind.name, "acceleratorCount": replica.machine.count} if kind else {}
+    disk = job.spec.get(_config_key(replica.role), {}).get("diskConfig")
     return {
-        "machineSpec": {"machineType": machine_type(one).replace("cloud_tpu", "cloud-tpu"), **attached},
-        "replicaCount": str(one.count),
+        "machineSpec": {"machineType": machine_type(replica).replace("cloud_tpu", "cloud-tpu"), **attached},
+        "replicaCount": str(replica.count),
         **({"diskSpec": dict(disk)} if disk else {}),
-        **_program(job, one),
+        **_program(job, replica),
     }
 
 
-def _program(job: ResolvedJob, one: Replica) -> dict[str, Any]:
+def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
     """`pythonPackageSpec` for Google's images that install packages, otherwise `containerSpec`."""
-    if one.image_uri is None or _installs(job, one):
+    if replica.image_uri is None or _installs(job, replica):
         module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
         python = {
-            "executorImageUri": one.image_uri or _executor(job, one),
+            "executorImageUri": replica.image_uri or _executor(job, replica),
             "packageUris": list(job.spec["packageUris"]),
             "pythonModule": module,
             "args": args or None,
         }
         return {"pythonPackageSpec": _given(python)}
-    own, args = one.container_command, one.container_args
+    own, args = replica.container_command, replica.container_args
     words = own or args
     container = {
-        "imageUri": one.image_uri,
+        "imageUri": replica.image_uri,
         "command": list(own if words else job.command[:3]) or None,
         "args": list(args if words else job.command[3:]) or None,
     }
     return {"containerSpec": _given(container)}
 
 
-def _executor(job: ResolvedJob, one: Replica) -> str:
+def _executor(job: ResolvedJob, replica: Replica) -> str:
     """Google's image that installs packages: for the runtime version, for CPU or GPU, from the region's continent."""
     continent = (job.region or "us").partition("-")[0]
     place = continent if continent in ("us", "europe", "asia") else "us"
-    kind = "gpu" if accelerator(one) else "cpu"
+    kind = "gpu" if accelerator(replica) else "cpu"
     framework, version = ("tf", IMAGES[_version(job)]) if _version(job) else ("pytorch", NEWEST)
     return f"{place}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
 
 
-def _installs(job: ResolvedJob, one: Replica) -> bool:
+def _installs(job: ResolvedJob, replica: Replica) -> bool:
     """Return True if the named image is one of Google's, and has packages to install."""
-    packages = job.command and job.spec.get("packageUris") and not (one.container_command or one.container_args)
-    return bool(packages and one.image_uri and _BY_GOOGLE.fullmatch(one.image_uri))
+    packages = job.command and job.spec.get("packageUris") and not (replica.container_command or replica.container_args)
+    return bool(packages and replica.image_uri and _BY_GOOGLE.fullmatch(replica.image_uri))
 
 
 def _version(job: ResolvedJob) -> str:
@@ -145,13 +145,13 @@ def _config_key(role: str) -> str:
 def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_tuning(job)
     yield from needs_program(job)
-    for one in job.replicas:
-        kind = accelerator(one)
+    for replica in job.replicas:
+        kind = accelerator(replica)
         if kind and kind.name not in ACCELERATORS:
-            yield f"The {spoken(one.role)} has {kind.short}, which needs a topology, and a job's spec doesn't have one."
-        elif kind and kind.kind == "tpu" and one.image_uri is None:
-            yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give your own image."
-    if job.command and any(one.image_uri is None for one in job.replicas):
+            yield f"The {spoken(replica.role)} has {kind.short}, which needs a topology, and a job's spec doesn't have one."
+        elif kind and kind.kind == "tpu" and replica.image_uri is None:
+            yield f"The {spoken(replica.role)} has {kind.short}, for which no image installs packages: give your own image."
+    if job.command and any(replica.image_uri is None for replica in job.replicas):
         yield from _packages(job)
         if _version(job) and _version(job) not in IMAGES:
             yield (
@@ -177,7 +177,7 @@ def _packages(job: ResolvedJob) -> Iterator[str]:
 def _notes(job: ResolvedJob) -> Iterator[str]:
     region = job.region or "REGION"
     yield f"POST it to https://{region}-aiplatform.googleapis.com/v1/projects/PROJECT/locations/{region}/customJobs."
-    if job.command and not _version(job) and any(one.image_uri is None for one in job.replicas):
+    if job.command and not _version(job) and any(replica.image_uri is None for replica in job.replicas):
         yield (
             f"There is no runtimeVersion: Google's image with PyTorch {NEWEST.partition('.')[0].replace('-', '.')} runs "
             "it. Name another with --master-image-uri."
