@@ -89,6 +89,7 @@ def _test(part: str) -> Test:
     read = _reader(key, f"{origin} {_EXPECTED}.")
     if text[:1] in ('"', "'") and text[-1:] == text[:1]:
         text = text[1:-1]
+    if sign == ":":
         if KEYS.get(key, key) in (*_TIMES, *_NUMBERS):
             raise ConfigError(f"{origin} {key} isn't text; compare it by =, !=, <, <=, > or >=.")
         return lambda job: fnmatchcase(str(read(job) or "").lower(), text.lower())

@@ -160,7 +160,7 @@ def test_a_home_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(ConfigError, match="Set FOOTPLATE_HOME to another folder"):
         Home.from_env()
     monkeypatch.setenv("FOOTPLATE_HOME", "~nobody_of_this_name/x")
-    with pytest.raises(ConfigError, match="FOOTPLATE_HOME=~nobody_of_this_name/x: there is no such user here"):
+    with pytest.raises(ConfigError, match="FOOTPLATE_HOME=~nobody_of_this_name/x: this machine has no such user"):
         Home.from_env()
 
 

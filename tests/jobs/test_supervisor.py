@@ -136,9 +136,9 @@ def test_the_store_is_asked_a_few_times_a_second_however_much_a_program_writes(b
     assert store.asked <= 2 + (time.monotonic() - began) / supervisor.TICK_S
 
 
-def test_a_sweep_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
+def test_a_reconcile_pass_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
     made = supervised(bench, store, "time.sleep(1.0)")
-    made._swept = float("-inf")
+    made._reconciled = float("-inf")
     with held(bench.jobs.home.root / "sweep.lock"):
         began = time.monotonic()
         assert made.run()

@@ -83,7 +83,7 @@ def test_numbers_that_are_none_do_no_harm(text):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"a: \xff", "no text in UTF-8"), ("é".encode() * (LONGEST + 1), "more than 262,144")]
+    ("data", "message"), [(b"a: \xff", "isn't UTF-8 text"), ("é".encode() * (LONGEST + 1), "more than 262,144")]
 )
 def test_files_that_are_no_configuration(tmp_path, data, message):
     (tmp_path / "c.yaml").write_bytes(data)
