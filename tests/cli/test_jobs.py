@@ -152,7 +152,7 @@ def test_all_problems_at_once(submit):
     for text in (
         '--job-dir: trainingInput.jobDir: "http://x": expected gs://',
         'config.yaml line 2: trainingInput.masterTyp: there is no such key. Did you mean "masterType"?',
-        "trainingInput.workerCount: scale tier BASIC says",
+        "trainingInput.workerCount: scale tier BASIC determines the machines",
         "trainingInput.pythonModule: missing",
         "--package-path: 'nowhere' isn't a package",
     ):
@@ -182,7 +182,7 @@ def test_what_this_machine_would_refuse_a_dry_run_refuses_too(submit):
     params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
     Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
     found = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
-    assert (found.code, "none is tuned: leave out hyperparameters" in found.err) == (2, True)
+    assert (found.code, "without tuning: leave out hyperparameters" in found.err) == (2, True)
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
@@ -229,7 +229,7 @@ def test_check_modernize_rewrites_the_file(submit, footplate):
     assert Path("config.yaml").read_text() == ATTACHED.replace("NVIDIA_TESLA_K80", "NVIDIA_TESLA_T4")
     assert Path("config.yaml").stat().st_mode & 0o777 == 0o640
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
-    assert "of today already" in footplate("jobs", "check", "config.yaml", "--modernize").out
+    assert "needs no change" in footplate("jobs", "check", "config.yaml", "--modernize").out
 
 
 def test_a_file_with_problems_is_not_rewritten(submit, footplate):
