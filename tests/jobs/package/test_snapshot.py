@@ -259,5 +259,5 @@ def test_a_list_that_includes_another_takes_those_beside_it_alone(project):
     project.write("requirements.txt", "-r requirements-base.txt\n-c constraints.txt\n")
     assert "requirements-base.txt" in project.names()
     project.write("requirements.txt", "-r ../other/base.txt\n")
-    with pytest.raises(PackageError, match=r"expected a file beside requirements\.txt"):
+    with pytest.raises(PackageError, match=r"expected a file next to requirements\.txt"):
         project.take()

@@ -113,7 +113,7 @@ def test_an_archive_that_was_changed_is_refused(project):
     content = bytearray(taken.path.read_bytes())
     content[600] ^= 1
     taken.path.write_bytes(bytes(content))
-    with pytest.raises(PackageError, match="not what it was when the job was submitted"):
+    with pytest.raises(PackageError, match="has changed since the job was submitted"):
         install(taken, project.home, io.StringIO())
 
 
