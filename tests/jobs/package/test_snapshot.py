@@ -114,7 +114,7 @@ def test_what_is_no_plain_file_is_refused(project):
 
 
 def test_a_directory_that_is_no_package_is_refused(project):
-    with pytest.raises(PackageError, match=r"no package: expected a directory with an __init__.py"):
+    with pytest.raises(PackageError, match=r"isn't a package: expected a directory with an __init__\.py"):
         snapshot(project.root, [], project.home)
 
 
