@@ -39,10 +39,10 @@ import psutil
 from common import LESS, arguments_parser, interleave, machine, median, ratio, report, row
 
 from footplate.jobs.home import Home
+from footplate.jobs.operations import Jobs
 from footplate.jobs.record import Job
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.store import open_store
-from footplate.jobs.verbs import Jobs
 
 UNTIL_FIRST_LINE = f"wall time from a command until the user's first line, {LESS}"
 TASK = """import time; first_line = time.time()
@@ -206,7 +206,7 @@ def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[s
     next_kill = time.time()
     while place.jobs.store.waiting(os.uname().nodename) or place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
         time.sleep(0.1)
-        place.jobs.sweep()
+        place.jobs.reconcile()
         supervisors.look(place)
         if killed < kills and time.time() > next_kill:
             killed += _kill_one(place, draw)

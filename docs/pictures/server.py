@@ -37,8 +37,8 @@ def main() -> None:
         work.mkdir()
         os.environ |= {"FOOTPLATE_HOME": str(work.parent / "home"), "FOOTPLATE_CPUS": "16"}
         os.chdir(work)
+        from footplate.jobs.operations import Jobs
         from footplate.jobs.states import State
-        from footplate.jobs.verbs import Jobs
 
         jobs = Jobs.from_env()
         submit("census_1", SMALL, "team=tables", "--epochs", "many")

@@ -1,10 +1,10 @@
-"""`footplate jobs ACTION …`: which actions there are. Each has a file of its own, but for those that watch jobs.
+"""`footplate jobs ACTION …`: the actions. Each has its own file, except those that watch jobs.
 
-jobs_submit.py   submit training
-jobs_local_train.py    local-train
-jobs_check.py    check
-translate.py     translate
-jobs_watch.py    list, describe, stream-logs, cancel, wait, delete, resubmit, clean, daemon
+jobs_submit.py       submit training
+jobs_local_train.py  local-train
+jobs_check.py        check
+translate.py         translate
+jobs_watch.py        list, describe, stream-logs, cancel, wait, delete, resubmit, clean, daemon
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ if TYPE_CHECKING:
 
 
 def parser(name: str, kind: Any = plain.Parser) -> Any:
-    """The parser of `jobs`, without its actions: a plain one, or one of jsonargparse's."""
+    """The parser of `jobs`, without its actions: a plain one, or one of jsonargparse."""
     return plain.make(kind, name, "Submit training jobs, and check their configuration.")
 
 
 def add_actions(made: Any, only: str | None = None) -> None:
-    """Add the actions to the parser; of those that take time to make, perhaps only one."""
+    """Add the actions to the parser. `only` names the one that is needed, if making all would take too long."""
     kind = type(made)
     commands = made.add_subcommands(dest="action")
     submit = commands.add_subcommand("submit", plain.make(kind, "jobs submit", "Submit a job."), help="submit a job")
-    commands.add_subcommand("check", jobs_check.parser(kind), help="is a job's config.yaml right")
+    commands.add_subcommand("check", jobs_check.parser(kind), help="check a job's config.yaml")
     commands.add_subcommand(
-        "local-train", jobs_local_train.parser(kind), help="run a job's program here, in the foreground"
+        "local-train", jobs_local_train.parser(kind), help="run a job's program on this machine, in the foreground"
     )
     if only in (None, "translate"):
-        commands.add_subcommand("translate", translate.parser(kind=kind), help="say a job in another system's words")
+        commands.add_subcommand("translate", translate.parser(kind=kind), help="translate a job for another system")
     jobs_watch.add_to(commands, kind, only)
     if only in (None, "submit"):
         submit.add_subcommands(dest="kind").add_subcommand("training", jobs_submit.parser(kind), help="a training job")
 
 
 def run(name: str, argv: Sequence[str]) -> int:
-    """Do an action; returns 1 when a checked file has problems, or a job that was waited for failed.
+    """Run an action. Returns 1 if a checked file has problems, or if the job that it waited for failed.
 
     Raises:
-        FootplateError: a mistake in the arguments; the job can't be submitted as it is.
+        FootplateError: the arguments are wrong, or the job can't be submitted as it is.
     """
     made = parser(name)
     end = list(argv).index("--") if "--" in argv else len(argv)
     ours, args = list(argv[:end]), list(argv[end + 1 :])
     add_actions(made, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
-        jobs_submit.refuse_strangers(ours[2:])
+        jobs_submit.refuse_unknown_options(ours[2:])
     elif args and ours[:1] not in (["translate"], ["local-train"]):
         raise ConfigError(
-            f'-- {" ".join(args)}: only "jobs submit training" and "jobs local-train" pass arguments on to a program.'
+            f'-- {" ".join(args)}: only "jobs submit training" and "jobs local-train" pass arguments to a program.'
         )
+    # The supervisor's process starts now, and imports its modules while the job is read and checked.
     submits = ours[:2] == ["submit", "training"] and not {"--dry-run", "--help", "-h"}.intersection(ours)
-    with prestart.begun() if submits else contextlib.nullcontext():
+    with prestart.prestarted() if submits else contextlib.nullcontext():
         return _do(made.parse_args(ours), args)
 
 

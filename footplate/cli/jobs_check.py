@@ -1,4 +1,4 @@
-"""`footplate jobs check FILE`: all that is wrong with a config.yaml; `--modernize` rewrites it for today's machines."""
+"""`footplate jobs check FILE`: print all problems of a config.yaml. `--modernize` rewrites it for machines that exist."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 def parser(kind: Any = plain.Parser) -> Any:
     """The parser of `jobs check`."""
     made = plain.make(
-        kind, "jobs check", "Say all that is wrong with a job's config.yaml. Exit code 1 if something is."
+        kind, "jobs check", "Print all problems of a job's config.yaml. The exit code is 1 if there are any."
     )
     made.add_argument("file", help="a config.yaml")
     made.add_argument(
-        "--modernize", action="store_true", help="rewrite the file: today's machines for those that are gone"
+        "--modernize", action="store_true", help="rewrite the file: replace machines that no longer exist"
     )
     add_format(made)
     return made
 
 
 def run(given: Namespace) -> int:
-    """Check a file; returns 1 when something is wrong with it.
+    """Check a file. Returns 1 if it has problems.
 
     Raises:
-        ConfigError: it can't be read, or not be rewritten.
+        ConfigError: the file can't be read, or can't be rewritten.
     """
     from footplate.cli.formats import show_as
     from footplate.jobs.spec import checking
@@ -58,15 +58,15 @@ def run(given: Namespace) -> int:
         "notices": notices,
         "changed": changed,
     }
-    lines = [*map(str, found), *notices] or [f"{file}: nothing is wrong with it."]
+    lines = [*map(str, found), *notices] or [f"{file}: no problems."]
     if modernize and not found:
-        lines = [f"{file}: changed", *(f"  {one}" for one in changed)] if changed else [f"{file}: is of today already."]
+        lines = [f"{file}: changed", *(f"  {one}" for one in changed)] if changed else [f"{file}: needs no change."]
     show_as(given.format, answer, lambda: "\n".join(lines))
     return int(bool(found))
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all, with the permissions that it has."""
+    """Replace a file's text, completely or not at all, and keep its permissions."""
     import os
     import tempfile
 

@@ -1,8 +1,8 @@
-"""`footplate jobs local-train --package-path DIR --module-name MODULE [options] -- ARGUMENTS`: the program, here and now.
+"""`footplate jobs local-train --package-path DIR --module-name MODULE [options] -- ARGUMENTS`: run in the foreground.
 
-The counterpart of `gcloud ai-platform local train`: it tries a program before it is submitted. The module runs in the
-foreground from the package's directory as it is, with the interpreter of this command, with the arguments, `--job-dir` and
-`TF_CONFIG` that it would get in a job. There is no queue, no copy, no installation and no second attempt.
+The counterpart of `gcloud ai-platform local train`, to try a program before you submit it. The module runs in the
+foreground, from the package's directory, with the interpreter of this command, and with the arguments, `--job-dir` and
+`TF_CONFIG` of a job. There is no queue, no copy, no installation and no retry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli import plain
 from footplate.core.errors import ConfigError
-from footplate.jobs import environment
+from footplate.jobs import process_env
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -23,34 +23,36 @@ if TYPE_CHECKING:
 def parser(kind: Any = plain.Parser) -> Any:
     """The parser of `jobs local-train`."""
     made = plain.make(
-        kind, "jobs local-train", "Run a job's program here, in the foreground. What follows -- is the program's."
+        kind,
+        "jobs local-train",
+        "Run a job's program on this machine, in the foreground. Everything after -- belongs to the program.",
     )
     made.add_argument("--package-path", required=True, help="the directory of the program's package")
-    made.add_argument("--module-name", required=True, help="the module that is run, such as trainer.task")
+    made.add_argument("--module-name", required=True, help="the module to run, such as trainer.task")
     made.add_argument(
-        "--job-dir", help="where outputs go: gs://, s3:// or a path; the program is given it as --job-dir"
+        "--job-dir", help="the directory for outputs: gs://, s3:// or a path; the program gets it as --job-dir"
     )
     made.add_argument(
         "--env",
         action="append",
         metavar="NAME[=VALUE]",
-        help="a variable for the program; without a value, that of this shell; may be repeated",
+        help="a variable for the program; without a value, that of this shell; repeatable",
     )
     return made
 
 
 def run(given: Namespace, args: list[str]) -> int:
-    """Become the program: this process runs it, and ends with its exit code.
+    """Replace this process by the program, so that it ends with the program's exit code.
 
     Raises:
-        ConfigError: there is no such package or module, or the job directory can't be used.
+        ConfigError: the package or module doesn't exist, or the job directory can't be used.
     """
     from footplate.cli.jobs_submit import misplaced
     from footplate.jobs.backends.local import BACKEND
-    from footplate.jobs.cluster_env import seats, tf_config
+    from footplate.jobs.cluster_env import replica_ids, tf_config
+    from footplate.jobs.execution import Execution
     from footplate.jobs.package.files import by_own_name
-    from footplate.jobs.package.modules import no_module, no_package
-    from footplate.jobs.plan import Plan
+    from footplate.jobs.package.modules import module_problem, package_problem
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.resolving import resolve
     from footplate.launch.rendezvous import HOST, free_addresses
@@ -59,21 +61,21 @@ def run(given: Namespace, args: list[str]) -> int:
     named = {"module-name": given.module_name, **({"job-dir": given.job_dir} if given.job_dir else {})}
     misplaced(args, set())
     job = resolve(draft(None, named, args, "local_train"))
-    if text := no_package(package) or no_module(package, given.module_name):
+    if text := package_problem(package) or module_problem(package, given.module_name):
         raise ConfigError(text)
     for notice in BACKEND.check(job, {}):
         print(notice, file=sys.stderr)
-    variables = environment.given(given.env or (), os.environ)
-    plan = Plan.of(job, "", Path.cwd(), {})
-    if plan.job_dir is not None and "://" not in plan.job_dir:
-        Path(plan.job_dir).mkdir(parents=True, exist_ok=True)
-    (seat,) = seats(job)
+    variables = process_env.given(given.env or (), os.environ)
+    execution = Execution.of(job, "", Path.cwd(), {})
+    if execution.job_dir is not None and "://" not in execution.job_dir:
+        Path(execution.job_dir).mkdir(parents=True, exist_ok=True)
+    (replica,) = replica_ids(job)
     path = [str(by_own_name(package).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    described = tf_config(job, {seat: free_addresses(HOST, 1)[0]}, seat)
+    described = tf_config(job, {replica: free_addresses(HOST, 1)[0]}, replica)
     ours = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1", "TF_CONFIG": _json(described)}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, "-P", *plan.arguments], {**os.environ, **ours, **variables})
+    os.execve(sys.executable, [sys.executable, "-P", *execution.arguments], {**os.environ, **ours, **variables})
 
 
 def _json(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""`footplate jobs translate FILE --to vertex|ray|kubeflow|slurm [options] [-- ARGUMENTS]`: a job in another system's words.
+"""`footplate jobs translate FILE --to vertex|ray|kubeflow|slurm [options] [-- ARGUMENTS]`: a job for another system.
 
-The options are those of `jobs submit training` that say something of the job, for what the file leaves open. What is
-printed can be given to that system as it is; notes about it go to standard error.
+The options are the job's options of `jobs submit training`, for keys that the file lacks. The other system accepts the
+output as it is. Notes about it go to standard error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def parser(name: str = "jobs translate", kind: Any = plain.Parser) -> Any:
     made = plain.make(
         kind,
         name,
-        "Say a job in another system's words. Options win over the file; after -- come the program's arguments.",
+        "Translate a job for another system. An option overrides the file; the program's arguments follow after --.",
     )
     made.add_argument("file", help="a config.yaml")
     made.add_argument("--to", choices=["vertex", "ray", "kubeflow", "slurm"], required=True, help="the other system")
@@ -34,7 +34,7 @@ def parser(name: str = "jobs translate", kind: Any = plain.Parser) -> Any:
     made.add_argument(
         "--format",
         choices=["json", "yaml"],
-        help="how to print it; by default as that system likes it",
+        help="the output's format; by default the usual one of that system",
     )
     for flag, path in KEYS.items():
         made.add_argument(f"--{flag}", help=dotted(path))
@@ -42,10 +42,10 @@ def parser(name: str = "jobs translate", kind: Any = plain.Parser) -> Any:
 
 
 def run(given: Namespace, args: Sequence[str]) -> int:
-    """Print the translation; returns 0.
+    """Print the translation. Returns 0.
 
     Raises:
-        FootplateError: a mistake in the file or the options; the other system can't run the job.
+        FootplateError: the file or the options have a mistake, or the other system can't run the job.
     """
     from footplate.jobs.spec import flags
     from footplate.jobs.spec.draft import draft
@@ -55,20 +55,20 @@ def run(given: Namespace, args: Sequence[str]) -> int:
 
     named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
     job = resolve(draft(load(given.file), named, args, given.name, partial=True))
-    made = translate(job, given.to)
-    form = given.format or made.form
-    if isinstance(made.document, str):
+    translation = translate(job, given.to)
+    form = given.format or translation.form
+    if isinstance(translation.document, str):
         if given.format:
             raise ConfigError(
-                f"--format {given.format}: for {given.to} it is a script, which has one form. Leave it out."
+                f"--format {given.format}: for {given.to} the output is a script, which has one form. Leave it out."
             )
-        print(made.document, end="")
+        print(translation.document, end="")
     elif form == "json":
-        print(json.dumps(made.document, indent=2, ensure_ascii=False))
+        print(json.dumps(translation.document, indent=2, ensure_ascii=False))
     else:
         import yaml
 
-        print(yaml.safe_dump(made.document, sort_keys=False, allow_unicode=True, width=120), end="")
-    for note in (*job.notices, *made.notes):
+        print(yaml.safe_dump(translation.document, sort_keys=False, allow_unicode=True, width=120), end="")
+    for note in (*job.notices, *translation.notes):
         print(note, file=sys.stderr)
     return 0

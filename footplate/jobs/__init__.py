@@ -1,19 +1,24 @@
-"""Training jobs: what a job is made of, on which machines it can run, and what runs it there.
+"""Training jobs: the description of a job, the machines that it can run on, and the code that runs it there.
 
-catalog/      machine types, accelerators, regions: data with its sources, and what fits together
-spec/         a job as its config.yaml and its flags describe it, checked and resolved
-package/      its program, taken when it is submitted, installed where it runs
-cluster_env.py   what each of its processes is told of the others
-translate/    the same job in other systems' words
+Start with `operations.py`.
 
-verbs.py      submit, wait, cancel, …: begin here
-states.py     QUEUED, RUNNING, …, and which may follow which
-store/        jobs and their transitions, durable
-listing.py    filters and orders of a list
-scheduling.py which of the waiting jobs begin now
-supervision/  sweeps, supervisors, logs
-backends/     where a job's processes run: on this machine, …
-environment.py the variables that they get
-redaction.py    secrets, kept out of what they write and of a server's answers
-plan.py, record.py, home.py   what is passed between them
+operations.py    submit, wait, cancel, …: all that can be done with jobs
+submission.py    one path from a request to a job in the queue, dry run included
+
+catalog/         machine types, accelerators and regions, with their sources, and the rules for combining them
+spec/            a job as its config.yaml and flags describe it, checked and resolved
+package/         the job's program: a snapshot when it is submitted, installed where it runs
+cluster_env.py   the variables that tell each process about the others
+translate/       the same job as a document of another system
+
+states.py        QUEUED, RUNNING, …, and the allowed transitions
+store/           jobs and their transitions, on disk or in PostgreSQL
+listing.py       filters and orders of a list
+scheduling.py    which of the waiting jobs start now
+supervision/     reconcile passes, supervisors, logs
+backends/        the places where a job's processes run: this machine, a Ray cluster, Vertex AI
+process_env.py   the environment variables of a job's processes
+redaction.py     secrets, hidden in output and in a server's answers
+
+execution.py, record.py, home.py    the values that these parts pass to each other
 """

@@ -1,4 +1,4 @@
-"""What each process of a job is told of the others: by which variables, in whose words.
+"""The environment variables that tell each process of a job about the others.
 
     replica of the job      TF_CONFIG            CLUSTER_SPEC      torch's world
     master                  chief, or master     workerpool0       rank 0
@@ -11,11 +11,11 @@
   runtimes before 2.1.
 - `CLUSTER_SPEC` as Vertex AI writes it.
 - `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK`, `MASTER_ADDR`, `MASTER_PORT`, which torch and a
-  trainer read, for the master and the workers. Replicas whose addresses have one host share a node, and divide its devices.
-  A master without workers gets none of these: it is free to start processes of its own, as `Trainer(devices=4)` does.
+  trainer read, for the master and the workers. Replicas with the same host in their addresses share a node, and divide its
+  devices. A master without workers gets none of these, so it can start processes of its own, as `Trainer(devices=4)` does.
 - `FOOTPLATE_JOB_NAME`, `FOOTPLATE_ATTEMPT` (0 is the first), `FOOTPLATE_JOB_DIR` for all of them.
 
-Pure functions: who chooses the addresses is the backend, anew for each attempt.
+All functions are pure. The backend chooses the addresses, again for each attempt.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ POOLS = {
     "evaluator": "workerpool3",
 }
 WORLD = ("master", "worker")
-FIRST_WITH_CHIEF = (2, 1)  # the runtime version from which on the master was called chief
+# The first runtime version that called the master chief.
+FIRST_WITH_CHIEF = (2, 1)
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A place in a job's cluster: one of `spec.scaling.ROLES`, and its index among those of the role."""
+class ReplicaId:
+    """A replica of a job: one of `spec.scaling.ROLES`, and an index within the role."""
 
     role: str
     index: int
@@ -49,12 +50,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class ReplicaProcess:
-    """One process of a job.
+    """A process of a job.
 
     Attributes:
         role: one of `spec.scaling.ROLES`.
-        index: among those of its role, from 0.
-        env: what it is told, over the environment that it gets.
+        index: its number within the role, from 0.
+        env: its own variables. They override the rest of its environment.
     """
 
     role: str
@@ -62,24 +63,24 @@ class ReplicaProcess:
     env: dict[str, str]
 
 
-def seats(resolved: ResolvedJob) -> list[Seat]:
-    """Every process of a job, in the order in which addresses are given."""
-    return [Seat(one.role, index) for one in resolved.replicas for index in range(one.count)]
+def replica_ids(resolved: ResolvedJob) -> list[ReplicaId]:
+    """All replicas of a job, in the order of the addresses that other functions take."""
+    return [ReplicaId(group.role, index) for group in resolved.replicas for index in range(group.count)]
 
 
 def processes(
     resolved: ResolvedJob, addresses: Sequence[str], rendezvous: str, attempt: int, job_dir: str | None
 ) -> list[ReplicaProcess]:
-    """The processes of one attempt of a job, each with its variables.
+    """The processes of an attempt, with their variables.
 
     Args:
         resolved: the job.
-        addresses: `host:port` of each of `seats`, in their order: where its TensorFlow, or what it has, may listen.
+        addresses: `host:port` of each of `replica_ids`, in their order. TensorFlow, or another library, may listen there.
         rendezvous: `host:port` at which the master meets the workers.
-        attempt: how often the job was begun before.
-        job_dir: as the program is given it; None when the job has none.
+        attempt: the number of earlier attempts.
+        job_dir: the program's `--job-dir`; None if the job has none.
     """
-    places = dict(zip(seats(resolved), addresses, strict=True))
+    address_of = dict(zip(replica_ids(resolved), addresses, strict=True))
     common = {"FOOTPLATE_ATTEMPT": str(attempt)}
     if resolved.name:
         common["FOOTPLATE_JOB_NAME"] = resolved.name
@@ -87,47 +88,47 @@ def processes(
         common["FOOTPLATE_JOB_DIR"] = job_dir
     return [
         ReplicaProcess(
-            seat.role,
-            seat.index,
+            replica.role,
+            replica.index,
             {
-                "TF_CONFIG": json.dumps(tf_config(resolved, places, seat)),
-                "CLUSTER_SPEC": json.dumps(cluster_spec(resolved, places, seat)),
-                **world(places, seat, rendezvous),
+                "TF_CONFIG": json.dumps(tf_config(resolved, address_of, replica)),
+                "CLUSTER_SPEC": json.dumps(cluster_spec(resolved, address_of, replica)),
+                **world(address_of, replica, rendezvous),
                 **common,
             },
         )
-        for seat in places
+        for replica in address_of
     ]
 
 
-def tf_config(resolved: ResolvedJob, places: Mapping[Seat, str], seat: Seat) -> dict[str, Any]:
-    """`TF_CONFIG` of a seat, as AI Platform Training wrote it."""
+def tf_config(resolved: ResolvedJob, address_of: Mapping[ReplicaId, str], replica: ReplicaId) -> dict[str, Any]:
+    """`TF_CONFIG` of a replica, as AI Platform Training wrote it."""
     names = {"master": _first(resolved), "worker": "worker", "parameter_server": "ps"}
     return {
-        "cluster": _cluster(places, names),
-        "task": {"type": {**names, "evaluator": "evaluator"}[seat.role], "index": seat.index},
+        "cluster": _cluster(address_of, names),
+        "task": {"type": {**names, "evaluator": "evaluator"}[replica.role], "index": replica.index},
         "job": _snake(resolved.spec),
         "environment": "cloud",
     }
 
 
-def cluster_spec(resolved: ResolvedJob, places: Mapping[Seat, str], seat: Seat) -> dict[str, Any]:
-    """`CLUSTER_SPEC` of a seat, as Vertex AI writes it; its `job` is text."""
+def cluster_spec(resolved: ResolvedJob, address_of: Mapping[ReplicaId, str], replica: ReplicaId) -> dict[str, Any]:
+    """`CLUSTER_SPEC` of a replica, as Vertex AI writes it. Its `job` is text."""
     return {
-        "cluster": _cluster(places, POOLS),
+        "cluster": _cluster(address_of, POOLS),
         "environment": "cloud",
-        "task": {"type": POOLS[seat.role], "index": seat.index},
+        "task": {"type": POOLS[replica.role], "index": replica.index},
         "job": json.dumps(resolved.spec),
     }
 
 
-def world(places: Mapping[Seat, str], seat: Seat, rendezvous: str) -> dict[str, str]:
-    """What torch and a trainer read; empty for a seat that doesn't train, and for a master alone."""
-    members = [one for one in places if one.role in WORLD]
-    if seat not in members or len(members) == 1:
+def world(address_of: Mapping[ReplicaId, str], replica: ReplicaId, rendezvous: str) -> dict[str, str]:
+    """The variables for torch and a trainer; empty for a replica that doesn't train, and for a master without workers."""
+    members = [member for member in address_of if member.role in WORLD]
+    if replica not in members or len(members) == 1:
         return {}
-    hosts = [_host(places[one]) for one in members]
-    rank = members.index(seat)
+    hosts = [_host(address_of[member]) for member in members]
+    rank = members.index(replica)
     nodes = list(dict.fromkeys(hosts))
     address, _, port = rendezvous.rpartition(":")
     return {
@@ -143,22 +144,22 @@ def world(places: Mapping[Seat, str], seat: Seat, rendezvous: str) -> dict[str, 
 
 
 def _first(resolved: ResolvedJob) -> str:
-    """What the master is called in `TF_CONFIG`."""
-    said = resolved.spec.get("useChiefInTfConfig")
-    if said is not None:
-        return "chief" if said else "master"
-    if any(one.image_uri for one in resolved.replicas):
+    """The master's name in `TF_CONFIG`."""
+    use_chief = resolved.spec.get("useChiefInTfConfig")
+    if use_chief is not None:
+        return "chief" if use_chief else "master"
+    if any(group.image_uri for group in resolved.replicas):
         return "master"
     version = resolved.spec.get("runtimeVersion")
     major, minor = map(int, version.split(".")[:2]) if version else FIRST_WITH_CHIEF
     return "chief" if (major, minor) >= FIRST_WITH_CHIEF else "master"
 
 
-def _cluster(places: Mapping[Seat, str], names: Mapping[str, str]) -> dict[str, list[str]]:
+def _cluster(address_of: Mapping[ReplicaId, str], names: Mapping[str, str]) -> dict[str, list[str]]:
     cluster: dict[str, list[str]] = {}
-    for seat, address in places.items():
-        if seat.role in names:
-            cluster.setdefault(names[seat.role], []).append(address)
+    for replica, address in address_of.items():
+        if replica.role in names:
+            cluster.setdefault(names[replica.role], []).append(address)
     return cluster
 
 
@@ -167,9 +168,9 @@ def _host(address: str) -> str:
 
 
 def _snake(value: Any) -> Any:
-    """Keys as TF_CONFIG has them, such as `worker_count`; 64-bit integers, as its JSON has them, are text."""
+    """Keys in TF_CONFIG's form, such as `worker_count`. Integers are text, as JSON writes 64-bit ones."""
     if isinstance(value, dict):
-        return {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key): _snake(one) for key, one in value.items()}
+        return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): _snake(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_snake(one) for one in value]
+        return [_snake(item) for item in value]
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value

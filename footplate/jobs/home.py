@@ -1,22 +1,21 @@
-"""Where this machine keeps its jobs: one folder, which is the user's alone.
-
+"""The folder in which this machine keeps its jobs. Only its user can read it.
 ~/.footplate/               FOOTPLATE_HOME names another
   jobs.db                   the store, unless FOOTPLATE_STORE names a server
-  sweep.lock                held by whoever looks whose turn it is
-  jobs.lock                 held by whoever puts a job in, takes one out, or cleans up
-  packages/, unpacked/, environments/   what jobs run, by digest
-  trash/                    what is being deleted
-  guests/KEY/               on a node of a cluster, where an attempt runs that was submitted elsewhere
-  jobs/NAME/                of one job
-    NAME-NUMBER             empty: its id, by which it is told from another of its name
+  sweep.lock                held during a reconcile pass
+  jobs.lock                 held while a job is entered or deleted, and during a cleanup
+  packages/, unpacked/, environments/   the programs of jobs, by digest
+  trash/                    files that are being deleted
+  guests/KEY/               on a cluster's node: the directory of an attempt that was submitted elsewhere
+  jobs/NAME/                one job
+    NAME-NUMBER             empty; the name is the job's id, which no other job of this name has
     package                 the digest of its program
     supervisor.lock         held by its supervisor
-    supervisor.log          what that has to say
-    environment.json        the variables that its processes get
-    given.json              the variables that --env gave
-    attempt-1/master-0.log  what a process wrote; a second file, master-0.log.1, follows a full one
-    attempt-1/master-0.log.cut  how much of it was deleted, if it was longer than FOOTPLATE_LOG_MB
-    attempt-1/usage.csv     how busy its processes kept the machine
+    supervisor.log          the supervisor's messages
+    environment.json        the variables of its processes
+    given.json              the variables of --env
+    attempt-1/master-0.log  the output of a process; when the file is full, master-0.log.1 follows
+    attempt-1/master-0.log.cut  the number of bytes that were deleted, if the output was longer than FOOTPLATE_LOG_MB
+    attempt-1/usage.csv     how much of the machine its processes used
 """
 
 from __future__ import annotations
@@ -31,73 +30,74 @@ from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs.supervision.locks import Held, held
 
 PACKAGE = "package"
-PATIENCE_S = 600.0  # a package of hundreds of megabytes is taken under the lock
+# A package of hundreds of megabytes is put into a snapshot under the lock.
+LOCK_S = 600.0
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder, and the store's address if it isn't in it.
+    """The folder, and the address of the store if that is elsewhere.
 
     Attributes:
         root: an absolute path.
-        store: of a PostgreSQL server; None for the file in the folder.
+        store: the URL of a PostgreSQL server; None for the file in the folder.
     """
 
     root: Path
     store: str | None = None
 
     @classmethod
-    def here(cls) -> Home:
-        """As `FOOTPLATE_HOME` and `FOOTPLATE_STORE` say; makes the folder.
+    def from_env(cls) -> Home:
+        """The home that `FOOTPLATE_HOME` and `FOOTPLATE_STORE` name. Its folder is created.
 
         Raises:
-            ConfigError: it can't be made.
+            ConfigError: the folder can't be created.
         """
         given = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
         try:
             root = Path(given).expanduser().absolute()
         except RuntimeError:
-            raise ConfigError(f"FOOTPLATE_HOME={given}: there is no such user here. Give a folder's path.") from None
+            raise ConfigError(f"FOOTPLATE_HOME={given}: this machine has no such user. Give a folder's path.") from None
         try:
             root.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"{root}, where jobs are kept, can't be made: {error.strerror}. Set FOOTPLATE_HOME to another folder."
+                f"{root}, the folder for jobs, can't be created: {error.strerror}. Set FOOTPLATE_HOME to another folder."
             ) from None
         return cls(root, os.environ.get("FOOTPLATE_STORE") or None)
 
     def variables(self) -> dict[str, str]:
-        """The environment variables by which another process finds the same home."""
+        """The environment variables that lead another process to the same home."""
         return {"FOOTPLATE_HOME": str(self.root), **({"FOOTPLATE_STORE": self.store} if self.store else {})}
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Be the only one who puts a job in, takes one out, or cleans up.
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock under which jobs are entered, deleted and cleaned up.
 
         Raises:
-            Unavailable: somebody else has been at it for too long; there is no space, or no right, to do it.
+            Unavailable: another process has held the lock for too long; there is no space, or no permission.
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(held(self.root / "jobs.lock", PATIENCE_S))
+                stack.enter_context(held(self.root / "jobs.lock", LOCK_S))
             except Held:
                 raise Unavailable(
-                    f"another process has held {self.root / 'jobs.lock'} for {PATIENCE_S:g} s: see what it does, and try "
+                    f"another process has held {self.root / 'jobs.lock'} for {LOCK_S:g} s: see what it does, and try "
                     "again."
                 ) from None
             try:
                 yield
             except OSError as error:
-                raise Unavailable(f"{error}. Free space, or mend permissions, and try again.") from None
+                raise Unavailable(f"{error}. Free space, or repair permissions, and try again.") from None
 
     def job(self, name: str) -> Path:
-        """A job's folder. Names are checked when a job is submitted, and can't leave it."""
+        """The folder of a job. Names are checked when a job is submitted, so the path can't leave the home."""
         return self.root / "jobs" / name
 
     def attempt(self, name: str, attempt: int) -> Path:
-        """Where the output of an attempt is."""
+        """The folder with the output of an attempt."""
         return self.job(name) / f"attempt-{attempt}"
 
     def guest(self, key: str) -> Path:
-        """Where an attempt runs on a node that doesn't have the directory in which its job was submitted."""
+        """The working directory of an attempt on a node that lacks the directory of the submission."""
         return self.root / "guests" / key

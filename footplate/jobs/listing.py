@@ -1,4 +1,6 @@
-"""Which jobs a list shows, and in which order: filters and orders in the words of gcloud's, for all who list jobs.
+"""Filters and orders of a list of jobs, in gcloud's syntax.
+
+The command line and the server use the same ones.
 
 state=RUNNING AND labels.team=vision      =, !=          is, is not; case doesn't matter in states
 jobId:flowers_*                           :              matches, with * for anything; case doesn't matter
@@ -34,62 +36,62 @@ Test = Callable[[Summary], bool]
 def select(
     store: Store, wanted: str | None = None, order: str | None = None, limit: int | None = None
 ) -> tuple[list[Summary], int]:
-    """The jobs of a list, the newest first unless they are ordered otherwise, and how many there are without the limit.
+    """Return the jobs of a list, the newest first unless ordered otherwise, and their number without the limit.
 
     Args:
-        store: whose.
+        store: the store of the jobs.
         wanted: the filter.
-        order: by which keys.
-        limit: at most so many.
+        order: the keys to order by.
+        limit: the largest number of jobs to return.
 
     Raises:
-        ConfigError: it is no filter, or no order.
+        ConfigError: the filter or the order is wrong.
     """
     if not (wanted or order):
         return store.list(limit=limit), store.count()
-    passing = passes(wanted)
-    found = ordered(filter(passing, store.list()), order)
-    return found[:limit], len(found)
+    matching = ordered(filter(passes(wanted), store.list()), order)
+    return matching[:limit], len(matching)
 
 
 def passes(text: str | None) -> Test:
-    """What a filter asks for, as a test of a job; without one, every job passes.
+    """A filter as a test of a job. Without a filter, every job passes.
 
     Raises:
-        ConfigError: it is none, names a key that jobs don't have, or a value that the key can't have.
+        ConfigError: the filter is wrong, names an unknown key, or a value that the key can't have.
     """
     tests = [_test(part) for part in re.split(r"\s+AND\s+", text.strip())] if text and text.strip() else []
     return lambda job: all(test(job) for test in tests)
 
 
 def ordered(jobs: Iterable[Summary], text: str | None) -> list[Summary]:
-    """Jobs in an order; as they are without one. A job that lacks a time comes last.
+    """Order jobs. Without an order, they stay as they are. A job that lacks a time comes last.
 
     Raises:
-        ConfigError: it names a key that jobs don't have.
+        ConfigError: the order names an unknown key.
     """
-    found = list(jobs)
+    result = list(jobs)
+    # Sorting is stable, so sorting by the last key first makes the first key decide.
     for part in reversed(text.split(",") if text else []):
         name = part.strip()
         field = _field(name.removeprefix("~"), f'order "{text}":')
-        there = [job for job in found if getattr(job, field) is not None]
-        there.sort(key=lambda job, field=field: getattr(job, field), reverse=name.startswith("~"))
-        found = there + [job for job in found if getattr(job, field) is None]
-    return found
+        with_value = [job for job in result if getattr(job, field) is not None]
+        with_value.sort(key=lambda job, field=field: getattr(job, field), reverse=name.startswith("~"))
+        result = with_value + [job for job in result if getattr(job, field) is None]
+    return result
 
 
 def _test(part: str) -> Test:
     origin = f'filter "{part.strip()}":'
-    found = _PART.fullmatch(part)
-    if found is None or re.search(r"\sOR\s", part):
+    match = _PART.fullmatch(part)
+    if match is None or re.search(r"\sOR\s", part):
         raise ConfigError(f"{origin} {_EXPECTED}.")
-    key, sign, text = found.groups()
+    key, sign, text = match.groups()
     read = _reader(key, f"{origin} {_EXPECTED}.")
     if text[:1] in ('"', "'") and text[-1:] == text[:1]:
         text = text[1:-1]
     if sign == ":":
         if KEYS.get(key, key) in (*_TIMES, *_NUMBERS):
-            raise ConfigError(f"{origin} {key} is no text; compare it by =, !=, <, <=, > or >=.")
+            raise ConfigError(f"{origin} {key} isn't text; compare it by =, !=, <, <=, > or >=.")
         return lambda job: fnmatchcase(str(read(job) or "").lower(), text.lower())
     wanted = _value(key, sign, text, origin)
     if sign in ("=", "!="):
@@ -106,7 +108,8 @@ def _reader(key: str, origin: str) -> Callable[[Summary], Any]:
 
 
 def _field(key: str, origin: str) -> str:
-    if key in KEYS.values():  # as the store calls them
+    # The store's own names work, too.
+    if key in KEYS.values():
         return key
     if key not in KEYS:
         raise ConfigError(f"{origin} {did_you_mean(key, [*KEYS, 'labels.NAME'])}")
@@ -114,7 +117,7 @@ def _field(key: str, origin: str) -> str:
 
 
 def _value(key: str, sign: str, text: str, origin: str) -> Any:
-    """What a key is compared with."""
+    """The value that a key is compared with."""
     field = KEYS.get(key, key)
     try:
         if field in _TIMES:

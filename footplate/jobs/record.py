@@ -1,4 +1,4 @@
-"""What is known of a job, as plain data: the job, its transitions, the processes of its attempts."""
+"""A job in the store, its transitions, and the processes of its attempts, as plain data."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from footplate.jobs.states import State
 
 @dataclass(frozen=True)
 class Job:
-    """A job as the store has it. Times are seconds since the epoch.
+    """A job in the store. Times are seconds since the epoch.
 
     Attributes:
-        name: unique in its store.
-        state: where it is now.
+        name: unique in the store.
+        state: its state now.
         created: when it was submitted.
-        queued: when it came into the queue: later than `created` if it was resubmitted.
-        started: when its first attempt began to run; None before.
-        ended: when it came to its end; None before.
-        host: the machine that it was submitted on, and where its supervisor runs.
+        queued: when it entered the queue; later than `created` if it was resubmitted.
+        started: when its first attempt began to run; None before that.
+        ended: when it ended; None before that.
+        host: the machine that submitted it. Its supervisor runs there.
         backend: where it runs, one of `backends.NAMES`.
         priority: from 0 to 1000.
-        attempt: which attempt is under way, or was the last; 0 before the first.
-        failures: attempts of this submission that ended by the program's own fault.
-        losses: attempts of this submission that were lost with the machine or the supervisor.
-        cause: why it is in its state, in words; empty where nothing needs to be said.
-        needs: what it holds of the machine while it runs.
-        devices: the accelerators that are its own while it runs, by number.
-        plan: what its supervisor needs to know (`plan.Plan`), as plain values.
-        spec: the job as it was resolved, for people.
+        attempt: the number of the current attempt, or of the last one; 0 before the first.
+        failures: attempts since the last submission that the program failed.
+        losses: attempts since the last submission that were lost with the machine or the supervisor.
+        cause: why it is in its state, in words; may be empty.
+        needs: the part of the machine that it holds while it runs.
+        devices: the numbers of the accelerators that it holds while it runs.
+        plan: an `execution.Execution` as plain values, for its supervisor.
+        spec: the resolved job, for people.
         labels: name → value.
-        owner: who its supervisor is (`supervision/identity.py`); None before there is one.
+        owner: the identity of its supervisor (`supervision/identity.py`); None before there is one.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Job:
 
     @property
     def id(self) -> str:
-        """What no other job has, not even one of the same name after this one was deleted."""
+        """An id that no other job has, not even a later one of the same name."""
         return f"{self.name}-{round(self.created * 1e6)}"
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One step in a job's life; `source` is None for the first."""
+    """A change of a job's state. `source` is None for the first one."""
 
     source: State | None
     target: State
@@ -74,16 +74,16 @@ class Transition:
 
 @dataclass(frozen=True)
 class Process:
-    """One process of an attempt.
+    """A process of an attempt.
 
     Attributes:
-        attempt: which.
+        attempt: the attempt's number.
         role: master, worker, parameter_server, evaluator.
-        index: its number in its role.
-        pid: its process id, which is also that of its group; 0 of one that is not of this machine.
-        mark: when it began, in the system's own units: with its number, what tells it from others.
-        began: when.
-        ended: when; None while it runs, and of one that was lost.
+        index: its number within its role.
+        pid: its process id, also that of its process group; 0 for a process on another machine.
+        mark: its start time in the kernel's units. With the pid, it identifies the process.
+        began: when it began.
+        ended: when it ended; None while it runs, and for a lost process.
         outcome: how it ended, in words; empty while it runs.
     """
 

@@ -1,22 +1,21 @@
-"""Which of the waiting jobs begin now: a pure function of what there is, what runs and who waits.
+"""Choose the waiting jobs that start now: a pure function of the machine, the running jobs and the queue.
 
-    starts(machine, running, queue, now)  ->  names, in the order in which they begin
+    jobs_to_start(machine, running, queue, now)  ->  jobs, in the order in which they start
 
-**Order.** By priority, then by age; a point of priority counts as a minute of waiting. So the order of two jobs never
-changes, a job of priority 1000 begins before all that came in the last 16 hours, and none waits for ever: only so many
-jobs stand before it.
+**Order.** By priority, then by age: one point of priority counts as one minute of waiting. So the order of two jobs never
+changes, and a job of priority 1000 starts before all jobs of the last 16 hours. No job waits for ever, since only a limited
+number of jobs can be ahead of it.
 
-**Passing.** The first job for which there is no room stops the row, but for `PASSING_S` since it was submitted,
-smaller ones behind it may pass: they use what would lie idle. After that, nothing passes, and what becomes free is
-kept for it.
+**Overtaking.** The first job that doesn't fit stops the queue. But for `OVERTAKE_S` after that job was submitted, smaller
+jobs may overtake it, and use what would be idle. After that no job overtakes, and free resources are kept for it.
 
-**What a machine doesn't have** can't be waited for: a job that asks for 32 cores on a machine with two takes both. It
-begins when all of it is free.
+**More than the machine has.** A job that asks for 32 cores on a machine with two gets both. It starts when all of the
+machine is free.
 
-**A job that needs nothing of it**, because it runs elsewhere, waits for nobody here.
+**Nothing of this machine.** A job that runs elsewhere needs nothing here, and starts at once.
 
-**The longest time to wait** (`maxWaitTime`) counts from when a job came into the queue until its first attempt runs: here,
-and also where the attempt was submitted to, as long as that makes it wait.
+**The longest time to wait** (`maxWaitTime`) counts from the time at which a job enters the queue until its first attempt
+runs. That includes the time that a remote backend makes the attempt wait.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PASSING_S = 600.0
-MIN_WAIT_S = 1800.0  # the shortest maxWaitTime that a job may name
-_POINT_S = 60.0  # of waiting, for each point of priority
+OVERTAKE_S = 600.0
+# The shortest maxWaitTime that a spec may have.
+MIN_WAIT_S = 1800.0
+# The waiting time that one point of priority is worth.
+_POINT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a machine has, or what a job needs of it.
+    """The resources of a machine, or the part of them that a job needs.
 
     Attributes:
         cpus: logical cores.
@@ -45,11 +46,11 @@ class Resources:
     memory_gb: float = 0.0
 
     def within(self, room: Resources) -> bool:
-        """Whether there is room for this."""
+        """Return True if this fits into `room`."""
         return self.cpus <= room.cpus and self.gpus <= room.gpus and self.memory_gb <= room.memory_gb
 
     def capped(self, machine: Resources) -> Resources:
-        """As much of this as a machine has."""
+        """Limit this to what the machine has."""
         return Resources(
             min(self.cpus, machine.cpus), min(self.gpus, machine.gpus), min(self.memory_gb, machine.memory_gb)
         )
@@ -73,9 +74,9 @@ class Waiting:
     """A job in the queue.
 
     Attributes:
-        name: the job's.
-        needs: as its spec declares them.
-        since: when it came into the queue, in seconds since the epoch.
+        name: the job's name.
+        needs: the resources that its spec declares.
+        since: when it entered the queue, in seconds since the epoch.
         priority: from 0 to 1000.
     """
 
@@ -85,13 +86,13 @@ class Waiting:
     priority: int = 0
 
     @property
-    def turn(self) -> tuple[float, str]:
-        """What the queue is ordered by."""
+    def sort_key(self) -> tuple[float, str]:
+        """The key that orders the queue."""
         return (self.since - self.priority * _POINT_S, self.name)
 
 
 def free(machine: Resources, running: Iterable[Resources]) -> Resources:
-    """What nobody has taken; less than nothing when jobs run that began on a larger machine."""
+    """The free resources of a machine; negative if running jobs were started on a larger machine."""
     left = machine
     for needs in running:
         left = left - needs.capped(machine)
@@ -99,37 +100,39 @@ def free(machine: Resources, running: Iterable[Resources]) -> Resources:
 
 
 def why_too_long(spec: Mapping[str, Any], since: float, now: float) -> str:
-    """Why a job is not to wait any longer, in words; empty while it may.
+    """Explain why a job has waited too long; empty while it may wait.
 
     >>> why_too_long({"scheduling": {"maxWaitTime": "3600s"}}, since=1000.0, now=4601.0)
-    'it has waited for 3600s, its longest time to wait'
+    'it has waited for 3600s, its maximum waiting time'
 
     Args:
         spec: the keys of TrainingInput that were given.
-        since: when it came into the queue, in seconds since the epoch.
-        now: likewise.
+        since: when it entered the queue, in seconds since the epoch.
+        now: seconds since the epoch.
     """
     longest = spec.get("scheduling", {}).get("maxWaitTime")
     if not longest or now - since <= float(longest.removesuffix("s")):
         return ""
-    return f"it has waited for {longest}, its longest time to wait"
+    return f"it has waited for {longest}, its maximum waiting time"
 
 
-def starts(machine: Resources, running: Iterable[Resources], queue: Sequence[Waiting], now: float) -> list[Waiting]:
-    """The jobs that begin now, first the one whose turn it is. See the module's docstring.
+def jobs_to_start(
+    machine: Resources, running: Iterable[Resources], queue: Sequence[Waiting], now: float
+) -> list[Waiting]:
+    """The jobs that start now, in their order. See the module's docstring.
 
     Args:
-        machine: what there is.
-        running: what those that run have asked for.
-        queue: who waits, in any order.
+        machine: the machine's resources.
+        running: the needs of the running jobs.
+        queue: the waiting jobs, in any order.
         now: seconds since the epoch.
     """
-    room, begun, stopped = free(machine, running), [], False
-    for job in sorted(queue, key=lambda one: one.turn):
+    room, starting, stopped = free(machine, running), [], False
+    for job in sorted(queue, key=lambda waiting: waiting.sort_key):
         needs = job.needs.capped(machine)
         if job.needs == NOTHING or (not stopped and needs.within(room)):
             room = room - needs
-            begun.append(job)
-        elif now - job.since >= PASSING_S:
+            starting.append(job)
+        elif now - job.since >= OVERTAKE_S:
             stopped = True
-    return begun
+    return starting

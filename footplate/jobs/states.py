@@ -1,4 +1,4 @@
-"""The states of a job, and which may follow which.
+"""The states of a job, and the allowed transitions.
 
     QUEUED ──► PREPARING ──► RUNNING ──► SUCCEEDED
        ▲           ▲ │          │ │
@@ -8,9 +8,9 @@
        │         CANCELLING ──► CANCELLED
        └── resubmitted ── from FAILED, CANCELLED
 
-PREPARING installs the package; RUNNING has processes. After a failure that is tried again, and when an attempt was
-lost with its supervisor, a job is PREPARING once more, with the next attempt. A job that waits is CANCELLED at once; one
-that has processes is CANCELLING until they have ended, however they end.
+PREPARING installs the package. RUNNING has processes. A job returns to PREPARING, with the next attempt, when a failure is
+retried, and when an attempt was lost with its supervisor. A queued job is CANCELLED at once. A job with processes is
+CANCELLING until all of them have ended, however they end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a job is in its life; the words are AI Platform's."""
+    """The state of a job, in AI Platform's words."""
 
     QUEUED = "QUEUED"
     PREPARING = "PREPARING"
@@ -41,12 +41,12 @@ FOLLOWERS = {
 }
 
 SUPERVISED = (State.PREPARING, State.RUNNING, State.CANCELLING)
-"""A supervisor looks after a job in these, and holds what it needs of the machine."""
+"""The states in which a job has a supervisor, and holds its part of the machine."""
 
 FINAL = (State.SUCCEEDED, State.FAILED, State.CANCELLED)
-"""Nothing happens any more by itself."""
+"""The states that a job leaves only if a user resubmits it."""
 
 
 def may_follow(source: State, target: State) -> bool:
-    """Whether a job may go from one state to another."""
+    """Return True if a job may go from one state to another."""
     return target in FOLLOWERS[source]

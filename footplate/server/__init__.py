@@ -6,7 +6,7 @@
                       models.py        the data of requests and answers; views.py makes answers from jobs
                       submission.py    a request's spec → a job
                       figures.py       recorded metrics → curves
-    dependencies.py ► footplate.jobs.verbs.Jobs, opened for each request
+    dependencies.py ► footplate.jobs.operations.Jobs, opened for each request
 
 The server has no state of its own: jobs are in the store, and their output is in files. It advances jobs by reconciling
 them with the store, as the command line does. If you kill the server, nothing is lost, and several servers may run at once.

@@ -17,10 +17,10 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
 from footplate.jobs.home import Home
+from footplate.jobs.operations import Jobs
 from footplate.jobs.redaction import Mask
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
-from footplate.jobs.verbs import Jobs
 
 # A request waits this long for a store that can't be used. Then its answer says so.
 PATIENCE_S = 5.0

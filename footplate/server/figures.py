@@ -24,8 +24,8 @@ from typing import Any
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.backends.local.usage import NAME as USAGE
+from footplate.jobs.execution import BUCKETS
 from footplate.jobs.home import Home
-from footplate.jobs.plan import BUCKETS
 from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
 from footplate.server.models import Figure, Figures, Series

@@ -53,7 +53,7 @@ def serve(host: str = "127.0.0.1", port: int = PORT, token_file: Path | None = N
         )
 
     # Report a store or settings that can't be used now, not at the first request.
-    home = Home.here()
+    home = Home.from_env()
     open_store(home, PATIENCE_S).close()
     machine.resources()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from footplate.jobs.operations import Jobs
 from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
 from footplate.jobs.spec.problems import Problem, dotted
 from footplate.jobs.store.jobs import Summary
-from footplate.jobs.verbs import Jobs
 from footplate.server.models import (
     Checked,
     Error,
@@ -22,7 +22,7 @@ from footplate.server.models import (
     TransitionView,
     moment,
 )
-from footplate.server.submission import Rehearsal
+from footplate.server.submission import CheckedJob
 
 RESOLVED = ("jobId", "scaleTier", "region", "jobDir", "replicas", "command", "maxRunningTime", "labels")
 
@@ -86,7 +86,7 @@ def problem_view(problem: Problem) -> ProblemView:
     return ProblemView(key=dotted(problem.path), place=problem.place, problem=problem.text)
 
 
-def checked(found: Rehearsal, mask: Mask) -> Checked:
+def checked(found: CheckedJob, mask: Mask) -> Checked:
     """Describe the result of a check."""
     return Checked(
         valid=not found.problems,

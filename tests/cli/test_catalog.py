@@ -82,7 +82,7 @@ def test_a_check_that_explains(footplate):
     )
     assert found.code == 1
     refused, elsewhere = found.out.splitlines()
-    assert refused.startswith("n1-standard-32 can't take 2 V100: allowed counts are 4 and 8 (each V100 brings at most")
+    assert refused.startswith("n1-standard-32 can't take 2 V100: allowed counts are 4 and 8 (each V100 allows at most")
     assert "Nearest: n1-standard-32 with 4 V100" in refused
     assert elsewhere.startswith("V100 is not offered in us-east4, but in asia-east1")
 
@@ -99,7 +99,7 @@ def test_a_check_of_what_is_gone_names_todays_equivalent(footplate):
     found = footplate("catalog", "check", "complex_model_m_gpu", "--format", "json")
     assert found.code == 0
     answer = json.loads(found.out)
-    assert "K80 can no longer be had" in answer["notice"]
+    assert "K80 no longer exists" in answer["notice"]
     assert answer["today"] == {"machine": "n1-standard-16", "accelerator": "NVIDIA_TESLA_T4", "count": 4}
 
 

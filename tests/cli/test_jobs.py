@@ -74,13 +74,13 @@ def test_an_older_spelling_of_a_flag(submit):
 
 def test_k80s_are_accepted_and_todays_equivalent_is_proposed(submit):
     found = submit(*WITH_FLAGS, "--dry-run")
-    assert "K80 can no longer be had: Compute Engine ended its support on 2024-05-01." in found.err
+    assert "K80 no longer exists: Compute Engine ended its support on 2024-05-01." in found.err
     assert "Today's equivalent: n1-highcpu-16 with 4 T4." in found.err
 
 
 def test_modernize_takes_todays_equivalent_and_leaves_the_file(submit):
     found = submit(*WITH_FILE, "--dry-run", "--modernize")
-    assert "can no longer be had" not in found.err
+    assert "no longer exists" not in found.err
     assert yaml.safe_load(found.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
     assert Path("config.yaml").read_text() == ATTACHED
 
@@ -102,11 +102,11 @@ def test_the_programs_options_before_the_dashes(submit):
     found = submit(*WITH_FILE, "--dry-run", "--learning-rate", "0.1")
     assert found.code == 2
     assert found.err == (
-        "footplate jobs: --learning-rate: jobs submit training has no such option. If it is your program's, write it "
+        "footplate jobs: --learning-rate: jobs submit training has no such option. If it belongs to your program, write it "
         "after --: footplate jobs submit training … -- --learning-rate\n"
     )
     assert 'Did you mean "--job-dir"' in submit(*WITH_FILE, "--job_dir=gs://abc/d").err
-    assert "--kms-key is gcloud's" in submit(*WITH_FILE, "--kms-key", "k").err
+    assert "--kms-key is an option of gcloud" in submit(*WITH_FILE, "--kms-key", "k").err
     assert "--staging-bucket is for --backend vertex" in submit(*WITH_FILE, "--staging-bucket", "gs://abc").err
 
 
@@ -121,27 +121,27 @@ def test_a_job_directory_that_is_a_file_is_refused(submit):
     for directory in ("out", "out/deeper"):
         found = submit(*COMMON[:-1], directory)
         assert found.code == 2
-        assert "out is a file. Give a directory; it is made when the job begins." in found.err
+        assert "out is a file. Give a directory; it is created when the job starts." in found.err
 
 
 def test_options_of_ours_after_the_dashes(submit):
     found = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
     assert found.code == 0
     assert (
-        "--region stands after --, so it is the program's. If it was meant for the job, write it before --."
+        "--region is after --, so it belongs to the program. If it is meant for the job, write it before --."
         in found.err
     )
 
     found = submit(*WITH_FILE, "--dry-run", "--", "--labels", "x", "--region", "again")
     assert found.code == 0
-    assert "--labels stands after --" in found.err
+    assert "--labels is after --" in found.err
     assert "--region stands" not in found.err
 
 
 def test_the_job_directory_after_the_dashes(submit):
     found = submit("--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir=gs://abc/d")
     assert found.code == 2
-    assert "--job-dir stands after --, where it is the program's own. Write it before --" in found.err
+    assert "--job-dir is after --, so it would be the program's own. Write it before --" in found.err
 
 
 def test_all_problems_at_once(submit):
@@ -152,9 +152,9 @@ def test_all_problems_at_once(submit):
     for text in (
         '--job-dir: trainingInput.jobDir: "http://x": expected gs://',
         'config.yaml line 2: trainingInput.masterTyp: there is no such key. Did you mean "masterType"?',
-        "trainingInput.workerCount: scale tier BASIC says",
+        "trainingInput.workerCount: scale tier BASIC determines the machines",
         "trainingInput.pythonModule: missing",
-        "--package-path: 'nowhere' is no package",
+        "--package-path: 'nowhere' isn't a package",
     ):
         assert text in found.err
 
@@ -170,7 +170,7 @@ def test_a_module_that_the_package_lacks(submit):
 def test_names_that_no_file_can_have_are_mistakes_and_no_tracebacks(submit):
     long = "a" * 400
     found = submit("--package-path", long * 20, "--module-name", "trainer.task", "--region", "us-central1")
-    assert (found.code, "is no package: expected a directory" in found.err) == (2, True)
+    assert (found.code, "isn't a package: expected a directory" in found.err) == (2, True)
     found = submit("--package-path", "trainer", "--module-name", f"trainer.{long}", "--region", "us-central1")
     assert (found.code, "the package has no module" in found.err) == (2, True)
 
@@ -182,7 +182,7 @@ def test_what_this_machine_would_refuse_a_dry_run_refuses_too(submit):
     params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
     Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
     found = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
-    assert (found.code, "none is tuned: leave out hyperparameters" in found.err) == (2, True)
+    assert (found.code, "without tuning: leave out hyperparameters" in found.err) == (2, True)
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
@@ -209,7 +209,7 @@ def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
 def test_check_misses_nothing_that_flags_may_still_bring(submit, footplate, text):
     Path("part.yaml").write_text(text)
     found = footplate("jobs", "check", "part.yaml")
-    assert (found.code, found.out) == (0, "part.yaml: nothing is wrong with it.\n")
+    assert (found.code, found.out) == (0, "part.yaml: no problems.\n")
     assert footplate("jobs", "check", "part.yaml", "--modernize").code == 0
     assert Path("part.yaml").read_text() == text
     flags = ["--config", "part.yaml", "--scale-tier", "CUSTOM", "--worker-machine-type", "n1-standard-8"]
@@ -229,7 +229,7 @@ def test_check_modernize_rewrites_the_file(submit, footplate):
     assert Path("config.yaml").read_text() == ATTACHED.replace("NVIDIA_TESLA_K80", "NVIDIA_TESLA_T4")
     assert Path("config.yaml").stat().st_mode & 0o777 == 0o640
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
-    assert "of today already" in footplate("jobs", "check", "config.yaml", "--modernize").out
+    assert "needs no change" in footplate("jobs", "check", "config.yaml", "--modernize").out
 
 
 def test_a_file_with_problems_is_not_rewritten(submit, footplate):
@@ -242,7 +242,7 @@ def test_a_file_with_problems_is_not_rewritten(submit, footplate):
     ("argv", "message"),
     [
         (["check", "nowhere.yaml"], "'nowhere.yaml' can't be read as a configuration file: No such file"),
-        (["check", "config.yaml", "--", "x"], "pass arguments on to a program"),
+        (["check", "config.yaml", "--", "x"], "pass arguments to a program"),
         ([], "action"),
         (["submit"], "kind"),
         (["submit", "training"], "name"),
@@ -305,7 +305,7 @@ def test_local_train_runs_the_program_as_a_job_would(submit, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--package-path", "missing", "--module-name", "trainer.task"], "is no package"),
+        (["--package-path", "missing", "--module-name", "trainer.task"], "isn't a package"),
         (["--package-path", "trainer", "--module-name", "trainer.missing"], "has no module trainer.missing"),
         (["--package-path", "trainer", "--module-name", "trainer.task", "--job-dir", "config.yaml"], "is a file"),
         (["--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir", "x"], "before --"),

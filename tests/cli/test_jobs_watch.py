@@ -91,7 +91,7 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
     assert [one["to"] for one in found["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
     assert found["processes"][0]["outcome"] == "ended with exit code 0"
     assert found["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
-    assert "what has happened:" in footplate("jobs", "describe", "my_job", "--format", "table").out
+    assert "history:" in footplate("jobs", "describe", "my_job", "--format", "table").out
 
 
 def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench):  # noqa: F811
@@ -142,7 +142,7 @@ def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
             'expected KEY=VALUE, several with AND between them. Did you mean "state"?',
         ),
         (["list", "--filter", "state=RUNING"], 'there is no such state. Did you mean "RUNNING"?'),
-        (["list", "--limit", "-1"], "--limit -1: expected how many jobs to show"),
+        (["list", "--limit", "-1"], "--limit -1: expected the number of jobs to show"),
         (["list", "--limit", "x"], 'limit="x": expected an integer'),
         (["list", "--filtr", "x"], 'Did you mean "--filter"?'),
         (["lst"], 'Did you mean "list"?'),

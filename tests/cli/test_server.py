@@ -34,7 +34,7 @@ def test_a_setting_that_every_request_would_stumble_over_is_said_at_once(footpla
     monkeypatch.setenv("FOOTPLATE_CPUS", "many")
     found = footplate("server", "--port", "0")
     assert found.code == 2
-    assert 'FOOTPLATE_CPUS="many": expected how many cores' in found.err
+    assert 'FOOTPLATE_CPUS="many": expected the number of cores' in found.err
 
 
 def test_a_port_that_is_taken_or_none_is_said(footplate):

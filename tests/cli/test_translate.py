@@ -38,7 +38,7 @@ def test_the_form_can_be_chosen_unless_it_is_a_script(translated):
     assert translated("--to", "slurm", *given).out.startswith("#!/bin/bash\n")
     found = translated("--to", "slurm", "--format", "json", *given)
     assert (found.code, found.out) == (2, "")
-    assert "it is a script" in found.err
+    assert "the output is a script" in found.err
 
 
 def test_a_job_that_the_other_system_cannot_run_is_refused_with_every_reason(translated):

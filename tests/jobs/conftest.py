@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from footplate.jobs.backends import named
+from footplate.jobs.backends import get_backend
+from footplate.jobs.operations import Jobs
 from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
-from footplate.jobs.verbs import Jobs
 
 PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
 
@@ -101,7 +101,7 @@ class Bench:
         given = {"module-name": "trainer.task", "region": "us-central1", "job-dir": self.job_dir}
         given |= {key.replace("_", "-"): value for key, value in flags.items()}
         job = resolve(draft(parse(text), given, args, name))
-        place = named(self.backend).place(self.options)
+        place = get_backend(self.backend).destination(self.options)
         return self.jobs.submit(job, self.directory / "trainer", self.backend, place)
 
     def there(self, name: str) -> Path:

@@ -17,8 +17,8 @@ from footplate.jobs import home as homes
 from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
 from footplate.jobs.package import install
-from footplate.jobs.package.environment import READY
 from footplate.jobs.package.environment_locks import Hold
+from footplate.jobs.package.virtualenv import READY
 from footplate.jobs.record import Job
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
@@ -149,9 +149,8 @@ def test_what_a_kill_has_left_goes_after_a_day(home):
 
 def test_a_job_that_is_being_submitted_keeps_its_package_though_everything_unused_is_cleaned(bench: Bench):
     bench.program("print('ran')")
-    script = (
-        "from footplate.jobs.verbs import Jobs; jobs = Jobs.from_env(); print(flush=True)\nwhile True: jobs.clean(0)"
-    )
+    script = "from footplate.jobs.operations import Jobs; jobs = Jobs.from_env(); print(flush=True)"
+    script += "\nwhile True: jobs.clean(0)"
     cleaner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     try:
         assert cleaner.stdout is not None
@@ -184,7 +183,7 @@ def test_cleaning_happens_once_a_day_by_itself_when_a_job_has_ended(bench: Bench
 
 def test_a_lock_that_is_held_for_too_long_is_named(home, monkeypatch):
     home.root.mkdir(exist_ok=True)
-    monkeypatch.setattr(homes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(homes, "LOCK_S", 0.05)
     with (
         held(home.root / "jobs.lock"),
         pytest.raises(ConfigError, match=r"another process has held .*jobs\.lock"),

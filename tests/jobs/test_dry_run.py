@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from footplate.cli import jobs_submit
 from footplate.core.errors import FootplateError
-from footplate.jobs import verbs
+from footplate.jobs import operations
+from footplate.jobs.execution import Execution
+from footplate.jobs.operations import Jobs
 from footplate.jobs.package import stored
-from footplate.jobs.plan import Plan
-from footplate.jobs.verbs import Jobs
 
 MODULES = ("trainer.task", "trainer.missing", "trainer", "trainer.left_out", "code.task")
 PACKAGES = ("trainer", "./trainer/", "sub/../trainer", "link/trainer", "trainer_link", "missing", "file", "loop")
@@ -70,7 +70,7 @@ def submit(*argv: str) -> str:
 
 @pytest.fixture
 def no_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "sweep", lambda *_: None)
+    monkeypatch.setattr(operations, "reconcile", lambda *_: None)
     monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
 
 
@@ -101,7 +101,7 @@ def test_a_dry_run_and_a_submission_agree(
         assert rehearsed == submitted
         if not submitted:
             jobs = Jobs.from_env()
-            plan = Plan.from_dict(jobs.store.find("my_job").plan)
+            plan = Execution.from_dict(jobs.store.find("my_job").plan)
             jobs.store.close()
             names = {name for name, _ in stored(plan.package, root / "home").files}
             if module.partition(".")[0] in ("trainer", Path(package).name):

@@ -23,8 +23,7 @@ from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.reading import Reading, plain
-from footplate.jobs.spec.resolving import problems, resolve
-from footplate.jobs.spec.unknown_keys import keys_of, unknown
+from footplate.jobs.spec.resolving import keys_of, problems, resolve, unknown
 from footplate.jobs.spec.yamlfile import parse
 
 WORDS = st.sampled_from(

@@ -65,7 +65,7 @@ def test_a_filter_is_what_it_says(text: str | None, wanted: bool):
         ("state>RUNNING", "state has no order"),
         ("createTime>yesterday", "expected a time such as"),
         ("priority=high", "expected a number"),
-        ("createTime:2026*", "createTime is no text; compare it by"),
+        ("createTime:2026*", "createTime isn't text; compare it by"),
         ("labels.team=vision OR state=RUNNING", "several with AND between them"),
     ],
 )

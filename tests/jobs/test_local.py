@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.core.errors import ConfigError
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.local import machine
+from footplate.jobs.execution import Execution, Role
 from footplate.jobs.home import Home
-from footplate.jobs.plan import Plan, Role
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
@@ -79,10 +79,10 @@ def test_what_a_shell_has_and_a_job_gets():
         "UV_INDEX_URL": "https://token@host/simple", "HTTPS_PROXY": "http://me:m/i@ne@proxy:3128",
         "MLFLOW_TRACKING_URI": "http://host:5000", "SSH_AUTH_SOCK": "x", "DBUS_SESSION_BUS_ADDRESS": "x",
     }  # fmt: skip
-    assert environment.lasting(environ).keys() == {
+    assert process_env.lasting(environ).keys() == {
         "PATH", "LC_ALL", "OMP_NUM_THREADS", "AWS_REGION", "MLFLOW_TRACKING_URI",
     }  # fmt: skip
-    assert environment.credentials(environ).keys() == {
+    assert process_env.credentials(environ).keys() == {
         "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PIP_INDEX_URL", "UV_INDEX_URL", "HTTPS_PROXY",
     }  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_what_a_shell_has_and_a_job_gets():
 @given(st.dictionaries(st.text(), st.text()))
 def test_nothing_that_looks_like_a_secret_is_written_down(environ: dict[str, str]):
     secret = {f"AWS_{name}_TOKEN": value for name, value in environ.items()}
-    assert not environment.lasting(secret)
+    assert not process_env.lasting(secret)
 
 
 def test_devices_are_dealt_out_and_shared_when_there_are_too_few():
@@ -112,10 +112,10 @@ def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatc
     assert machine.resources().cpus == 7.5
     for wrong in ("nan", "inf", "0", "-1"):
         monkeypatch.setenv("FOOTPLATE_CPUS", wrong)
-        with pytest.raises(ConfigError, match="expected how many cores"):
+        with pytest.raises(ConfigError, match="expected the number of cores"):
             machine.resources()
     monkeypatch.setenv("FOOTPLATE_CPUS", "many")
-    with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected how many cores'):
+    with pytest.raises(ConfigError, match='FOOTPLATE_CPUS="many": expected the number of cores'):
         machine.resources()
 
 
@@ -132,7 +132,7 @@ def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatc
     assert machine.resources().memory_gb == 7.5
     for wrong in ("nan", "inf", "0", "-1", "8GB"):
         monkeypatch.setenv("FOOTPLATE_MEMORY", wrong)
-        with pytest.raises(ConfigError, match=f'FOOTPLATE_MEMORY="{wrong}": expected how many GB'):
+        with pytest.raises(ConfigError, match=f'FOOTPLATE_MEMORY="{wrong}": expected the GB'):
             machine.resources()
 
 
@@ -148,20 +148,20 @@ def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatc
 def test_a_job_directory_is_where_the_job_was_submitted(given_dir: str, wanted: str):
     flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": given_dir, "max-running-time": "2h"}
     resolved = resolve(draft(None, flags, ("--epochs", "2"), "my_job"))
-    plan = Plan.of(resolved, "digest", Path("/work"), {"project": "p"})
+    plan = Execution.of(resolved, "digest", Path("/work"), {"project": "p"})
     assert plan.arguments == ("-m", "trainer.task", "--epochs", "2", "--job-dir", wanted)
     assert (plan.job_dir, plan.max_running_time_s) == (wanted, 7200.0)
-    assert Plan.from_dict(plan.to_dict()) == plan
+    assert Execution.from_dict(plan.to_dict()) == plan
 
 
 def test_a_home_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(ConfigError, match="Set FOOTPLATE_HOME to another folder"):
-        Home.here()
+        Home.from_env()
     monkeypatch.setenv("FOOTPLATE_HOME", "~nobody_of_this_name/x")
-    with pytest.raises(ConfigError, match="FOOTPLATE_HOME=~nobody_of_this_name/x: there is no such user here"):
-        Home.here()
+    with pytest.raises(ConfigError, match="FOOTPLATE_HOME=~nobody_of_this_name/x: this machine has no such user"):
+        Home.from_env()
 
 
 def test_a_trainer_outside_a_job_takes_nothing_from_variables(monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,7 @@ def test_it_ends_when_the_job_has_to_wait(submit, bench):
 
 def test_it_ends_with_a_command_that_is_killed(bench):
     bench.program("")
-    with bench.jobs.home.alone():  # which the command waits for
+    with bench.jobs.home.exclusive():  # which the command waits for
         process = subprocess.Popen(command("my_job"), cwd=bench.directory)
         until(lambda: reserves(bench.jobs.home.root))
         process.send_signal(signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_it_ends_with_a_command_that_is_killed(bench):
 
 def test_a_job_whose_reserve_died_gets_another_supervisor(bench):
     bench.program("print('hello')")
-    with bench.jobs.home.alone():
+    with bench.jobs.home.exclusive():
         process = subprocess.Popen(command("my_job"), cwd=bench.directory)
         (waiting,) = until(lambda: reserves(bench.jobs.home.root))
         os.kill(waiting, signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.home import Home
+from footplate.jobs.operations import Jobs
 from footplate.jobs.record import Job
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
@@ -20,8 +21,7 @@ from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.follow import Follower
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import held
-from footplate.jobs.supervision.reconcile import LIMITS, LOCK, sweep
-from footplate.jobs.verbs import Jobs
+from footplate.jobs.supervision.reconcile import LIMITS, LOCK, reconcile
 from jobs.conftest import is_held
 
 
@@ -71,8 +71,8 @@ def test_a_job_that_has_waited_for_too_long_is_cancelled_and_no_other(home: Home
     store.add(job("late", waited_s=3660.0, plan=hour))
     store.add(job("early", waited_s=3000.0, plan=hour))
     store.add(job("patient", waited_s=3660.0))
-    sweep(home, store)
-    assert store.find("late").cause == "it has waited for 3600s, its longest time to wait"
+    reconcile(home, store)
+    assert store.find("late").cause == "it has waited for 3600s, its maximum waiting time"
     assert store.find("late").ended is not None
     assert {one.name: one.state for one in store.list()} == {
         "runs": State.RUNNING,
@@ -85,7 +85,7 @@ def test_a_job_that_has_waited_for_too_long_is_cancelled_and_no_other(home: Home
 def test_no_supervisor_begins_while_a_sweep_counts_the_loss_of_one(home: Home):
     store = Watched(home, home.job("lost") / LOCK)
     store.add(job("lost", State.RUNNING, losses=LIMITS.max_host_restarts))
-    sweep(home, store)
+    reconcile(home, store)
     assert store.find("lost").state == State.FAILED
     assert store.held == [True]
 
@@ -94,7 +94,7 @@ def test_a_job_whose_supervisor_holds_its_lock_is_not_lost_whoever_is_noted_as_s
     store.add(job("runs", State.RUNNING))
     home.job("runs").mkdir(parents=True)
     with held(home.job("runs") / LOCK):
-        sweep(home, store)
+        reconcile(home, store)
     assert store.find("runs").losses == 0
 
 
@@ -104,7 +104,7 @@ def test_the_jobs_of_another_user_of_the_machine_and_the_store_are_left_to_them(
     mine = Home(tmp_path / "mine", "postgresql://team@server/jobs")
     for name in ("waits", "lost"):  # of jobs of mine that had these names, and were deleted by others
         mine.attempt(name, 1).mkdir(parents=True)
-    sweep(mine, store)
+    reconcile(mine, store)
     assert {one.name: one.state for one in store.list()} == {"waits": State.QUEUED, "lost": State.RUNNING}
     assert store.find("lost").losses == 0
 
@@ -149,7 +149,7 @@ def test_a_neighbours_job_that_nobody_starts_lets_ours_pass_after_a_minute(
     home.job("ours").mkdir(parents=True)
     (home.job("ours") / ours.id).touch()
     store.add(ours)
-    sweep(home, store)
+    reconcile(home, store)
     assert started == (["ours"] if starts else [])
     assert store.state("neighbours") == State.QUEUED
 

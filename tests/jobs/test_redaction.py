@@ -8,8 +8,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.local.attempt import Gang, Member
-from footplate.jobs.redaction import HIDDEN, Mask, Veil, secrets
+from footplate.jobs.backends.local.attempt import LocalAttempt, Member
+from footplate.jobs.redaction import HIDDEN, Mask, StreamMask, secrets
 
 SECRETS = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=8, max_size=30)
 
@@ -52,22 +52,22 @@ PIECES = st.lists(st.text("abcé", max_size=6) | st.sampled_from(["abcabcab", "c
 def test_a_stream_is_without_them_wherever_its_pieces_end(pieces, cuts):
     known = ["abcabcab", "cabcabcabé"]
     whole = "".join(pieces).encode()
-    veil, shown, at = Veil(known), b"", 0
+    stream_mask, shown, at = StreamMask(known), b"", 0
     for cut in [*sorted(cuts), len(whole)]:
-        shown += veil.feed(whole[at:cut])
+        shown += stream_mask.feed(whole[at:cut])
         at = max(at, cut)
-    shown += veil.end()
+    shown += stream_mask.end()
     assert shown == Mask(known).text(whole.decode()).encode()
     assert not any(secret.encode() in shown for secret in known)
 
 
 def test_a_stream_waits_only_for_what_may_be_a_secret():
-    veil = Veil(["hf_abcdefgh"])
-    assert veil.feed(b"a line\nhf_no\nhf_abc") == b"a line\nhf_no\n"
-    assert veil.feed(b"defgh, and") == f"{HIDDEN}, and".encode()
-    assert veil.feed(b" hf_") == b" "
-    assert veil.end() == b"hf_"
-    assert Veil().feed(b"\xff\xc3") == b"\xff\xc3"
+    stream_mask = StreamMask(["hf_abcdefgh"])
+    assert stream_mask.feed(b"a line\nhf_no\nhf_abc") == b"a line\nhf_no\n"
+    assert stream_mask.feed(b"defgh, and") == f"{HIDDEN}, and".encode()
+    assert stream_mask.feed(b" hf_") == b" "
+    assert stream_mask.end() == b"hf_"
+    assert StreamMask().feed(b"\xff\xc3") == b"\xff\xc3"
 
 
 def test_what_a_process_was_given_as_a_secret_is_not_in_its_log(tmp_path):
@@ -76,7 +76,7 @@ def test_what_a_process_was_given_as_a_secret_is_not_in_its_log(tmp_path):
     )
     environment = {**os.environ, "HF_TOKEN": "hf_abcdefgh"}
     log = tmp_path / "master-0.log"
-    gang = Gang([Member("master", 0, [sys.executable, "-c", program], environment, str(tmp_path), log)])
+    gang = LocalAttempt([Member("master", 0, [sys.executable, "-c", program], environment, str(tmp_path), log)])
     while not gang.over:
         gang.wait(0.1)
     gang.close()

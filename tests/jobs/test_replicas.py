@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_port
 
-from footplate.jobs.cluster_env import ReplicaProcess, processes, seats
+from footplate.jobs.cluster_env import ReplicaProcess, processes, replica_ids
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse
@@ -41,7 +41,7 @@ def job(worker: int = 0, server: int = 0, evaluator: int = 0, **keys: str) -> Re
 
 
 def told(resolved: ResolvedJob, hosts: list[str] | None = None, attempt: int = 0) -> list[ReplicaProcess]:
-    places = [f"{(hosts or ['h'] * 99)[index]}:{2000 + index}" for index, _ in enumerate(seats(resolved))]
+    places = [f"{(hosts or ['h'] * 99)[index]}:{2000 + index}" for index, _ in enumerate(replica_ids(resolved))]
     return processes(resolved, places, f"{places[0].partition(':')[0]}:1999", attempt, "gs://bucket/job")
 
 
@@ -134,7 +134,7 @@ def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
 
 def run(resolved: ResolvedJob, command: list[str], **options) -> Iterator[tuple[ReplicaProcess, str]]:
     """Run a command in every replica of a job, to its end; each replica's output."""
-    rendezvous, *ports = [free_port() for _ in range(1 + len(seats(resolved)))]
+    rendezvous, *ports = [free_port() for _ in range(1 + len(replica_ids(resolved)))]
     replicas = processes(resolved, [f"127.0.0.1:{port}" for port in ports], f"127.0.0.1:{rendezvous}", 0, None)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, env={**os.environ, **one.env}, **streams, **options) for one in replicas]

@@ -18,11 +18,11 @@ import pytest
 
 from footplate.cli import jobs_submit
 from footplate.core.errors import ConfigError, PackageError
-from footplate.jobs.backends import rehearse
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse
 from footplate.jobs.states import State
+from footplate.jobs.submission import PlannedJob, dry_run
 from footplate.jobs.supervision import reconcile, supervisor
 from footplate.jobs.supervision.follow import Line
 from footplate.jobs.supervision.identity import Identity
@@ -149,7 +149,7 @@ def test_after_a_reboot_a_job_goes_on(bench: Bench):
     bench.jobs.store.own("my_job", {"pid": os.getpid(), "began": 1.0, "boot": "another"})
     job = bench.jobs.wait("my_job")
     assert (job.state, job.attempt, job.losses) == (State.SUCCEEDED, 2, 1)
-    assert bench.jobs.store.transitions("my_job")[3].cause == "the machine was started anew"
+    assert bench.jobs.store.transitions("my_job")[3].cause == "the machine was restarted"
 
 
 def test_sweeps_at_once_start_one_supervisor(bench: Bench):
@@ -160,8 +160,8 @@ def test_sweeps_at_once_start_one_supervisor(bench: Bench):
     bench.is_in(State.RUNNING)
     os.kill(pid, signal.SIGKILL)
     until(lambda: gone(pid))
-    script = "from footplate.jobs.verbs import Jobs; from footplate.jobs.supervision.reconcile import sweep; "
-    script += "jobs = Jobs.from_env(); [sweep(jobs.home, jobs.store) for _ in range(5)]"
+    script = "from footplate.jobs.operations import Jobs; from footplate.jobs.supervision.reconcile import reconcile; "
+    script += "jobs = Jobs.from_env(); [reconcile(jobs.home, jobs.store) for _ in range(5)]"
     sweeps = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [one.wait() for one in sweeps] == [0, 0, 0]
     (bench.directory / "go").touch()
@@ -233,7 +233,7 @@ def test_a_job_that_takes_too_long_is_ended(bench: Bench):
     bench.program(SAVES_WHEN_TOLD)
     bench.submit(max_running_time="3s")
     job = bench.jobs.wait("my_job")
-    assert (job.state, job.cause) == (State.FAILED, "its longest time, 3 s, is over")
+    assert (job.state, job.cause) == (State.FAILED, "its maximum running time of 3 s is over")
     assert not (bench.directory / "ready").exists() or (bench.directory / "saved-1").exists()
 
 
@@ -346,7 +346,7 @@ def test_more_than_the_machine_has_is_said_and_run_all_the_same(bench: Bench, mo
     monkeypatch.setenv("FOOTPLATE_CPUS", "2")
     bench.program("print('ran')")
     said = bench.submit(scale_tier="BASIC_GPU")
-    assert any(text.startswith("The spec asks for 8 vCPU (here: 2)") for text in said)
+    assert any(text.startswith("The spec asks for 8 vCPU (this machine has 2)") for text in said)
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
@@ -458,7 +458,7 @@ def test_a_job_whose_package_is_gone_fails_with_the_reason(bench: Bench, monkeyp
     (bench.directory / "go").touch()
     job = bench.jobs.wait("second")
     assert (job.state, job.attempt) == (State.FAILED, 1)
-    assert "the job's package is not there any more. Submit the job again." in job.cause
+    assert "the job's package was deleted. Submit the job again." in job.cause
 
 
 def test_a_job_whose_variables_are_damaged_fails_with_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -542,7 +542,7 @@ def test_the_machine_is_started_anew_in_the_middle_and_the_daemon_brings_the_job
     finally:
         daemon.terminate()
         assert daemon.wait() == 0
-    assert bench.jobs.store.transitions("my_job")[3].cause == "the machine was started anew"
+    assert bench.jobs.store.transitions("my_job")[3].cause == "the machine was restarted"
     first, second = curve(bench, 1), curve(bench, 2)
     assert list(second) == [str(step) for step in range(min(map(int, second)), 11)]
     assert min(map(int, second)) > 2
@@ -580,7 +580,7 @@ def test_what_a_submission_refuses_of_a_package_a_dry_run_refuses_too(bench: Ben
         bench.submit()
     job = resolve(draft(parse(""), {"module-name": "trainer.task", "region": "us-central1"}, (), "my_job"))
     with pytest.raises(PackageError) as rehearsed:
-        rehearse("local", job, {}, package)
+        dry_run(PlannedJob(job, package))
     assert str(rehearsed.value) == str(submitted.value)
 
 

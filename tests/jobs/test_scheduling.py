@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.jobs.scheduling import NOTHING, PASSING_S, Resources, Waiting, free, starts, why_too_long
+from footplate.jobs.scheduling import NOTHING, OVERTAKE_S, Resources, Waiting, free, jobs_to_start, why_too_long
 
 MACHINE = Resources(cpus=4, gpus=2, memory_gb=16)
 
@@ -38,7 +38,7 @@ def names(jobs: list[Waiting]) -> list[str]:
 
 @given(st.lists(needs, max_size=4), queues, st.floats(5000, 9000))
 def test_never_more_begins_than_there_is_room_for(running: list[Resources], queue: list[Waiting], now: float):
-    begun = starts(MACHINE, running, queue, now)
+    begun = jobs_to_start(MACHINE, running, queue, now)
     room = free(MACHINE, running)
     for one in begun:
         assert one.needs.capped(MACHINE).within(room) or one.needs == NOTHING
@@ -49,7 +49,7 @@ def test_never_more_begins_than_there_is_room_for(running: list[Resources], queu
 @given(queues)
 def test_with_the_machine_empty_the_first_in_the_row_begins(queue: list[Waiting]):
     if queue:
-        assert min(queue, key=lambda one: one.turn) in starts(MACHINE, [], queue, 5000.0)
+        assert min(queue, key=lambda one: one.sort_key) in jobs_to_start(MACHINE, [], queue, 5000.0)
 
 
 @settings(max_examples=60)
@@ -59,7 +59,7 @@ def test_every_job_begins_some_day_though_small_and_urgent_ones_keep_coming(queu
     while any(one in left for one in queue):
         left.append(Waiting(f"late-{number}", Resources(1, 0, 1), now, 1000))
         number += 1
-        for one in starts(MACHINE, [needs for _, needs in running], left, now):
+        for one in jobs_to_start(MACHINE, [needs for _, needs in running], left, now):
             left.remove(one)
             running.append((now + random.uniform(1, 300), one.needs))
         now += 100
@@ -70,38 +70,38 @@ def test_every_job_begins_some_day_though_small_and_urgent_ones_keep_coming(queu
 def test_a_small_job_passes_a_large_one_for_a_while_and_then_waits_with_it():
     running = [Resources(cpus=3)]
     queue = [job("large", 4, since=0), job("small", 1, since=10)]
-    assert names(starts(MACHINE, running, queue, PASSING_S - 1)) == ["small"]
-    assert starts(MACHINE, running, queue, PASSING_S) == []
-    assert names(starts(MACHINE, [], queue, PASSING_S)) == ["large"]
+    assert names(jobs_to_start(MACHINE, running, queue, OVERTAKE_S - 1)) == ["small"]
+    assert jobs_to_start(MACHINE, running, queue, OVERTAKE_S) == []
+    assert names(jobs_to_start(MACHINE, [], queue, OVERTAKE_S)) == ["large"]
 
 
 def test_a_point_of_priority_is_a_minute_of_waiting():
     one = Resources(cpus=4)
     early, urgent = Waiting("early", one, 0.0, 0), Waiting("urgent", one, 3600.0, 61)
-    assert names(starts(MACHINE, [], [early, urgent], 4000.0)) == ["urgent"]
-    assert names(starts(MACHINE, [], [early, Waiting("urgent", one, 3600.0, 59)], 4000.0)) == ["early"]
+    assert names(jobs_to_start(MACHINE, [], [early, urgent], 4000.0)) == ["urgent"]
+    assert names(jobs_to_start(MACHINE, [], [early, Waiting("urgent", one, 3600.0, 59)], 4000.0)) == ["early"]
 
 
 def test_what_the_machine_does_not_have_is_not_waited_for():
     huge = Waiting("huge", Resources(cpus=96, gpus=8, memory_gb=1000), 0.0)
-    assert names(starts(MACHINE, [], [huge], 1.0)) == ["huge"]
-    assert starts(MACHINE, [Resources(cpus=1)], [huge], 1.0) == []
+    assert names(jobs_to_start(MACHINE, [], [huge], 1.0)) == ["huge"]
+    assert jobs_to_start(MACHINE, [Resources(cpus=1)], [huge], 1.0) == []
 
 
 def test_a_machine_that_shrank_has_no_room_until_enough_has_ended():
     small = Resources(cpus=2, gpus=0, memory_gb=4)
-    assert starts(small, [Resources(cpus=1), Resources(cpus=4)], [job("next", 1)], 1.0) == []
+    assert jobs_to_start(small, [Resources(cpus=1), Resources(cpus=4)], [job("next", 1)], 1.0) == []
 
 
 def test_a_job_that_runs_elsewhere_waits_for_no_room_and_for_nobody():
     running = [Resources(cpus=64)]
     queue = [job("large", 4, since=0), Waiting("elsewhere", NOTHING, since=10)]
-    assert names(starts(MACHINE, running, queue, PASSING_S)) == ["elsewhere"]
+    assert names(jobs_to_start(MACHINE, running, queue, OVERTAKE_S)) == ["elsewhere"]
 
 
 def test_a_job_waits_for_as_long_as_it_says_and_without_that_for_ever():
     hour = {"scheduling": {"maxWaitTime": "3600s"}}
     assert not why_too_long(hour, since=1000.0, now=4600.0)
-    assert why_too_long(hour, since=1000.0, now=4600.5) == "it has waited for 3600s, its longest time to wait"
+    assert why_too_long(hour, since=1000.0, now=4600.5) == "it has waited for 3600s, its maximum waiting time"
     assert not why_too_long({"scheduling": {"priority": 3}}, since=0.0, now=1e9)
     assert not why_too_long({}, since=0.0, now=1e9)

@@ -15,8 +15,7 @@ from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.reading import Reading, plain
-from footplate.jobs.spec.resolving import problems, resolve
-from footplate.jobs.spec.unknown_keys import unknown
+from footplate.jobs.spec.resolving import problems, resolve, unknown
 from footplate.jobs.spec.yamlfile import parse
 
 LEGACY = """\
@@ -82,7 +81,7 @@ def test_the_guides_example_configurations_are_accepted_as_they_are(text, machin
         ("worker", 9, four),
         ("parameter_server", 3, Choice(servers)),
     ]
-    assert "K80 can no longer be had" in job.notices[0]
+    assert "K80 no longer exists" in job.notices[0]
 
 
 def test_flags_make_the_same_job_as_the_file():
@@ -281,7 +280,7 @@ trainingInput:
         (
             "config.yaml line 1",
             "trainingInput.parameterServerType",
-            "missing: which machine is the parameter server's?",
+            "missing: give the machine type of the parameter server.",
         ),
         ("config.yaml line 3", "trainingInput.masterTyp", 'there is no such key. Did you mean "masterType"?'),
         ("config.yaml line 6", "trainingInput.masterConfig.acceleratorConfig", "allowed counts are 4 and 8"),
@@ -309,11 +308,11 @@ MISTAKES = {
     ),
     "machines beside a scale tier": (
         "trainingInput: {scaleTier: BASIC_GPU, masterType: n1-standard-8}",
-        "masterType: scale tier BASIC_GPU says which machines there are: leave this out, or use CUSTOM.",
+        "masterType: scale tier BASIC_GPU determines the machines: leave this out, or use CUSTOM.",
     ),
     "legacy and not": (
         "trainingInput: {masterType: standard_gpu, workerType: n1-standard-8, workerCount: 1}",
-        "machine types must be all legacy or all of Compute Engine: standard_gpu is legacy, n1-standard-8 is of",
+        "expected machine types that are all legacy, or all of Compute Engine: standard_gpu is legacy, n1-standard-8 is of",
     ),
     "a count with nothing": (
         "trainingInput: {masterType: n1-standard-8, masterConfig: {acceleratorConfig: {type: K80}}}",
@@ -327,11 +326,11 @@ MISTAKES = {
     "text for a list": ("trainingInput: {args: --lr 3}", "args: expected a list"),
     "a list for a word": (
         "trainingInput: {scaleTier: [a]}",
-        "a list: not one of the choices. There are: BASIC, STANDARD_1",
+        "a list: not one of the choices. Expected one of BASIC, STANDARD_1",
     ),
     "a directory of nobody": (
         "trainingInput: {jobDir: ~nobody_here/x}",
-        "there is no user nobody_here here; write ./~nobody",
+        "this machine has no user nobody_here; write ./~nobody",
     ),
     "an unknown tier": ("trainingInput: {scaleTier: CUSTM}", 'not one of the choices. Did you mean "CUSTOM"?'),
     "a runtime beside an image": (
@@ -342,7 +341,7 @@ MISTAKES = {
     "a parameter twice": (
         "trainingInput: {hyperparameters: {goal: MAXIMIZE, params: [{parameterName: a, type: CATEGORICAL, "
         "categoricalValues: [x]}, {parameterName: a, type: CATEGORICAL, categoricalValues: [x]}]}}",
-        'params[1].parameterName: "a" is there twice.',
+        'params[1].parameterName: "a" is given twice.',
     ),
     "a parameter without its end": (
         "trainingInput: {hyperparameters: {goal: MINIMIZE, params: [{parameterName: a, type: INTEGER, minValue: 1}]}}",
@@ -365,7 +364,7 @@ def test_mistakes_in_a_file(mistake):
 
 
 def test_what_was_taken_out_is_not_missed():
-    assert "is no machine type" in one_wrong("trainingInput: {scaleTier: CUSTOM, masterType: nothing-like-it}")
+    assert "is not a machine type" in one_wrong("trainingInput: {scaleTier: CUSTOM, masterType: nothing-like-it}")
 
 
 def test_an_empty_file_is_a_job_that_flags_describe():
@@ -387,10 +386,10 @@ def test_an_accelerator_flag_in_another_form_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "missed"),
     [
-        ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: which machine is the master's?"),
+        ("trainingInput: {scaleTier: CUSTOM}", "masterType: missing: give the machine type of the master."),
         (
             "trainingInput: {masterConfig: {containerCommand: [python]}}",
-            "containerCommand: needs an image of your own: give imageUri.",
+            "containerCommand: needs your own image: give imageUri.",
         ),
     ],
 )

@@ -309,7 +309,7 @@ def test_a_store_of_a_later_version_is_refused(opened: Callable[[], Store]):
     first = opened()
     first._database.transaction(lambda execute: execute("UPDATE schema_version SET version = 99"))
     first.close()
-    with pytest.raises(ConfigError, match="version 99, and this Footplate knows version 1"):
+    with pytest.raises(ConfigError, match="version 99; this Footplate expects version 1"):
         opened()
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from footplate.core.errors import Unavailable
-from footplate.jobs import verbs
-from footplate.jobs.backends.vertex.note import Note
+from footplate.jobs import operations
+from footplate.jobs.backends.vertex.attempt_record import AttemptRecord
 from footplate.jobs.record import Process
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
@@ -64,7 +64,7 @@ class Watched(Store):
 @pytest.fixture
 def store(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.setattr(supervisor, "STORE_S", 0.1)
-    monkeypatch.setattr(verbs, "sweep", lambda *_: None)  # the test begins what is submitted
+    monkeypatch.setattr(operations, "reconcile", lambda *_: None)  # the test begins what is submitted
     told = signal.getsignal(signal.SIGTERM)
     made = Watched(bench)
     yield made
@@ -136,9 +136,9 @@ def test_the_store_is_asked_a_few_times_a_second_however_much_a_program_writes(b
     assert store.asked <= 2 + (time.monotonic() - began) / supervisor.TICK_S
 
 
-def test_a_sweep_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
+def test_a_reconcile_pass_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
     made = supervised(bench, store, "time.sleep(1.0)")
-    made._swept = float("-inf")
+    made._reconciled = float("-inf")
     with held(bench.jobs.home.root / "sweep.lock"):
         began = time.monotonic()
         assert made.run()
@@ -187,7 +187,7 @@ def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_
     bench.submit(max_wait_time="1800s", max_running_time="1s")
     store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
     made = Supervisor(bench.jobs.home, store, store.find("my_job"))
-    lost = Elsewhere(False, over=True, failure=Failure("host", "its driver was lost", time.monotonic()))
+    lost = Elsewhere(False, over=True, failure=Failure("host", "its entry point was lost", time.monotonic()))
     attempts = [lost, Elsewhere(False)]
 
     def find(task: Any) -> Elsewhere:
@@ -198,7 +198,7 @@ def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_
     made._backend = SimpleNamespace(outlives=True, find=find)
     assert made.run()
     job = store.find("my_job")
-    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its longest time to wait")
+    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its maximum waiting time")
     assert (job.started, job.losses) == (None, 1)
     assert State.RUNNING not in bench.states()
 
@@ -211,7 +211,7 @@ def test_a_job_that_is_being_cancelled_is_cancelled_though_its_attempt_cannot_be
     (bench.jobs.home.job("my_job") / "environment.json").unlink()
     folder = bench.jobs.home.attempt("my_job", 1)
     folder.mkdir()
-    Note(asked=time.time()).write(folder)
+    AttemptRecord(asked=time.time()).write(folder)
     assert Supervisor(bench.jobs.home, store, store.find("my_job")).run()
     job = store.find("my_job")
     assert job.state == State.CANCELLED

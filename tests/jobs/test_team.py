@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
+from footplate.jobs.operations import Jobs
 from footplate.jobs.states import State
 from footplate.jobs.store.postgres import VANISHED_MS
 from footplate.jobs.supervision import supervisor
-from footplate.jobs.verbs import Jobs
 from jobs.conftest import Bench
 from jobs.test_store import Server, server  # noqa: F401  a fixture
 

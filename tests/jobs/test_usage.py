@@ -33,7 +33,7 @@ def test_a_process_and_what_it_has_started_are_measured_together(tmp_path, monke
             meter = Meter(path)
 
             def rows() -> list[dict[str, str]]:
-                meter.look([process.pid])
+                meter.sample([process.pid])
                 return list(csv.DictReader(path.open())) if path.exists() else []
 
             found = until(lambda: len(made := rows()) >= 4 and made)
@@ -49,7 +49,7 @@ def test_of_processes_that_are_gone_and_gpus_that_are_not_there_the_cells_are_em
     monkeypatch.setattr(usage, "FIRST_S", 0.0)
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    Meter(tmp_path / "usage.csv", gpus=[63]).look([process.pid])
+    Meter(tmp_path / "usage.csv", gpus=[63]).sample([process.pid])
     header, row = (tmp_path / "usage.csv").read_text().splitlines()
     assert header == "time,cpus,memory_bytes,gpu63_busy,gpu63_memory_bytes"
     assert row.split(",")[1:] == ["0.00", "0", "", ""]

@@ -40,7 +40,7 @@ def test_what_is_named_as_nearest_is_valid(machine, accelerator, count):
 
 def test_too_few_gpus_for_a_machine():
     assert refusal("n1-standard-32", "nvidia-tesla-v100", 2) == (
-        "n1-standard-32 can't take 2 V100: allowed counts are 4 and 8 (each V100 brings at most 12 vCPU and 78 GB, and "
+        "n1-standard-32 can't take 2 V100: allowed counts are 4 and 8 (each V100 allows at most 12 vCPU and 78 GB, and "
         "n1-standard-32 has 32 vCPU and 120 GB). Nearest: n1-standard-32 with 4 V100, n1-standard-32 with 8 V100 or "
         "n1-standard-16 with 2 V100."
     )
@@ -75,7 +75,7 @@ def test_a_machine_without_accelerators():
 
 def test_what_is_gone_says_since_when_and_what_is_there_instead():
     assert what_became(Choice("n1-highcpu-16", "NVIDIA_TESLA_K80", 4)) == (
-        "K80 can no longer be had: Compute Engine ended its support on 2024-05-01. "
+        "K80 no longer exists: Compute Engine ended its support on 2024-05-01. "
         "Today's equivalent: n1-highcpu-16 with 4 T4."
     )
     assert "2025-01-31" in str(what_became(Choice("large_model")))

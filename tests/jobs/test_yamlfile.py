@@ -57,14 +57,14 @@ REFUSED = {
     "a tag": ("a: !!python/object/apply:os.system [ls]", "line 1: tags"),
     "a tag of one's own": ("a: !thing x", "line 1: tags"),
     "two documents": ("a: 1\n---\nb: 2", "line 2: a second document"),
-    "depth": ("[" * 5000, "nested more than"),
-    "a book": ("a," * 2**17 + "a", "more than 262,144 characters: that is no job's configuration"),
+    "depth": ("[" * 5000, "expected at most 20 levels of nesting"),
+    "a book": ("a," * 2**17 + "a", "more than 262,144 characters: expected a job's configuration"),
     "a list": ("- a\n- b", "expected keys with values, such as trainingInput:, found a list."),
     "a word": ("hello", 'found "hello"'),
     "a mapping as key": ("{a: b}: c", "expected a word as key"),
-    "an open bracket": ("a: [1", "is no YAML: line"),
-    "a tab": ("a:\n\t- b", "is no YAML: line 2"),
-    "a control character": ("a: \x00", "is no YAML"),
+    "an open bracket": ("a: [1", "isn't YAML: line"),
+    "a tab": ("a:\n\t- b", "isn't YAML: line 2"),
+    "a control character": ("a: \x00", "isn't YAML"),
 }
 
 
@@ -83,7 +83,7 @@ def test_numbers_that_are_none_do_no_harm(text):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"a: \xff", "no text in UTF-8"), ("é".encode() * (LONGEST + 1), "more than 262,144")]
+    ("data", "message"), [(b"a: \xff", "isn't UTF-8 text"), ("é".encode() * (LONGEST + 1), "more than 262,144")]
 )
 def test_files_that_are_no_configuration(tmp_path, data, message):
     (tmp_path / "c.yaml").write_bytes(data)

@@ -140,7 +140,7 @@ def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, be
         "no program: upload its package" in server("POST", "/api/jobs", {"jobId": "a", "config": config(bench)}).message
     )
     assert server("POST", "/api/jobs", {"jobId": "a", "config": "a: [", "package": "0" * 64}).status == 422
-    assert "is no backend of jobs" in submit(server, bench, "wrong_1", backend="moon").message
+    assert "is not a backend of jobs" in submit(server, bench, "wrong_1", backend="moon").message
     assert server("POST", "/api/jobs", b"{").status == 422
     assert server("POST", "/api/jobs", {"jobId": "x" * (4 << 20)}).status == 413
     assert "wrong_1" not in {one.name for one in bench.jobs.store.list()}

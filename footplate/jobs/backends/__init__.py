@@ -1,93 +1,64 @@
-"""Where jobs run: a folder for each place, with the same few files.
+"""The backends of jobs: the places where a job's processes run. Each is a folder with the same few files.
 
-    contract.py   what a place must be able to do: `Backend`, and the `Attempt` that it begins
+    contract.py   the interface: `Backend`, and the `Attempt` that it begins
     local/        this machine
     ray/          a Ray cluster
     vertex/       Vertex AI
     each          __init__.py   the Backend
-                  attempt.py    one attempt at a job, under way there
+                  attempt.py    a running attempt at a job
 
-A job's supervisor (`jobs/supervision/`) is on the machine that submitted it, wherever it runs. It knows nothing of places:
-it asks one to begin an attempt, hears it, and stops it.
+The supervisor (`jobs/supervision/`) runs on the machine that submitted the job, wherever the job runs. It knows no details
+of a backend: it begins an attempt, follows it, and stops it.
 """
 
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from footplate.core.errors import ConfigError, Unavailable, did_you_mean
+from footplate.core.errors import ConfigError, did_you_mean
 from footplate.jobs.backends.contract import Backend
-
-if TYPE_CHECKING:
-    from footplate.jobs.package import Snapshot
-    from footplate.jobs.spec.resolving import ResolvedJob
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "local": {},
-    "ray": {"address": "of the cluster's dashboard: http://HOST:8265"},
+    "ray": {"address": "the address of the cluster's dashboard: http://HOST:8265"},
     "vertex": {
-        "project": "of Google Cloud; by default that of GOOGLE_CLOUD_PROJECT, or gcloud's",
-        "staging-bucket": "gs://…, where packages are put; by default the bucket of --job-dir",
+        "project": "the Google Cloud project; by default that of GOOGLE_CLOUD_PROJECT, or gcloud's",
+        "staging-bucket": "gs://…, the bucket for packages; by default the bucket of --job-dir",
     },
 }
-"""The places, and the options that say where exactly a job runs there."""
+"""The backends, and the options that determine a job's destination there."""
 
 NAMES = tuple(OPTIONS)
 
 
-def named(name: str) -> Backend:
-    """A place, by the name that `--backend` and the store have for it.
+def get_backend(name: str) -> Backend:
+    """Return a backend by its name in `--backend` and in the store.
 
     Raises:
-        ConfigError: there is none of this name.
-        MissingExtra: what it needs is not installed.
+        ConfigError: there is no backend of this name.
+        MissingExtra: the backend's package isn't installed.
     """
     if name not in NAMES:
-        raise ConfigError(f'"{name}" is no backend of jobs: expected {", ".join(NAMES)}.')
+        raise ConfigError(f'"{name}" is not a backend of jobs: expected {", ".join(NAMES)}.')
     return importlib.import_module(f"footplate.jobs.backends.{name}").BACKEND
 
 
-def located(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
-    """Where exactly a job runs, as its place keeps it.
+def destination(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
+    """Complete the options of a backend: the destination that is kept with a job.
 
     Args:
-        name: of the place.
+        name: the backend's name.
         given: its options.
-        job_dir: the job's directory, from which some of them may follow.
+        job_dir: the job's directory, which gives the default of some options.
 
     Raises:
-        ConfigError: there is no such place, or no such option of it; one of them lacks, or is none.
+        ConfigError: there is no such backend or option; an option is missing, or has a wrong value.
     """
-    backend = named(name)
+    backend = get_backend(name)
     for option in given:
         if option not in OPTIONS[name]:
-            raise ConfigError(f'"{option}" is no option of the backend {name}. {did_you_mean(option, OPTIONS[name])}')
-    return backend.place({**given, "job-dir": job_dir})
-
-
-def rehearse(
-    name: str, resolved: ResolvedJob, place: Mapping[str, str], package: Path | Snapshot | None
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """What submitting a job would ask of a service, None where there is none, and what it would say.
-
-    Nothing is submitted. The service may not be there, and then that is said.
-
-    Raises:
-        ConfigError: the job can't run there as it is.
-        PackageError: its package can't be taken.
-    """
-    from footplate.jobs.package.modules import take_program
-
-    backend = named(name)
-    try:
-        notices = backend.check(resolved, place)
-    except Unavailable as error:
-        notices = [str(error)]
-    with tempfile.TemporaryDirectory() as scratch:
-        spec = resolved.spec
-        program = take_program(package, spec.get("packageUris", ()), spec.get("pythonModule"), Path(scratch))
-        return backend.request(resolved, place, program), notices
+            raise ConfigError(
+                f'"{option}" is not an option of the backend {name}. {did_you_mean(option, OPTIONS[name])}'
+            )
+    return backend.destination({**given, "job-dir": job_dir})

@@ -1,12 +1,12 @@
-"""What a place in which jobs run must be able to do.
+"""The interface of a backend of jobs.
 
-    submission    place ─► check, needs       the job is in the store, with what was found
-    --dry-run     place ─► check ─► request   printed, nothing else
+    submission    destination ─► check ─► request ─► needs    the job is in the store, with its destination
+    --dry-run     destination ─► check ─► request             the request is printed
     an attempt    find, or prepare ─► begin   ─► Attempt: wait, wait, … until it is over ─► close
 
-The attempts of some places outlive their supervisor: the service runs them, and the supervisor only looks on. When that
-dies, the next one finds the attempt again by its key, which is made of the job and the attempt's number, so that none is
-begun twice. The attempts of others die with it.
+On some backends an attempt outlives its supervisor: a service runs the attempt, and the supervisor only follows it. When
+that supervisor dies, the next one finds the attempt by its key, which consists of the job's id and the attempt's number.
+So no attempt is begun twice. On other backends an attempt dies with its supervisor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
-from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.launch.failure import Failure
@@ -29,82 +29,82 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """An attempt that is to be.
+    """An attempt to begin.
 
     Attributes:
-        home: where this machine keeps its jobs.
-        job: the job, as the store had it when its supervisor began.
-        plan: what is to be run.
-        attempt: from 1.
-        folder: the attempt's: output goes to `ROLE-INDEX.log` in it, that of the preparation to `prepare.log`.
+        home: the home of the job.
+        job: the job, as it was in the store when its supervisor began.
+        execution: what the attempt runs.
+        attempt: its number, from 1.
+        folder: the attempt's folder. Output goes to `ROLE-INDEX.log`, that of the preparation to `prepare.log`.
     """
 
     home: Home
     job: Job
-    plan: Plan
+    execution: Execution
     attempt: int
     folder: Path
 
     @property
     def key(self) -> str:
-        """What no other attempt has, of this or another job."""
+        """A name that no other attempt has, of this or another job."""
         return f"{self.job.id}-{self.attempt}"
 
 
 class Attempt(Protocol):
-    """One attempt at a job, under way."""
+    """A running attempt at a job."""
 
     @property
     def running(self) -> bool:
-        """Whether its processes have begun."""
+        """True when its processes have begun."""
         ...
 
     @property
     def waits_for(self) -> str:
-        """Why they have not, in words; empty when there is nothing to say."""
+        """Why its processes haven't begun, in words; may be empty."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether all of them have ended."""
+        """True when all processes have ended."""
         ...
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has done its work; known once it is over."""
+        """True if it has done its work; final once it is over."""
         ...
 
     @property
     def failure(self) -> Failure | None:
-        """What ended it, unless it succeeded. Of kind "host": the machine, not the program.
+        """The failure that ended it; None if it succeeded. The kind "host" means the machine, not the program.
 
-        Of one that was stopped, what the user should know of its end; mostly nothing.
+        For a stopped attempt: what the user should know about its end; usually None.
         """
         ...
 
     @property
     def processes(self) -> list[Process]:
-        """Those that have begun, `pid` 0 for one that is not of this machine."""
+        """The processes that have begun. `pid` is 0 for a process on another machine."""
         ...
 
     def wait(self, timeout_s: float) -> list[Process]:
-        """Hear it for so long, keep what it writes, and return the processes that have ended meanwhile.
+        """Follow the attempt for `timeout_s`: keep its output, and return the processes that ended meanwhile.
 
-        A network that fails for a while is the attempt's own trouble, and no failure of the job.
+        The attempt itself handles a network that fails for a while. That is no failure of the job.
         """
         ...
 
     def stop(self, grace_s: float) -> None:
-        """Ask all processes to end, by SIGTERM, and kill what is left after so many seconds. Returns at once."""
+        """Send SIGTERM to all processes, and kill the remaining ones after `grace_s` seconds. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Let go of it. One that outlives its supervisor goes on, the processes of another are killed."""
+        """Release it. An attempt that outlives its supervisor goes on; the processes of another one are killed."""
         ...
 
 
 class Backend(Protocol):
-    """A place in which jobs run.
+    """A place where jobs run.
 
     Attributes:
         outlives: its attempts go on when their supervisor dies.
@@ -112,16 +112,16 @@ class Backend(Protocol):
 
     outlives: bool
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
-        """Where exactly: what the command's options and the environment say, kept with the job.
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
+        """Complete the options, from the command's options and the environment. The result is kept with the job.
 
         Raises:
-            ConfigError: something lacks, or is no place.
+            ConfigError: an option is missing, or has a wrong value.
         """
         ...
 
-    def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
-        """What the user may not expect of it, each in a sentence.
+    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
+        """Check that the job can run there. Returns what the user may not expect, one sentence each.
 
         Raises:
             ConfigError: the job can't run there as it is.
@@ -129,16 +129,18 @@ class Backend(Protocol):
         ...
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """What the job takes of the machine that submits it."""
+        """The part of the submitting machine that the job needs."""
         ...
 
-    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> dict[str, Any] | None:
-        """What would be sent to the service; None where there is no service.
+    def request(
+        self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot
+    ) -> dict[str, Any] | None:
+        """Make the request that the service would get; None if there is no service.
 
         Args:
             resolved: the job.
-            place: where.
-            package: its program, as a submission would take it.
+            destination: the backend's options.
+            package: the snapshot of its program.
 
         Raises:
             ConfigError: the job can't run there as it is.
@@ -147,27 +149,27 @@ class Backend(Protocol):
         ...
 
     def find(self, task: Task) -> Attempt | None:
-        """The attempt, if it was begun already.
+        """Find the attempt, if it was begun already.
 
         Raises:
-            OSError: the service is away.
+            OSError: the service can't be reached.
         """
         ...
 
     def prepare(self, task: Task) -> None:
-        """Install, or upload, the package: what may take minutes.
+        """Install or upload the package. This may take minutes.
 
         Raises:
-            FootplateError: it can't be done, however often it is tried.
-            OSError: the service is away.
+            FootplateError: a retry won't help.
+            OSError: the service can't be reached.
         """
         ...
 
     def begin(self, task: Task) -> Attempt:
-        """Begin a prepared attempt which `find` has not found.
+        """Begin a prepared attempt that `find` hasn't found.
 
         Raises:
-            FootplateError: it can't be done, however often it is tried.
-            OSError: the machine has no room for its processes, or the service is away.
+            FootplateError: a retry won't help.
+            OSError: the machine has no room for its processes, or the service can't be reached.
         """
         ...

@@ -1,4 +1,4 @@
-"""Finding rows by any spelling of their name: `NVIDIA_TESLA_V100`, `nvidia-tesla-v100` and `v100` are one accelerator."""
+"""Find rows by any spelling of their name: `NVIDIA_TESLA_V100`, `nvidia-tesla-v100` and `v100` are one accelerator."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from footplate.jobs.catalog.rows import Accelerator, Machine, catalog
 
 
 def find_machine(name: str) -> Machine:
-    """The machine type of this name.
+    """Find a machine type.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: there is none of this name. The message suggests the nearest name.
     """
-    found = catalog().machines.get(name) or catalog().machines.get(name.lower())
-    if found is None:
+    machine = catalog().machines.get(name) or catalog().machines.get(name.lower())
+    if machine is None:
         hint = nearest(name, catalog().machines) or " See: footplate catalog machines"
-        raise ConfigError(f'"{name[:60]}" is no machine type of the catalog.{hint}')
-    return found
+        raise ConfigError(f'"{name[:60]}" is not a machine type of the catalog.{hint}')
+    return machine
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The accelerator of this name.
+    """Find an accelerator.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: there is none of this name. The message suggests the nearest name.
     """
-    found = _spellings().get(_plain(name))
-    if found is None:
-        names = [spelling for one in catalog().accelerators.values() for spelling in (one.name, one.short)]
+    accelerator = _spellings().get(_plain(name))
+    if accelerator is None:
+        names = [spelling for row in catalog().accelerators.values() for spelling in (row.name, row.short)]
         hint = nearest(name, names) or " See: footplate catalog accelerators"
-        raise ConfigError(f'"{name[:60]}" is no accelerator of the catalog.{hint}')
-    return found
+        raise ConfigError(f'"{name[:60]}" is not an accelerator of the catalog.{hint}')
+    return accelerator
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """` Did you mean …?`, or nothing where nothing is near.
+    """Suggest similar names, as ` Did you mean …?`; empty if none is similar.
 
     >>> nearest("n1-standrd-8", ["n1-standard-8", "a2-highgpu-1g"])
     ' Did you mean "n1-standard-8"?'
     """
-    upper = {one.upper(): one for one in known}
-    found = [upper[one] for one in difflib.get_close_matches(name[:100].upper(), upper, n=count, cutoff=0.7)]
-    quoted = [f'"{one}"' for one in found]
+    upper = {word.upper(): word for word in known}
+    similar = [upper[word] for word in difflib.get_close_matches(name[:100].upper(), upper, n=count, cutoff=0.7)]
+    quoted = [f'"{word}"' for word in similar]
     return f" Did you mean {any_of(quoted)}?" if quoted else ""
 
 
 def any_of(words: Iterable[object]) -> str:
-    """`a, b or c`."""
+    """Join words as `a, b or c`."""
     return _joined(words, "or")
 
 
 def all_of(words: Iterable[object]) -> str:
-    """`a, b and c`."""
+    """Join words as `a, b and c`."""
     return _joined(words, "and")
 
 
@@ -64,11 +64,11 @@ def _joined(words: Iterable[object], last: str) -> str:
 
 
 def _spellings() -> dict[str, Accelerator]:
-    found = {}
-    for one in catalog().accelerators.values():
-        for name in (one.name, one.short, one.short.removeprefix("TPU "), one.compute_engine or one.name):
-            found[_plain(name)] = one
-    return found
+    spellings = {}
+    for row in catalog().accelerators.values():
+        for name in (row.name, row.short, row.short.removeprefix("TPU "), row.compute_engine or row.name):
+            spellings[_plain(name)] = row
+    return spellings
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,7 @@
 """Regions and zones: where an accelerator is offered, and where several are offered together.
 
-Accelerators of one job must be in one zone, so that its machines reach each other quickly. Some kinds have no zones in
-the catalog, because no source at hand lists them; nothing is said about those.
+The accelerators of a job must be in one zone, so that its machines reach each other quickly. Some accelerators have no
+zones in the catalog, since no source lists them; they are not checked.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from footplate.jobs.catalog.rows import catalog
 
 
 def zones_of(accelerator: str, region: str | None = None) -> list[str]:
-    """The zones in which an accelerator is offered, all or those of a region; empty when none is known."""
-    return [one.zone for one in catalog().zones if one.accelerator == accelerator and region in (None, one.region)]
+    """The zones in which an accelerator is offered, all or those of a region; empty if none is known."""
+    return [zone.zone for zone in catalog().zones if zone.accelerator == accelerator and region in (None, zone.region)]
 
 
 def regions_of(accelerator: str) -> list[str]:
-    """The regions in which an accelerator is offered; empty when none is known."""
-    return sorted({one.region for one in catalog().zones if one.accelerator == accelerator})
+    """The regions in which an accelerator is offered; empty if none is known."""
+    return sorted({zone.region for zone in catalog().zones if zone.accelerator == accelerator})
 
 
 def accelerators_in(region: str) -> list[str]:
-    """The accelerators that are offered in a region, in the catalog's order."""
-    there = {one.accelerator for one in catalog().zones if one.region == region}
-    return [name for name in catalog().accelerators if name in there]
+    """The accelerators that a region offers, in the catalog's order."""
+    offered = {zone.accelerator for zone in catalog().zones if zone.region == region}
+    return [name for name in catalog().accelerators if name in offered]
 
 
 def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
-    """What is wrong with a region, for a job with these accelerators: sentences, none if all is well.
+    """Check a region for a job with these accelerators. Returns a sentence for each problem.
 
     Args:
         region: such as `us-central1`.
@@ -40,7 +40,7 @@ def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
         if outer in catalog().regions:
             return [f"{region} is a zone: give its region, {outer}."]
         hint = nearest(region, catalog().regions) or " See: footplate catalog regions"
-        return [f'"{region[:60]}" is no region of the catalog.{hint}']
+        return [f'"{region[:60]}" is not a region of the catalog.{hint}']
     wanted = {name: set(zones_of(name, region)) for name in dict.fromkeys(accelerators) if zones_of(name)}
     problems = [
         f"{_short(name)} is not offered in {region}, but in {all_of(regions_of(name))}."
@@ -54,7 +54,7 @@ def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
 
 
 def _together(wanted: Iterable[str]) -> str:
-    """Where accelerators are offered in one zone."""
+    """A sentence about the zones that offer all of these accelerators."""
     zones = set.intersection(*(set(zones_of(name)) for name in wanted))
     return f" Together they are in {all_of(sorted(zones))}." if zones else " They are together nowhere."
 

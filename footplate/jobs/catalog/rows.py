@@ -1,6 +1,6 @@
 """The catalog's rows, as dataclasses, read from `data/*.csv` once.
 
-A column is a field of the same name. Empty cells are None, lists are separated by spaces, and `source` names rows of
+A column is a field of the same name. An empty cell is None, spaces separate the items of a list, and `source` names rows of
 sources.csv. Sizes are in the GB of the source; rates are in 10^12 operations or 10^9 bytes a second,
 dense (without sparsity), for one accelerator: a GPU, or a TPU chip.
 """
@@ -24,7 +24,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Source:
-    """A document that rows are taken from."""
+    """A document that is the source of rows."""
 
     key: str
     document: str
@@ -37,13 +37,13 @@ class Machine:
 
     Attributes:
         name: such as `n1-standard-8`, or a legacy one such as `standard_gpu`.
-        series: `n1`, `a2`, …; `legacy` for the names that AI Platform Training had of its own.
-        vcpus: None for `cloud_tpu`, which is no virtual machine of ours.
+        series: `n1`, `a2`, …; `legacy` for AI Platform Training's own names.
+        vcpus: None for `cloud_tpu`, which isn't a virtual machine.
         memory_gb: likewise.
-        accelerator: what is built in; None where there is nothing, or where accelerators are attached.
-        accelerator_count: how many are built in.
-        compute_engine: the machine type that a legacy one is, without its accelerators.
-        usd_per_hour: list price in us-central1 on demand, with what is built in and without what is attached.
+        accelerator: the built-in accelerator; None if there is none, or if accelerators are attached.
+        accelerator_count: the number of built-in accelerators.
+        compute_engine: the Compute Engine type of a legacy one, without its accelerators.
+        usd_per_hour: list price in us-central1 on demand, with built-in accelerators and without attached ones.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def legacy(self) -> bool:
-        """Whether only AI Platform Training knew this name."""
+        """Return True if only AI Platform Training used this name."""
         return self.series == "legacy"
 
 
@@ -68,14 +68,14 @@ class Accelerator:
     """A kind of GPU, or of TPU chip.
 
     Attributes:
-        name: as AI Platform and Vertex AI write it, such as `NVIDIA_TESLA_V100`.
-        short: as people say it, such as `V100`.
+        name: its name in AI Platform and Vertex AI, such as `NVIDIA_TESLA_V100`.
+        short: its everyday name, such as `V100`.
         kind: `gpu` or `tpu`.
-        compute_engine: as Compute Engine and GKE write it, such as `nvidia-tesla-v100`.
-        interconnect: what joins the accelerators of one machine or slice.
-        interconnect_gb_per_s: of one accelerator, both directions together.
-        cores: of a TPU chip; AI Platform counts cores, not chips.
-        usd_per_hour: list price of one in us-central1 on demand, beside that of its machine; for TPUs, with the machine.
+        compute_engine: its name in Compute Engine and GKE, such as `nvidia-tesla-v100`.
+        interconnect: the link between the accelerators of one machine or slice.
+        interconnect_gb_per_s: the bandwidth of one accelerator, both directions together.
+        cores: the cores of a TPU chip; AI Platform counts cores, not chips.
+        usd_per_hour: list price in us-central1 on demand, without the machine; for TPUs, with the machine.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many accelerators of a kind can be attached to a machine type; the guide's table."""
+    """The valid counts of an accelerator on a machine type, from Google's guide."""
 
     machine_type: str
     accelerator_type: str
@@ -111,7 +111,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest machine that so many accelerators may be attached to."""
+    """The largest machine for a count of an accelerator."""
 
     accelerator: str
     count: int
@@ -123,7 +123,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class TierReplica:
-    """One role of a scale tier: so many machines of a type, each with its accelerators."""
+    """A role of a scale tier: a number of machines of a type, each with its accelerators."""
 
     tier: str
     role: str
@@ -137,7 +137,7 @@ class TierReplica:
 
 @dataclass(frozen=True)
 class Region:
-    """A region; `guide` says whether AI Platform's guide lists it for training."""
+    """A region. `guide` is true if AI Platform's guide lists it for training."""
 
     region: str
     place: str
@@ -163,14 +163,14 @@ class Zone:
 
 @dataclass(frozen=True)
 class Succession:
-    """What became of an accelerator.
+    """The successors of an accelerator.
 
     Attributes:
         accelerator: its name.
-        state: `gone` when it can't be had any more, `ageing` when software leaves it behind.
-        since: an ISO date, where it is known.
+        state: `gone` if it no longer exists, `ageing` if software drops its support.
+        since: an ISO date, if known.
         reason: half a sentence.
-        successors: names of what to take instead, the best first.
+        successors: the accelerators to use instead, the best first.
     """
 
     accelerator: str
@@ -183,7 +183,7 @@ class Succession:
 
 
 class Catalog:
-    """All of it, in the order of the files. Each is read when it is first asked for."""
+    """All rows, in the order of the files. Each file is read when it is first needed."""
 
     @cached_property
     def machines(self) -> dict[str, Machine]:
@@ -220,7 +220,7 @@ class Catalog:
 
     @cached_property
     def zones(self) -> list[Zone]:
-        """Of all accelerators."""
+        """The zones of all accelerators."""
         return read("zones", Zone)
 
     @cached_property

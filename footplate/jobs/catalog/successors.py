@@ -1,8 +1,8 @@
-"""What became of an accelerator or a machine type, and what to take today instead.
+"""The fate of accelerators and machine types, and their equivalents today.
 
-Of a choice that is gone or ageing, `today` makes one that can be had: the accelerator's successor, as many of them, on
-the same machine where they can be attached to it, else on the smallest machine that has them built in and is no smaller.
-A legacy machine type becomes the Compute Engine type that it was. AI Platform counts a TPU's cores; a chip has two.
+`today` replaces a choice that is gone or ageing: it takes the accelerator's successor, as many of them, on the same machine
+if they can be attached to it; otherwise on the smallest machine that has them built in and isn't smaller. A legacy machine
+type becomes the Compute Engine type that it was. AI Platform counts the cores of a TPU; a chip has two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ END = "AI Platform Training, and with it the legacy machine types, was shut down
 
 
 def what_became(choice: Choice) -> str | None:
-    """One sentence about a choice that can't or soon can't be had, with today's equivalent; None if it can."""
+    """Explain that a choice no longer exists, or soon won't, with its equivalent; None if it exists."""
     machine = catalog().machines[choice.machine]
     succession = catalog().successions.get(choice.accelerator or "")
     if succession is None and not machine.legacy:
@@ -23,7 +23,7 @@ def what_became(choice: Choice) -> str | None:
 
 
 def today(choice: Choice) -> Choice:
-    """The equivalent of a choice that can be had today; the choice itself where nothing has changed."""
+    """The equivalent of a choice that exists today; the choice itself if nothing has changed."""
     machine = catalog().machines[choice.machine]
     succession = catalog().successions.get(choice.accelerator or "")
     home = catalog().machines[machine.compute_engine] if machine.compute_engine else machine
@@ -33,16 +33,16 @@ def today(choice: Choice) -> Choice:
     for name in succession.successors:
         if found := _with(catalog().accelerators[name], count, home):
             return found
-    raise AssertionError(f"{choice}: successors.csv has nothing for it")
+    raise AssertionError(f"{choice}: successors.csv has no successor that fits")
 
 
 def _state(choice: Choice, succession: Succession | None) -> str:
     if succession is None or (succession.state == "ageing" and catalog().machines[choice.machine].legacy):
-        return f"{choice.machine} can no longer be had: {END}."
+        return f"{choice.machine} no longer exists: {END}."
     short = catalog().accelerators[succession.accelerator].short
     if succession.state == "gone":
-        return f"{short} can no longer be had: {succession.reason} on {succession.since}."
-    return f"{short} is being left behind: {succession.reason}."
+        return f"{short} no longer exists: {succession.reason} on {succession.since}."
+    return f"{short} is ageing: {succession.reason}."
 
 
 def _chips(choice: Choice) -> int:
@@ -55,17 +55,18 @@ def _with(accelerator: Accelerator, count: int, home: Machine) -> Choice | None:
     """`count` of `accelerator` on `home`, or on the smallest machine that has them; None if there is none."""
     if count in catalog().counts.get((home.name, accelerator.name), ()):
         return Choice(home.name, accelerator.name, count)
-    having = [
-        one
-        for one in catalog().machines.values()
-        if (one.accelerator, one.accelerator_count) == (accelerator.name, count) and not one.legacy
+    candidates = [
+        row
+        for row in catalog().machines.values()
+        if (row.accelerator, row.accelerator_count) == (accelerator.name, count) and not row.legacy
     ]
-    if not having:
+    if not candidates:
         return None
-    best = min(having, key=lambda one: (_smaller(one, home), one.vcpus or 0))
+    best = min(candidates, key=lambda row: (_smaller(row, home), row.vcpus or 0))
     return Choice(best.name, accelerator.name, count)
 
 
-def _smaller(one: Machine, home: Machine) -> int:
-    """How much smaller: 0 when neither vCPU nor memory is less than before."""
-    return max(0, (home.vcpus or 0) - (one.vcpus or 0)) + int(max(0, (home.memory_gb or 0) - (one.memory_gb or 0)))
+def _smaller(machine: Machine, home: Machine) -> int:
+    """The missing vCPUs and GB of `machine` compared with `home`; 0 if it has neither fewer vCPUs nor less memory."""
+    fewer_vcpus = max(0, (home.vcpus or 0) - (machine.vcpus or 0))
+    return fewer_vcpus + int(max(0, (home.memory_gb or 0) - (machine.memory_gb or 0)))

@@ -1,12 +1,12 @@
-"""Does a machine type take so many accelerators? If not: why, and what is nearest.
+"""Check if a machine type takes a number of accelerators. If it doesn't, explain why, and find the nearest choices.
 
-Three kinds of machine types answer differently:
+There are three kinds of machine types:
 
-    n1-…                        accelerators are attached; the guide's table says how many
-    a2-…, g2-…, ct5lp-…, …      so many of one kind are built in, and nothing else fits
-    standard_gpu, …             likewise, and they are named by their type alone: AI Platform takes no count for them
+    n1-…                        accelerators are attached; a table of Google's guide has the valid counts
+    a2-…, g2-…, ct5lp-…, …      a fixed number of one kind is built in, and nothing else fits
+    standard_gpu, …             the same, and AI Platform takes no count for them: the type alone determines it
 
-The reason behind the guide's table is a limit: so many accelerators come with at most so many vCPU and so much memory.
+The guide's table follows from a limit: each number of accelerators allows a maximum of vCPUs and of memory.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a choice can be had.
+    """The result of a check.
 
     Attributes:
-        problem: why not, in one or two sentences; None when it can.
-        nearest: valid choices near it; empty when it is valid itself.
+        problem: why the choice is invalid, in one or two sentences; None if it is valid.
+        nearest: similar valid choices; empty if it is valid.
     """
 
     problem: str | None = None
@@ -52,12 +52,12 @@ class Verdict:
 
 
 def check(machine: Machine, accelerator: Accelerator | None = None, count: int = 0) -> Verdict:
-    """Whether `machine` takes `count` of `accelerator`.
+    """Check if `machine` takes `count` of `accelerator`.
 
     Args:
         machine: the machine type.
-        accelerator: what is asked for beside it; None for nothing.
-        count: how many, for each machine.
+        accelerator: the accelerator to attach; None for none.
+        count: the number for each machine.
     """
     if accelerator is None:
         return Verdict()
@@ -72,7 +72,7 @@ def check(machine: Machine, accelerator: Accelerator | None = None, count: int =
 
 
 def valid_choices(accelerator: Accelerator) -> list[Choice]:
-    """Every machine type that takes this accelerator or has it built in, with each count; legacy types left out."""
+    """All machine types that take this accelerator or have it built in, with each count. Legacy types are left out."""
     attached = [
         Choice(machine, name, count)
         for (machine, name), counts in catalog().counts.items()
@@ -80,24 +80,24 @@ def valid_choices(accelerator: Accelerator) -> list[Choice]:
         for count in counts
     ]
     built_in = [
-        Choice(one.name, accelerator.name, one.accelerator_count)
-        for one in catalog().machines.values()
-        if one.accelerator == accelerator.name and not one.legacy
+        Choice(row.name, accelerator.name, row.accelerator_count)
+        for row in catalog().machines.values()
+        if row.accelerator == accelerator.name and not row.legacy
     ]
     return attached + built_in
 
 
 def nearest(machine: Machine, accelerator: Accelerator, count: int) -> tuple[Choice, ...]:
-    """Valid choices: at most two of the same machine with other counts, then similar machines with this or any count."""
+    """Similar valid choices: at most two on the same machine, then similar machines, with the same count if possible."""
     choices = sorted(valid_choices(accelerator), key=lambda choice: _distance(choice, machine, count))
     same = [choice for choice in choices if choice.machine == machine.name][:2]
     others = [choice for choice in choices if choice.machine != machine.name]
-    alike = [choice for choice in others if choice.count == count]
-    return tuple([*same, *(alike or others)][:NEAREST])
+    same_count = [choice for choice in others if choice.count == count]
+    return tuple([*same, *(same_count or others)][:NEAREST])
 
 
 def _distance(choice: Choice, machine: Machine, count: int) -> tuple[float, ...]:
-    """How far a choice is from what was asked for: its count (fewer is further), its size, its memory for each vCPU."""
+    """The distance of a choice from the requested one: by count (fewer is further), size, and memory per vCPU."""
     other = catalog().machines[choice.machine]
     vcpus, memory_gb = machine.vcpus or 1, machine.memory_gb or 1
     size = abs((other.vcpus or 1) - vcpus) / vcpus
@@ -126,8 +126,8 @@ def _check_unlisted(machine: Machine, accelerator: Accelerator, count: int) -> V
 
 
 def _takes(machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
-    """The accelerators that can be attached to a machine type, with the counts."""
-    return [(name, counts) for (one, name), counts in catalog().counts.items() if one == machine.name and counts]
+    """The accelerators that can be attached to a machine type, with their valid counts."""
+    return [(name, counts) for (of, name), counts in catalog().counts.items() if of == machine.name and counts]
 
 
 def _refusal(machine: Machine, accelerator: Accelerator, count: int, counts: tuple[int, ...]) -> str:
@@ -140,12 +140,12 @@ def _refusal(machine: Machine, accelerator: Accelerator, count: int, counts: tup
             f"at most {most.max_vcpus} vCPU and {most.max_memory_gb} GB."
         )
     allowed = f"the only allowed count is {counts[0]}" if len(counts) == 1 else f"allowed counts are {all_of(counts)}"
-    told = f"{machine.name} can't take {count} {accelerator.short}: {allowed}"
+    refused = f"{machine.name} can't take {count} {accelerator.short}: {allowed}"
     limit = limits.get(count)
     if limit is None:
-        return f"{told}."
+        return f"{refused}."
     each = limits[min(limits)]
     return (
-        f"{told} (each {accelerator.short} brings at most {each.max_vcpus} vCPU and {each.max_memory_gb} GB, and "
+        f"{refused} (each {accelerator.short} allows at most {each.max_vcpus} vCPU and {each.max_memory_gb} GB, and "
         f"{machine.name} has {size})."
     )

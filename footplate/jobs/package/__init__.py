@@ -1,29 +1,29 @@
-"""A job's program: taken once, when the job is submitted, and installed wherever it runs.
+"""A job's program: one snapshot when the job is submitted, installed wherever the job runs.
 
-    taken = snapshot(Path("examples/trainer"), [], home)          when the job is submitted
-    ready = install(taken, home, log)                             before each attempt; at once if it is there
+    program = snapshot(Path("examples/trainer"), [], home)        when the job is submitted
+    ready = install(program, home, log)                           before each attempt; fast if it is installed
     subprocess.run([ready.python, "-m", "trainer.task"], env={**environment, **ready.env})
 
-What is below home, all of it named by what is in it:
+Below the home folder, everything is named by its contents:
 
-    packages/DIGEST.tar       the package as it was when it was taken
-    unpacked/BOOT/DIGEST/     the same, unpacked, since the machine was started
-    environments/KEY/         a virtual environment with the requirements; many packages share one
+    packages/DIGEST.tar       the snapshot
+    unpacked/BOOT/DIGEST/     the snapshot unpacked, since this boot of the machine
+    environments/KEY/         a virtual environment with the requirements, shared by many packages
 
-    files.py             which files belong to a package: what is left out, and what can't go in
-    gitignore.py         what .gitignore says of a path
-    secrets.py           which files look like secrets
-    archive.py           files → one archive, bit for bit the same wherever it is made
+    files.py             the files of a package
+    gitignore.py         .gitignore
+    secrets.py           a guess which files contain secrets
+    archive.py           files → one archive, the same bytes wherever it is made
     snapshots.py         snapshot: all of the above, and wheels from --packages
-    receiving.py         the same of an archive that was sent from elsewhere
-    modules.py           is it a package, and has it the module that is to run
-    unpacking.py         the archive → a directory, whatever the archive holds
-    requirements.py      what a package says that it needs
-    environment_locks.py what keeps an environment from being deleted while it is used
-    environment.py       a virtual environment for that, made once
-    installing.py        install: unpacked, with its environment
+    receiving.py         a snapshot from an archive that a client uploaded
+    modules.py           checks that the package exists, and has the module to run
+    unpacking.py         archive → directory, safe for any archive
+    requirements.py      the requirements of a package
+    environment_locks.py locks that protect an environment in use
+    virtualenv.py        a virtual environment with the requirements, created once
+    installing.py        install: unpack, and create the environment
 
-Source that is edited after the job was submitted changes nothing: no file of it is read again.
+After the submission no source file is read again, so a change of the source doesn't change the job.
 """
 
 from footplate.jobs.package.installing import Installed, install

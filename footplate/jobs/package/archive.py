@@ -1,7 +1,7 @@
-"""Files as one archive which is bit for bit the same wherever and whenever it is made.
+"""Write files as one archive whose bytes are the same wherever and whenever it is made.
 
-A tar whose members are in the order of their names, without times, owners or links, each mode one of two. It isn't
-compressed: what a compressor makes of the same bytes differs from version to version. So its SHA-256 says what is in it.
+The archive is a tar. Its members are sorted by name, have no times, owners or links, and one of two modes. It isn't
+compressed, since different versions of a compressor produce different bytes. So its SHA-256 identifies its contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PLAIN, EXECUTABLE = 0o644, 0o755
 
 @dataclass(frozen=True)
 class Member:
-    """A file of an archive: its path, with slashes; what gives its bytes; whether it may be executed."""
+    """A file of an archive: its path, with slashes; a function that returns its bytes; may it be executed."""
 
     name: str
     read: Callable[[], bytes]
@@ -26,10 +26,10 @@ class Member:
 
 
 def write(members: Iterable[Member], out: BinaryIO) -> str:
-    """Write an archive; returns its digest, 64 hexadecimal digits. The order of `members` doesn't matter."""
+    """Write an archive, and return its digest, 64 hexadecimal digits. The order of `members` doesn't matter."""
     hashed = _Hashed(out)
     with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as tar:  # pyright: ignore
-        for member in sorted(members, key=lambda one: one.name):
+        for member in sorted(members, key=lambda member: member.name):
             info = tarfile.TarInfo(member.name)
             content = member.read()
             info.size = len(content)
@@ -39,7 +39,7 @@ def write(members: Iterable[Member], out: BinaryIO) -> str:
 
 
 class _Hashed:
-    """Passes bytes on, and takes their digest."""
+    """Passes bytes on, and hashes them."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out

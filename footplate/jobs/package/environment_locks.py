@@ -1,7 +1,8 @@
-"""What keeps an unpacked package, or an environment, from being deleted while it is used: a lock on a file beside it.
+"""A lock that protects an unpacked package, or an environment, from deletion while it is used.
 
-Who uses it holds the lock shared; who makes or deletes it holds it alone. The kernel lets go of it when its holder
-dies, however that happens. The file stays: were it deleted too, two could hold "the" lock on different files.
+A user holds the lock shared; a process that creates or deletes the directory holds it exclusively. The kernel releases it
+when its holder dies. The lock's file is next to the directory, and stays: if it were deleted, too, two processes could lock
+two different files.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from pathlib import Path
 
 
 class Hold:
-    """A lock, shared from the beginning on.
+    """A lock, shared at first.
 
     Args:
-        path: the file, which is made if it isn't there.
+        path: the file, which is created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,13 +24,13 @@ class Hold:
         self.share()
 
     def share(self) -> None:
-        """Let others share it; waits for one who has it alone. Another may have had it alone just before."""
+        """Share the lock; waits for an exclusive holder. Another process may have held it exclusively just before."""
         fcntl.flock(self.file, fcntl.LOCK_SH)
 
-    def be_alone(self) -> None:
-        """Have it alone; waits for all others."""
+    def make_exclusive(self) -> None:
+        """Hold the lock exclusively; waits for all other holders."""
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         os.close(self.file)

@@ -1,16 +1,16 @@
-"""Which files belong to a package.
+"""The files of a package.
 
-`--package-path trainer` names a directory that Python imports as `trainer`. In go
+`--package-path trainer` names a directory that Python imports as `trainer`. A package consists of
 
-- all of its files, data too, but for what is never part of a program (`LEFT_OUT`: `.git`, `__pycache__`, virtual
-  environments, checkpoints) and for what git is told to leave out: by `.gitignore` files in it, and above it up to the
-  root of the repository;
-- from the directory above it what says how it is installed (`BESIDE`): `setup.py`, `pyproject.toml`, `requirements.txt`,
-  and, where there is a `setup.py` or a `pyproject.toml`, the other packages there, as `find_packages()` finds them.
+- all of its files, data included. Files that are never part of a program (`LEFT_OUT`: `.git`, `__pycache__`, virtual
+  environments, checkpoints) are left out. So are files that git ignores, by `.gitignore` files in the package, and above it
+  up to the root of the repository;
+- the files next to it for its installation (`BESIDE`): `setup.py`, `pyproject.toml`, `requirements.txt`. With a `setup.py`
+  or a `pyproject.toml`, the other packages next to it belong to it, as `find_packages()` finds them.
 
-A link within all this goes in as the file that it leads to. One that leads out is refused: what lies there would be
-another thing on another machine. The package itself may be a link. It then has the link's name, and the files of the
-directory that the link leads to.
+A link to a file or directory inside is replaced by its target. A link that leads outside is refused, since its target would
+differ on another machine. The package itself may be a link. It then has the link's name, and the files of the link's
+target.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Found:
 
     Attributes:
         name: its path in the archive, such as `trainer/task.py`.
-        path: where it lies now.
-        executable: whether its owner may execute it.
+        path: its path on this machine.
+        executable: its owner may execute it.
     """
 
     name: str
@@ -60,47 +60,47 @@ class Found:
 
 @dataclass(frozen=True)
 class Collected:
-    """The files of a package by name, and the paths that `.gitignore` kept out."""
+    """The files of a package by name, and the paths that `.gitignore` excluded."""
 
     files: tuple[Found, ...]
     ignored: tuple[str, ...]
 
 
 def collect(package: Path) -> Collected:
-    """The files of the package in a directory, and what belongs to it from the directory above.
+    """Collect the files of the package in a directory, and those next to it that belong to it.
 
     Raises:
-        PackageError: it is no package, or something in it can't go in.
+        PackageError: the directory isn't a package, or has something that a package can't have.
     """
     if not (package / "__init__.py").is_file():
-        raise PackageError(f"{str(package)!r} is no package: expected a directory with an __init__.py.")
+        raise PackageError(f"{str(package)!r} isn't a package: expected a directory with an __init__.py.")
     package = by_own_name(package)
     walk = _Walk(package.parent, package.resolve(), [])
-    found = [*walk.into(package, gitignore.above(package), ())]
+    files = [*walk.into(package, gitignore.above(package), ())]
     for beside in sorted(package.parent.iterdir()):
         if beside.is_file() and any(fnmatchcase(beside.name, pattern) for pattern in BESIDE):
-            found.append(walk.file(beside))
+            files.append(walk.file(beside))
     if any((package.parent / name).is_file() for name in PROJECT):
         for other in sorted(package.parent.iterdir()):
             if other != package and other.is_dir() and (other / "__init__.py").is_file() and not _left_out(other):
-                found += walk.into(other, gitignore.above(other), ())
-    return Collected(tuple(sorted(found, key=lambda one: one.name)), tuple(walk.ignored))
+                files += walk.into(other, gitignore.above(other), ())
+    return Collected(tuple(sorted(files, key=lambda file: file.name)), tuple(walk.ignored))
 
 
 def by_own_name(package: Path) -> Path:
-    """The absolute path of a package, in which only its last part may be a link: Python imports it by that name."""
+    """The absolute path of a package. Only its last part may be a link, since Python imports it by that name."""
     package = package.absolute()
     return package.resolve() if package.name == ".." else package.parent.resolve() / package.name
 
 
 @dataclass(frozen=True)
 class _Walk:
-    """Goes through directories below `root`, and notes what `.gitignore` keeps out.
+    """Walks through directories below `root`, and records what `.gitignore` excludes.
 
     Attributes:
-        root: the directory in which the package is.
+        root: the directory of the package.
         package: the package's real path, which is elsewhere if the package is a link.
-        ignored: what `.gitignore` keeps out.
+        ignored: the paths that `.gitignore` excludes.
     """
 
     root: Path
@@ -108,10 +108,10 @@ class _Walk:
     ignored: list[str]
 
     def into(self, directory: Path, rules: Sequence[gitignore.Rules], parents: tuple[Path, ...]) -> Iterator[Found]:
-        """Every file below a directory. `parents`: the real paths of those that led here."""
+        """Every file below a directory. `parents` are the real paths of the directories that led to it."""
         real = directory.resolve()
         if real in parents:
-            raise PackageError(f"{self._name(directory)} is a link to a directory that it lies in: remove it.")
+            raise PackageError(f"{self._name(directory)} is a link to a directory that contains it: remove it.")
         rules = [*rules, *gitignore.read(directory)]
         for path in sorted(directory.iterdir()):
             if _left_out(path):
@@ -120,7 +120,7 @@ class _Walk:
                 self.ignored.append(self._name(path))
             elif path.is_symlink() and not path.exists():
                 raise PackageError(
-                    f"{self._name(path)} is a link to {str(path.readlink())!r}, where nothing is: remove it."
+                    f"{self._name(path)} is a link to {str(path.readlink())!r}, which doesn't exist: remove it."
                 )
             elif path.is_dir():
                 self._stays_inside(path)
@@ -132,7 +132,7 @@ class _Walk:
         self._stays_inside(path)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise PackageError(f"{self._name(path)} is no plain file, so it can't be part of a package: remove it.")
+            raise PackageError(f"{self._name(path)} isn't a plain file, so it can't be part of a package: remove it.")
         return Found(self._name(path), path, bool(mode & stat.S_IXUSR))
 
     def _stays_inside(self, path: Path) -> None:
@@ -141,8 +141,8 @@ class _Walk:
         target = path.resolve()
         if not target.is_relative_to(self.root) and not target.is_relative_to(self.package):
             raise PackageError(
-                f"{self._name(path)} is a link to {str(path.readlink())!r}, outside of the package. Copy what it leads to "
-                "into the package, or remove the link."
+                f"{self._name(path)} is a link to {str(path.readlink())!r}, outside of the package. Copy its target into "
+                "the package, or remove the link."
             )
 
     def _name(self, path: Path) -> str:
@@ -151,9 +151,11 @@ class _Walk:
             name.encode()
         except UnicodeEncodeError:
             shown = os.fsencode(name)
-            raise PackageError(f"{shown!r} is no name in UTF-8, which not every machine can have: rename it.") from None
+            raise PackageError(
+                f"{shown!r} isn't a UTF-8 name, so not every machine can have the file: rename it."
+            ) from None
         return name
 
 
 def _left_out(path: Path) -> bool:
-    return any(fnmatchcase(path.name, one) for one in LEFT_OUT) or (path / "pyvenv.cfg").is_file()
+    return any(fnmatchcase(path.name, pattern) for pattern in LEFT_OUT) or (path / "pyvenv.cfg").is_file()

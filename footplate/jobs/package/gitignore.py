@@ -1,11 +1,11 @@
-r"""What `.gitignore` says of a path, as git does it.
+r"""Decide which paths `.gitignore` excludes, by git's rules.
 
-A file's lines are read from the last to the first, and the first that matches decides; so are the files of directories,
-from the innermost out. A directory that is left out isn't looked into, so nothing below it can be let in again.
+The lines of a file are read from last to first, and the first match decides. Files of several directories are read from the
+innermost to the outermost. An excluded directory isn't searched, so nothing below it can be included again.
 
-    *.csv        anywhere below                    /data      only beside this .gitignore
-    build/       directories alone                 docs/*.md  a slash within: from this .gitignore's directory
-    !keep.csv    let in after all                  a/**/b     any number of directories between
+    *.csv        anywhere below                    /data      only next to this .gitignore
+    build/       directories only                  docs/*.md  with a slash inside: from this .gitignore's directory
+    !keep.csv    included after all                a/**/b     any number of directories in between
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = ".gitignore"
 
 @dataclass(frozen=True)
 class Rule:
-    """A line: what it matches, relative to its file's directory; whether it lets in; whether it is about directories."""
+    """A line: its pattern, relative to the file's directory; does it include; does it match directories only."""
 
     pattern: re.Pattern[str]
     lets_in: bool
@@ -29,14 +29,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """A `.gitignore`: the directory that it lies in, and its lines, last first."""
+    """A `.gitignore`: its directory, and its lines, last first."""
 
     directory: Path
     rules: tuple[Rule, ...]
 
 
 def read(directory: Path) -> list[Rules]:
-    """The rules of a directory's own `.gitignore`: a list of one, or of none where there is no such file."""
+    """The rules of a directory's own `.gitignore`: a list of one, or an empty list if there is no such file."""
     try:
         text = (directory / NAME).read_text("utf-8", errors="surrogateescape")
     except OSError:
@@ -46,7 +46,7 @@ def read(directory: Path) -> list[Rules]:
 
 
 def above(directory: Path) -> list[Rules]:
-    """The rules that reach a directory from those above it, up to the root of its git repository; outermost first."""
+    """The rules of the directories above a directory, up to the root of its git repository; outermost first."""
     homes = [directory, *directory.parents]
     root = next((index for index, home in enumerate(homes) if (home / ".git").exists()), None)
     if root is None:
@@ -55,7 +55,7 @@ def above(directory: Path) -> list[Rules]:
 
 
 def ignored(path: Path, is_directory: bool, all_rules: Sequence[Rules]) -> bool:
-    """Whether a path is left out, by rules from the outermost to the innermost."""
+    """Return True if a path is excluded by rules, which are given from the outermost to the innermost."""
     for rules in reversed(all_rules):
         relative = path.relative_to(rules.directory).as_posix()
         for rule in rules.rules:
@@ -85,7 +85,7 @@ _SPECIAL = {"**/": "(?:.*/)?", "/**/": "/(?:.*/)?", "/**": "/.+", "?": "[^/]"}
 
 
 def _translate(pattern: str) -> str | None:
-    """The regular expression of a pattern; None of one that matches nothing."""
+    """The regular expression of a pattern; None if the pattern matches nothing."""
     if not pattern or (pattern.endswith("\\") and not pattern.endswith("\\\\")):
         return None
     pieces = []

@@ -1,7 +1,7 @@
-"""`install`: a package that was taken, ready to run.
+"""`install`: make a snapshot ready to run.
 
-Without requirements it is unpacked, and the interpreter that runs Footplate runs it, with the package first in its path.
-With them there is an environment (`environment.py`), whose interpreter runs it.
+A package without requirements is unpacked. The interpreter that runs Footplate runs it, with the package first in its path.
+A package with requirements gets a virtual environment (`virtualenv.py`), and that environment's interpreter runs it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.core.version import LIBRARY
-from footplate.jobs.package.environment import Wanted, environment, our_packages
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import needed
 from footplate.jobs.package.snapshots import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
+from footplate.jobs.package.virtualenv import Wanted, environment, our_packages
 
 
 @dataclass(frozen=True)
 class Installed:
-    """How a program is run: `python -m MODULE`, with `env` over the environment that it gets.
+    """A program that is ready to run, as `python -m MODULE` with `env` added to the environment.
 
     Attributes:
         python: the interpreter.
         env: variables.
-        holds: what keeps the package and its environment from being deleted: `release` them when it has run.
+        holds: the locks that protect the package and its environment from deletion. Call `release` when it has run.
     """
 
     python: Path
@@ -36,45 +36,44 @@ class Installed:
     holds: tuple[Hold, ...]
 
     def release(self) -> None:
-        """It is used no more."""
-        for one in self.holds:
-            one.release()
+        """Release the locks."""
+        for hold in self.holds:
+            hold.release()
 
 
 def install(snapshot: Snapshot, home: Path, log: TextIO) -> Installed:
-    """Make a package ready to run. Safe to be called by several processes at once; the second time it is fast.
+    """Make a package ready to run. Several processes may do so at once. The second time it is fast.
 
     Args:
         snapshot: the package.
-        home: the directory in which packages and environments are kept.
-        log: where pip says what it does, if there is something for it to do.
+        home: the folder of packages and environments.
+        log: gets pip's output, if pip runs.
 
     Raises:
-        PackageError: the archive is damaged, or what the package needs can't be installed.
+        PackageError: the archive is damaged, or a requirement can't be installed.
     """
     home = home.absolute()
-    os.utime(snapshot.path)  # its last use
-    place, hold = unpack(snapshot.path, snapshot.digest, home)
+    os.utime(snapshot.path)  # the time of its last use
+    directory, hold = unpack(snapshot.path, snapshot.digest, home)
     try:
-        return _ready(place, hold, home, log)
+        return _ready(directory, hold, home, log)
     except BaseException:
         hold.release()
         raise
 
 
-def _ready(place: Path, hold: Hold, home: Path, log: TextIO) -> Installed:
-    source = place / SOURCE
-    distributions = tuple(sorted((place / PACKAGES).glob("*")))
+def _ready(directory: Path, hold: Hold, home: Path, log: TextIO) -> Installed:
+    source = directory / SOURCE
+    distributions = tuple(sorted((directory / PACKAGES).glob("*")))
     python, holds = Path(sys.executable), (hold,)
     wanted = Wanted(source, tuple(needed(source, python)), distributions)
     if not wanted.nothing:
-        python, held = environment(wanted, home, log)
-        holds = (hold, held)
+        python, environment_hold = environment(wanted, home, log)
+        holds = (hold, environment_hold)
     path = [str(source)] if source.is_dir() else []
-    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_place(our_packages())])}, holds)
+    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_library(our_packages())])}, holds)
 
 
-def _own_place(installed: Iterable[str]) -> list[str]:
-    """Where this Footplate is imported from, unless it is installed: a job is to have the one that submitted it."""
-    place = LIBRARY
-    return [] if place in installed else [place]
+def _own_library(installed: Iterable[str]) -> list[str]:
+    """The directory of this Footplate, unless it is installed: a job uses the Footplate that submitted it."""
+    return [] if LIBRARY in installed else [LIBRARY]

@@ -1,7 +1,7 @@
-"""Whether there is a package, and whether it has the module that is to run: said before a job is submitted.
+"""Check, before a submission, that the package exists and has the module to run.
 
-`take_program` decides what a submission accepts. A dry run calls the same function, so it accepts nothing else. All checks
-look at names alone. Whether the module can be imported is known when the job runs.
+`take_program` makes the snapshot of a submission, and of a dry run. The checks look at file names only. Only the running
+job shows if the module can be imported.
 """
 
 from __future__ import annotations
@@ -15,56 +15,55 @@ from footplate.jobs.package.snapshots import SOURCE, Snapshot, snapshot, stored
 
 
 def take_program(package: Path | Snapshot | None, packages: Sequence[str], module: str | None, home: Path) -> Snapshot:
-    """Take a job's program as it is now, and check that it has the module that is to run.
+    """Make a snapshot of a job's program, and check that it has the module to run.
 
     Args:
-        package: the directory of its package, or one that was taken; None if `packages`, or images, bring it.
+        package: the directory of the package, or a snapshot; None if `packages` or images bring the program.
         packages: wheels and source distributions: paths, or URIs of gs:// and s3://.
-        module: the module that is to run; None when an image has its own program.
-        home: the directory in which a package that is taken now is kept.
+        module: the module to run; None if an image has its own program.
+        home: the folder that keeps the snapshot.
 
     Raises:
-        PackageError: it can't be taken, or lacks the module; it was taken, and deleted since.
+        PackageError: the snapshot can't be made, or was deleted meanwhile, or lacks the module.
     """
     if isinstance(package, Snapshot):
-        taken = stored(package.digest, package.path.parents[1])
+        program = stored(package.digest, package.path.parents[1])
     else:
-        taken = snapshot(package, packages, home)
-    if module is not None and (text := no_module(taken, module)):  # .gitignore may have left it out
-        raise PackageError(" ".join((text, *taken.warnings)))
-    return taken
+        program = snapshot(package, packages, home)
+    # The directory may have the module although the snapshot lacks it, because of .gitignore.
+    if module is not None and (text := module_problem(program, module)):
+        raise PackageError(" ".join((text, *program.warnings)))
+    return program
 
 
-def no_package(path: Path) -> str:
-    """Why a directory is no package, in a sentence; empty when it is one."""
-    there = _is_file(path / "__init__.py")
-    return "" if there else f"{str(path)!r} is no package: expected a directory with an __init__.py."
+def package_problem(path: Path) -> str:
+    """Explain why a directory isn't a package; empty if it is one."""
+    is_package = _is_file(path / "__init__.py")
+    return "" if is_package else f"{str(path)!r} isn't a package: expected a directory with an __init__.py."
 
 
-def no_module(package: Path | Snapshot, module: str) -> str:
-    """That a package, its directory or what was taken of it, lacks a module; empty when it has it, or another one may."""
+def module_problem(package: Path | Snapshot, module: str) -> str:
+    """Explain that a package lacks a module; empty if it has the module, or if another package may have it."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
-        return ""  # no module at all, of which the spec tells
+        return ""  # it isn't a module's name, which the spec's checks report
     stem = "/".join(parts)
     names = [f"{stem}/__main__.py"] if len(parts) == 1 else [f"{stem}.py", f"{stem}/__main__.py"]
     if isinstance(package, Path):
         package, real = by_own_name(package), package.resolve()
         if package.name != parts[0] == real.name:
             other = ".".join((package.name, *parts[1:]))
-            return (
-                f"the package is called {package.name}, by the name of a link. Use {other}, or --package-path {real}."
-            )
-        inside, there = package.name == parts[0], any(_is_file(package.parent / name) for name in names)
+            return f"the package's name is {package.name}, from a link. Use {other}, or --package-path {real}."
+        inside, exists = package.name == parts[0], any(_is_file(package.parent / name) for name in names)
     else:
-        taken = {name for name, _ in package.files}
-        inside = any(name.startswith(f"{SOURCE}/{parts[0]}/") for name in taken)
-        there = any(f"{SOURCE}/{name}" in taken for name in names)
-    return f"the package has no module {module}: expected {names[0]}." if inside and not there else ""
+        files = {name for name, _ in package.files}
+        inside = any(name.startswith(f"{SOURCE}/{parts[0]}/") for name in files)
+        exists = any(f"{SOURCE}/{name}" in files for name in names)
+    return f"the package has no module {module}: expected {names[0]}." if inside and not exists else ""
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, a NUL in it, a directory that isn't ours to look into
+    except (OSError, ValueError):  # the name is too long or has a NUL, or the directory can't be read
         return False

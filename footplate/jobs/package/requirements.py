@@ -1,7 +1,7 @@
-"""What a package says that it needs: `requirements.txt`, and `setup.py`'s or `pyproject.toml`'s dependencies.
+"""The requirements of a package: `requirements.txt`, and the dependencies of `setup.py` or `pyproject.toml`.
 
-A `setup.py` is a program, so it is asked by running it (`setup.py egg_info`) where the job runs, not where it is
-submitted. A `pyproject.toml` with its dependencies written out is read.
+A `setup.py` is a program. It runs (`setup.py egg_info`) where the job runs, not where the job is submitted. A
+`pyproject.toml` that lists its dependencies is read.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _INCLUDE = re.compile(r"(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
 
 
 def is_list(name: str) -> bool:
-    """Whether a file beside the package is one that pip reads requirements from."""
+    """Return True if pip reads requirements from a file next to the package."""
     return any(fnmatchcase(name, pattern) for pattern in _LISTS)
 
 
 def portable(name: str, content: bytes) -> bytes:
-    """A list without the lines that name the package itself, such as `-e .`: the package is there anyway.
+    """Remove the lines that name the package itself, such as `-e .`, from a list. The package is there anyway.
 
     Raises:
-        PackageError: a line names something else that lies on this machine alone.
+        PackageError: a line names something else that only this machine has.
     """
     kept = []
     for number, given in enumerate(content.splitlines(keepends=True), 1):
@@ -44,31 +44,31 @@ def portable(name: str, content: bytes) -> bytes:
         included = _INCLUDE.match(line)
         if _HERE.match(line):
             raise PackageError(
-                f"{name} line {number}: {line!r} lies on this machine, where the job may not run. Leave it out: the "
-                "package itself is there anyway. Build a wheel of anything else, and give it with --packages."
+                f"{name} line {number}: {line!r} is on this machine, where the job may not run. Leave it out: the "
+                "package itself is included anyway. Build a wheel of anything else, and give it with --packages."
             )
         if included and not is_list(included[1]) and "://" not in included[1]:
             raise PackageError(
-                f"{name} line {number}: {line!r}: expected a file beside {name}, named requirements….txt or "
-                "constraints….txt. Only those go with the package."
+                f"{name} line {number}: {line!r}: expected a file next to {name}, named requirements….txt or "
+                "constraints….txt. The package includes only those."
             )
     return b"".join(kept)
 
 
 def dropped(names: Sequence[str]) -> list[str]:
-    """A notice about lists in which the package itself was left out; none without such lists."""
-    return [f"{', '.join(names)}: the package itself (-e .) is left out, as it is there anyway."] if names else []
+    """The notice about lists without the package itself; empty if there are none."""
+    return [f"{', '.join(names)}: the package itself (-e .) is left out, since it is included anyway."] if names else []
 
 
 def needed(source: Path, python: Path) -> list[str]:
-    """The dependencies that the project in a directory declares, beside those of its `requirements.txt`.
+    """The dependencies that a project declares, besides those in its `requirements.txt`.
 
     Args:
-        source: where setup.py or pyproject.toml may be.
-        python: the interpreter that is to run a setup.py.
+        source: the directory of setup.py or pyproject.toml.
+        python: the interpreter for a setup.py.
 
     Raises:
-        PackageError: they can't be found out.
+        PackageError: the dependencies can't be determined.
     """
     if (source / "setup.py").is_file():
         return _of_setup(source, python)
@@ -80,41 +80,41 @@ def needed(source: Path, python: Path) -> list[str]:
         raise PackageError(f"pyproject.toml can't be read: {error}.") from None
     if "dependencies" in project.get("dynamic", []):
         raise PackageError("pyproject.toml: its dependencies are dynamic. Write them out, or into requirements.txt.")
-    return [str(one) for one in project.get("dependencies", [])]
+    return [str(dependency) for dependency in project.get("dependencies", [])]
 
 
 def _of_setup(source: Path, python: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         command = [str(python), "setup.py", "-q", "egg_info", "--egg-base", scratch]
-        asked = subprocess.run(
+        process = subprocess.run(
             command, cwd=source, env=users_environ(), capture_output=True, text=True, errors="replace"
         )
-        if asked.returncode:
-            raise PackageError(f"setup.py can't say what it needs: {_last_lines(asked.stderr)}")
-        found = list(Path(scratch).glob("*.egg-info/requires.txt"))
-        return unmarked(found[0].read_text("utf-8")) if found else []
+        if process.returncode:
+            raise PackageError(f"setup.py can't list its requirements: {_last_lines(process.stderr)}")
+        lists = list(Path(scratch).glob("*.egg-info/requires.txt"))
+        return unmarked(lists[0].read_text("utf-8")) if lists else []
 
 
 def users_environ() -> dict[str, str]:
-    """The variables of this process without Footplate's own, of which some are secret, and without Python's."""
+    """The environment of this process, without Footplate's variables (some are secret), and without Python's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("FOOTPLATE_", "PYTHON"))}
 
 
 def unmarked(requires: str) -> list[str]:
-    """The requirements in an egg's requires.txt: `[:marker]` sections made markers, those of extras left out.
+    """Parse an egg's requires.txt: `[:marker]` sections become markers, and sections of extras are left out.
 
     >>> unmarked("numpy\\n\\n[:python_version < '3.8']\\ntyping\\n\\n[dev]\\npytest")
     ['numpy', "typing; python_version < '3.8'"]
     """
-    found, section = [], ""
+    requirements, section = [], ""
     for line in map(str.strip, requires.splitlines()):
         if line.startswith("["):
             section = line[1:-1]
         elif line and not section:
-            found.append(line)
+            requirements.append(line)
         elif line and section.startswith(":"):
-            found.append(f"{line}; {section[1:]}")
-    return found
+            requirements.append(f"{line}; {section[1:]}")
+    return requirements
 
 
 def _last_lines(text: str) -> str:

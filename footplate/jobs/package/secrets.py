@@ -1,6 +1,6 @@
-"""Which files look like secrets: by their names, and by what begins in them.
+"""Guess which files contain secrets, by their names and their first bytes.
 
-A guess, for a warning: a package goes to other machines, and into archives that are kept.
+The guess is for a warning: a package goes to other machines, and into archives that are kept.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ NAMES = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".pypirc",
     ".git-credentials", "credentials", "credentials*.json", "client_secret*.json",
 )  # fmt: skip
-LOOKED_AT = 1 << 16  # bytes
+# The first bytes of a file that the guess looks at.
+LOOKED_AT = 1 << 16
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _SERVICE_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|authorized_user)"')
 
 
 def looks_secret(name: str, content: bytes) -> bool:
-    """Whether a file may hold a secret.
+    """Return True if a file may contain a secret.
 
     Args:
         name: its path; only the last part counts.

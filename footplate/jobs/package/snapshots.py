@@ -1,10 +1,10 @@
-"""`snapshot`: the program as it is now, put away under a name that says what is in it.
+"""`snapshot`: a copy of the program as it is now, under a name that identifies its contents.
 
-    source/trainer/task.py, source/requirements.txt, …    the package, and what belongs to it (`files.py`)
-    packages/helpers-1.0-py3-none-any.whl, …              what `--packages` names: from here, gs:// or s3://
+    source/trainer/task.py, source/requirements.txt, …    the package, and the files next to it (`files.py`)
+    packages/helpers-1.0-py3-none-any.whl, …              the files that `--packages` names: local, gs:// or s3://
 
-The archive is written under another name and renamed, so that it is there whole or not at all. Taken again, unchanged, it
-is the same file.
+The archive is written under another name and renamed, so it is complete or absent. A second snapshot of an unchanged
+program is the same file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from footplate.jobs.package import archive, requirements, secrets
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.files import Found, collect
 
-MAX_BYTES = 500 * 2**20  # as much as Ray takes for a working directory
+# The largest working directory that Ray accepts.
+MAX_BYTES = 500 * 2**20
 SOURCE, PACKAGES = "source", "packages"
 DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 _SHOWN = 5
@@ -30,13 +31,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A program, put away.
+    """A copy of a program.
 
     Attributes:
-        digest: of all that is in it; 64 hexadecimal digits.
+        digest: the digest of its contents; 64 hexadecimal digits.
         path: the archive.
-        files: the name and the bytes of each file, by name.
-        warnings: what the user may not have meant, each a sentence.
+        files: name and size in bytes of each file, sorted by name.
+        warnings: what the user may not intend, one sentence each.
     """
 
     digest: str
@@ -46,7 +47,7 @@ class Snapshot:
 
     @property
     def summary(self) -> str:
-        """How much is in it, and what, in a sentence."""
+        """The number of files, their size, and some names, in a sentence."""
         names = [name.partition("/")[2] for name, _ in self.files]
         size = sum(nbytes for _, nbytes in self.files) / 2**10
         shown = f"{size:.1f} KiB" if size < 2**10 else f"{size / 2**10:.1f} MiB"
@@ -54,15 +55,15 @@ class Snapshot:
 
 
 def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> Snapshot:
-    """Take a program as it is now.
+    """Copy a program as it is now.
 
     Args:
-        package_path: the directory of its package; None when `packages` bring it.
+        package_path: the directory of its package; None if `packages` bring the program.
         packages: wheels and source distributions: paths, or URIs of gs:// and s3://.
-        home: the directory in which packages are kept; it is made if it isn't there.
+        home: the folder that keeps packages. It is created.
 
     Raises:
-        PackageError: it is no package; a file can't be read, or can't go in; it is too large.
+        PackageError: it isn't a package, or is too large; a file can't be read, or can't be part of a package.
     """
     collected = collect(package_path) if package_path is not None else None
     found = collected.files if collected else ()
@@ -79,7 +80,7 @@ def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> 
     fetched = _fetch(packages)
     check_size({**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}})
     members += [Member(f"{PACKAGES}/{name}", _value(content)) for name, content in fetched.items()]
-    digest, path = put_away(members, home.absolute() / "packages")
+    digest, path = write_archive(members, home.absolute() / "packages")
     warnings = [
         *_warnings(found, collected.ignored if collected else ()),
         *requirements.dropped([name for name in lists if lists[name] != kept[name]]),
@@ -88,14 +89,14 @@ def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> 
 
 
 def stored(digest: str, home: Path) -> Snapshot:
-    """The program that was taken under a digest, without its warnings.
+    """Return the snapshot with a digest, without its warnings.
 
     Raises:
-        PackageError: there is none.
+        PackageError: it doesn't exist.
     """
     path = home.absolute() / "packages" / f"{digest}.tar"
     if not digest.isalnum() or not path.is_file():
-        raise PackageError(f"{path}: the job's package is not there any more. Submit the job again.")
+        raise PackageError(f"{path}: the job's package was deleted. Submit the job again.")
     return Snapshot(digest, path, _files(path))
 
 
@@ -104,8 +105,8 @@ def _files(path: Path) -> tuple[tuple[str, int], ...]:
         return tuple((member.name, member.size) for member in tar)
 
 
-def put_away(members: Sequence[Member], home: Path) -> tuple[str, Path]:
-    """Write an archive below `home` under the name that its digest gives it; returns digest and path."""
+def write_archive(members: Sequence[Member], home: Path) -> tuple[str, Path]:
+    """Write an archive into a folder, named by its digest. Returns digest and path."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=home, prefix=".", suffix=".part")
     try:
@@ -122,7 +123,7 @@ def put_away(members: Sequence[Member], home: Path) -> tuple[str, Path]:
 
 
 def _fetch(packages: Sequence[str]) -> dict[str, bytes]:
-    """The distributions, by the names of their files."""
+    """Read the distributions, by the names of their files."""
     fetched: dict[str, bytes] = {}
     for uri in packages:
         name = PurePosixPath(uri).name
@@ -132,9 +133,7 @@ def _fetch(packages: Sequence[str]) -> dict[str, bytes]:
             )
         content = _read_uri(uri)
         if fetched.get(name, content) != content:
-            raise PackageError(
-                f"--packages {uri}: there are two different packages of the name {name}. Keep one of them."
-            )
+            raise PackageError(f"--packages {uri}: two different packages have the name {name}. Keep one of them.")
         fetched[name] = content
     return fetched
 
@@ -173,13 +172,13 @@ def _size(one: Found) -> int:
 
 
 def check_size(sizes: dict[str, int]) -> None:
-    """See that a package isn't too large.
+    """Raise if a package is too large.
 
     Args:
-        sizes: the bytes of each of its files.
+        sizes: the size of each of its files, in bytes.
 
     Raises:
-        PackageError: it is.
+        PackageError: it is too large.
     """
     total = sum(sizes.values())
     if total <= MAX_BYTES:
@@ -196,11 +195,11 @@ def _warnings(found: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
     suspects = [one.name for one in found if secrets.looks_secret(one.name, _head(one.path))]
     if suspects:
         yield (
-            f"The package holds what looks like secrets: {_some(suspects)}. They are kept with the job; name them in "
-            ".gitignore, or move them out of the package, if they are not meant to be."
+            f"These files seem to contain secrets: {_some(suspects)}. They are kept with the job. If you don't want that, "
+            "name them in .gitignore, or move them out of the package."
         )
     if ignored:
-        yield f"Left out of the package, as .gitignore says: {_some(ignored)}."
+        yield f".gitignore excludes from the package: {_some(ignored)}."
 
 
 def _some(names: Sequence[str]) -> str:

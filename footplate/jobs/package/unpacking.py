@@ -1,10 +1,10 @@
-"""An archive → a directory, whatever the archive holds.
+"""Unpack an archive into a directory. That is safe for any archive.
 
-Our archives hold plain files alone, each below `source/` or `packages/`. Anything else (an absolute name, `..`, a link, a
-device, a name given twice) is refused before a byte is written. What is unpacked appears whole, by a rename.
+A snapshot contains only plain files, each below `source/` or `packages/`. Anything else (an absolute name, `..`, a link, a
+device, a name given twice) is refused before a byte is written. The directory appears complete, by a rename.
 
-It isn't synced to the disk, which would take longer than unpacking: after the machine's sudden end some of its files could
-be empty. So it serves until the machine is started anew, and is then unpacked again, from the archive, which was synced.
+The files aren't synced to disk, since that takes longer than unpacking, so a power failure may leave some of them empty.
+Therefore they are used only until the next boot, and then unpacked again from the archive, which was synced.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def unpack(archive: Path, digest: str, home: Path) -> tuple[Path, Hold]:
     """Unpack an archive into `home/unpacked/BOOT/DIGEST`, unless it is there.
 
     Returns:
-        That directory, and what keeps it there until it is released.
+        The directory, and the lock that protects it until it is released.
 
     Raises:
-        PackageError: the archive is not the one of that digest, or none of ours.
+        PackageError: the archive has another digest, or isn't a snapshot.
     """
     target = home / "unpacked" / boot() / digest
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def unpack(archive: Path, digest: str, home: Path) -> tuple[Path, Hold]:
     except BaseException:
         hold.release()
         raise
-    os.utime(target)  # its last use
+    os.utime(target)  # the time of its last use
     return target, hold
 
 
@@ -52,23 +52,23 @@ def _unpack(archive: Path, digest: str, target: Path) -> None:
         return
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            raise PackageError(f"{archive} is not what it was when the job was submitted. Submit the job again.")
+            raise PackageError(f"{archive} has changed since the job was submitted. Submit the job again.")
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix="."))
     try:
         extract(archive, scratch)
         scratch.rename(target)
     except OSError:
-        if not target.is_dir():  # else somebody was faster: theirs is the same
+        if not target.is_dir():  # otherwise another process was faster, with the same files
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def extract(archive: Path, into: Path) -> None:
-    """Write an archive's files below a directory.
+    """Write the files of an archive below a directory.
 
     Raises:
-        PackageError: it holds anything but files with names of ours.
+        PackageError: the archive has anything but plain files with allowed names.
     """
     try:
         with tarfile.open(archive, "r:") as tar:
@@ -80,38 +80,38 @@ def extract(archive: Path, into: Path) -> None:
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
                     shutil.copyfileobj(tar.extractfile(member), out)  # pyright: ignore[reportArgumentType]
     except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
-        raise PackageError(f"{archive} is no archive of a package: {error}.") from None
+        raise PackageError(f"{archive} isn't an archive of a package: {error}.") from None
 
 
 def checked(members: Iterable[tarfile.TarInfo], archive: str) -> dict[str, tarfile.TarInfo]:
-    """The members of an archive by name, if all of them are plain files with names of ours.
+    """Return the members of an archive by name, if all of them are plain files with allowed names.
 
     Args:
-        members: all of them.
-        archive: what it is called in messages.
+        members: the members.
+        archive: the archive's name in messages.
 
     Raises:
-        PackageError: they aren't.
+        PackageError: a member isn't allowed.
     """
-    found: dict[str, tarfile.TarInfo] = {}
+    files: dict[str, tarfile.TarInfo] = {}
     total = 0
     for member in members:
         path = PurePosixPath(member.name)
         parts = path.parts
         if not member.isreg() or member.issparse():
-            raise _refused(archive, member, "it is no plain file")
+            raise _refused(archive, member, "it isn't a plain file")
         if len(parts) < 2 or parts[0] not in (SOURCE, PACKAGES) or ".." in parts or "\0" in member.name:
             raise _refused(archive, member, f"expected a name below {SOURCE}/ or {PACKAGES}/")
-        if str(path) in found:
-            raise _refused(archive, member, "it is there twice")
+        if str(path) in files:
+            raise _refused(archive, member, "it occurs twice")
         total += member.size
-        if total > 2 * MAX_BYTES or len(found) >= _MAX_MEMBERS:
+        if total > 2 * MAX_BYTES or len(files) >= _MAX_MEMBERS:
             raise _refused(archive, member, "with it the archive is larger than any package may be")
-        found[str(path)] = member
-    for name in found:
-        if any(str(parent) in found for parent in PurePosixPath(name).parents):
-            raise _refused(archive, found[name], "it lies in a file")
-    return found
+        files[str(path)] = member
+    for name in files:
+        if any(str(parent) in files for parent in PurePosixPath(name).parents):
+            raise _refused(archive, files[name], "its path leads through a file")
+    return files
 
 
 def _refused(archive: str, member: tarfile.TarInfo, why: str) -> PackageError:

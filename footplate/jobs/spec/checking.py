@@ -1,7 +1,7 @@
-"""What one key of a spec says about another, and what the catalog says about its machines.
+"""Check the keys of a spec against each other, and its machines against the catalog.
 
-Each check is a function from a job whose keys are all of the right type to what is wrong. They run all, so that all
-problems are told at once.
+Each check takes a job whose keys have the right types, and yields what is wrong. All of them run, so that all problems are
+reported together.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def problems(job: Job, partial: bool, machines_may_follow: bool = False) -> Foun
     """Everything that is wrong with a job: the key, and a sentence.
 
     Args:
-        job: its keys are all of the right type.
-        partial: keys that submitting needs may be missing.
-        machines_may_follow: so may scale tier, machine types and images, which flags can still bring.
+        job: a job whose keys have the right types.
+        partial: keys that a submission needs may be missing.
+        machines_may_follow: scale tier, machine types and images may be missing, too, since flags can still give them.
     """
     spec = job.training_input
     if not partial:
@@ -46,14 +46,16 @@ def problems(job: Job, partial: bool, machines_may_follow: bool = False) -> Foun
 
 
 def notices(job: Job) -> list[str]:
-    """What is not wrong, but good to know: which machines can no longer be had, and what is there instead."""
+    """Facts that are not problems: machines that no longer exist, and their successors."""
     spec = job.training_input
-    found = [what_became(one.machine) for one in replicas(spec)]
+    found = [what_became(replica.machine) for replica in replicas(spec)]
     if tier_of(spec) == "CUSTOM":
         for role in ROLES[1:]:
             if machine_type(spec, role) and not count(spec, role):
-                found.append(f"{key_of(role, 'Type')} is given, but no {key_of(role, 'Count')}: there will be none.")
-    return [one for one in dict.fromkeys(found) if one]
+                found.append(
+                    f"{key_of(role, 'Type')} is given, but no {key_of(role, 'Count')}: there won't be such machines."
+                )
+    return [notice for notice in dict.fromkeys(found) if notice]
 
 
 def _needed(job: Job) -> Found:
@@ -73,7 +75,7 @@ def _tier(spec: TrainingInput, machines_may_follow: bool) -> Found:
             if name is None and machines_may_follow:
                 continue
             if name is None and (role == "master" or count(spec, role)):
-                yield (_INPUT, key_of(role, "Type")), f"missing: which machine is the {role.replace('_', ' ')}'s?"
+                yield (_INPUT, key_of(role, "Type")), f"missing: give the machine type of the {role.replace('_', ' ')}."
             elif name is None and wanted:
                 yield (_INPUT, key_of(role, "Config"), "acceleratorConfig"), f"without {key_of(role, 'Type')}."
             continue
@@ -83,27 +85,28 @@ def _tier(spec: TrainingInput, machines_may_follow: bool) -> Found:
         }
         for key, value in given.items():
             if value is not None:
-                yield (_INPUT, key), f"scale tier {tier} says which machines there are: leave this out, or use CUSTOM."
+                text = f"scale tier {tier} determines the machines: leave this out, or use CUSTOM."
+                yield (_INPUT, key), text
         if wanted:
-            text = f"scale tier {tier} says which accelerators there are: leave this out, or use CUSTOM."
+            text = f"scale tier {tier} determines the accelerators: leave this out, or use CUSTOM."
             yield (_INPUT, key_of(role, "Config"), "acceleratorConfig"), text
 
 
 def _machines(spec: TrainingInput) -> Found:
     if tier_of(spec) != "CUSTOM":
         return
-    named = {role: name for role in ROLES if (name := machine_type(spec, role))}
-    for role, name in named.items():
+    types = {role: name for role in ROLES if (name := machine_type(spec, role))}
+    for role, name in types.items():
         wanted = config(spec, role).accelerator_config
         if wanted:
             verdict = check(catalog().machines[name], catalog().accelerators[wanted.type], wanted.count)
             if verdict.problem:
                 yield (_INPUT, key_of(role, "Config"), "acceleratorConfig"), str(verdict)
-    legacy = {role: catalog().machines[name].legacy for role, name in named.items() if name != "cloud_tpu"}
+    legacy = {role: catalog().machines[name].legacy for role, name in types.items() if name != "cloud_tpu"}
     if len(set(legacy.values())) > 1:
         other = next(role for role in legacy if legacy[role] != next(iter(legacy.values())))
-        kinds = ", ".join(f"{named[role]} is {'legacy' if legacy[role] else 'of Compute Engine'}" for role in legacy)
-        text = f"machine types must be all legacy or all of Compute Engine: {kinds}."
+        kinds = ", ".join(f"{types[role]} is {'legacy' if legacy[role] else 'of Compute Engine'}" for role in legacy)
+        text = f"expected machine types that are all legacy, or all of Compute Engine: {kinds}."
         yield (_INPUT, key_of(other, "Type")), text
 
 
@@ -113,8 +116,8 @@ def _region(spec: TrainingInput) -> Found:
     if tier_of(spec) == "CUSTOM":
         choices = [choice(spec, role) for role in ROLES if count(spec, role)]
     else:
-        choices = [one.machine for one in replicas(spec)]
-    accelerators = [one.accelerator for one in choices if one and one.accelerator]
+        choices = [replica.machine for replica in replicas(spec)]
+    accelerators = [machine.accelerator for machine in choices if machine and machine.accelerator]
     for text in check_region(spec.region, accelerators):
         yield (_INPUT, "region"), text
 
@@ -128,7 +131,7 @@ def _containers(spec: TrainingInput, image_may_follow: bool) -> Found:
         for key, value in (("containerCommand", own.container_command), ("containerArgs", own.container_args)):
             path = (_INPUT, key_of(role, "Config"), key)
             if value and not (own.image_uri or image or image_may_follow):
-                yield path, "needs an image of your own: give imageUri."
+                yield path, "needs your own image: give imageUri."
             elif value and spec.args:
                 yield path, "can't be given together with args: keep one of them."
 
@@ -141,28 +144,28 @@ def _scheduling(spec: TrainingInput) -> Found:
 
 def _hyperparameters(spec: HyperparameterSpec) -> Found:
     seen: set[str] = set()
-    for index, one in enumerate(spec.params):
+    for index, parameter in enumerate(spec.params):
         path = (_INPUT, "hyperparameters", "params", index)
-        if one.parameter_name in seen:
-            yield (*path, "parameterName"), f'"{one.parameter_name}" is there twice.'
-        seen.add(one.parameter_name)
-        yield from _parameter(one, path)
+        if parameter.parameter_name in seen:
+            yield (*path, "parameterName"), f'"{parameter.parameter_name}" is given twice.'
+        seen.add(parameter.parameter_name)
+        yield from _parameter(parameter, path)
 
 
-def _parameter(one: ParameterSpec, path: Path) -> Found:
-    if one.type in ("DOUBLE", "INTEGER"):
-        low, high = one.min_value, one.max_value
+def _parameter(parameter: ParameterSpec, path: Path) -> Found:
+    if parameter.type in ("DOUBLE", "INTEGER"):
+        low, high = parameter.min_value, parameter.max_value
         for key, value in (("minValue", low), ("maxValue", high)):
             if value is None:
-                yield path, f"{key} is missing: a parameter of type {one.type} needs it."
-            elif one.type == "INTEGER" and value != int(value):
+                yield path, f"{key} is missing: a parameter of type {parameter.type} needs it."
+            elif parameter.type == "INTEGER" and value != int(value):
                 yield (*path, key), f"{value}: expected a whole number, as the parameter's type is INTEGER."
         if low is not None and high is not None and low > high:
             yield (*path, "maxValue"), f"{high:g} is less than minValue, {low:g}."
-    if one.type == "CATEGORICAL" and not one.categorical_values:
+    if parameter.type == "CATEGORICAL" and not parameter.categorical_values:
         yield path, "categoricalValues is missing: a parameter of type CATEGORICAL needs it."
-    if one.type == "DISCRETE":
-        values = one.discrete_values or []
+    if parameter.type == "DISCRETE":
+        values = parameter.discrete_values or []
         if not values:
             yield path, "discreteValues is missing: a parameter of type DISCRETE needs it."
         if any(after <= before for before, after in pairwise(values)):

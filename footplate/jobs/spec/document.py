@@ -1,7 +1,7 @@
-"""What a config.yaml says, as plain values with the line of each key: what yamlfile.py makes of its text.
+"""A config.yaml as plain values, with the line of each key. yamlfile.py makes it from text.
 
-A scalar that YAML takes for a number or a truth value is a `Scalar`, which keeps its text: `runtimeVersion: 2.10` is the
-text 2.10, though as a number it would be 2.1. A job that flags describe needs no more than this, and imports no YAML.
+A number or a boolean is a `Scalar`, which keeps its text: `runtimeVersion: 2.10` is the text 2.10, though the number is
+2.1. A job made of flags alone needs no more than this module, which doesn't import YAML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number or a truth value, and how it was written."""
+    """A number or a boolean, with its text in the file."""
 
     value: int | float | bool
     text: str
@@ -25,15 +25,15 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says.
+    """The contents of a file.
 
     Attributes:
-        name: the file, for messages.
-        text: all of it.
-        root: YAML's node of the whole; None for an empty file.
-        values: the mapping that it is.
+        name: the file's name, for messages.
+        text: the whole text.
+        root: YAML's root node; None for an empty file.
+        values: the file as a mapping.
         lines: the line, from 1, of each key and item.
-        problems: keys that are given twice.
+        problems: keys that occur twice.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def place(self, path: Path) -> str:
-        """Where a key stands, or the nearest that leads to it."""
+        """The line of a key, or of the nearest key above it."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.name} line {self.lines[path]}" if path in self.lines else self.name

@@ -1,6 +1,6 @@
-"""A job before it is checked: what the file says with what the flags say laid over it, and where each value came from.
+"""A job before it is checked: the file's values with the flags' values laid over them, and the origin of each.
 
-A flag replaces the value of its key, whatever the file has there; `--labels` adds to the file's labels.
+A flag replaces the value of its key. `--labels` adds to the file's labels.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from footplate.jobs.spec.problems import Path, Problem
 
 @dataclass(frozen=True)
 class Draft:
-    """What was asked for.
+    """An unchecked job.
 
     Attributes:
         values: the merged mapping, as `model.Job` takes it.
-        origins: the flag of each key that a flag has set.
-        document: the file; None when there is none.
-        partial: whether flags may still come: a key that submitting needs may be missing.
+        origins: the flag of each key that a flag set.
+        document: the file; None if there is none.
+        partial: flags may still follow, so a key that a submission needs may be missing.
     """
 
     values: dict[str, Any]
@@ -32,7 +32,7 @@ class Draft:
     partial: bool = False
 
     def place(self, path: Path) -> str:
-        """Where a key was written: its flag, or its line in the file; empty when it was not."""
+        """The flag or the line that sets a key; empty if none does."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
@@ -41,7 +41,7 @@ class Draft:
         return self.document.place(path)
 
     def problem(self, path: Path, text: str) -> Problem:
-        """A problem at a key of this draft."""
+        """Make a problem for a key of this draft."""
         return Problem(path, text, self.place(path))
 
 
@@ -56,13 +56,13 @@ def draft(
 
     Args:
         document: the file.
-        given: flags of `flags.KEYS` and what followed them.
+        given: flags of `flags.KEYS`, and their values.
         args: the program's arguments from the command line; they replace the file's.
-        name: the job's.
+        name: the job's name.
         partial: as `Draft.partial`.
 
     Raises:
-        ConfigError: a flag in a form of its own, or bytes on the command line that are no text.
+        ConfigError: a flag has a wrong form, or the command line contains bytes that aren't text.
     """
     for flag, text in (given or {}).items():
         _check_text(f"--{flag}", text)
@@ -83,7 +83,7 @@ def draft(
 
 
 def put(values: dict[str, Any], path: Path, value: Any) -> None:
-    """Set a key; the mappings that lead to it are made where they are missing."""
+    """Set a key, and create the mappings that lead to it."""
     home = values
     for part in path[:-1]:
         inner = home.get(str(part))
@@ -94,15 +94,15 @@ def put(values: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _check_text(origin: str, text: str) -> None:
-    """Refuse bytes that the shell has passed on though they are no text: neither a spec nor a message can hold them."""
+    """Refuse bytes from the shell that aren't text: neither a spec nor a message can contain them."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{origin}: {text!r} is no text in UTF-8.") from None
+        raise ConfigError(f"{origin}: {text!r} isn't UTF-8 text.") from None
 
 
 def _without_nothing(values: Any) -> Any:
-    """A copy in which keys without a value are left out, as if they were not there."""
+    """Copy values without the keys that have no value."""
     if isinstance(values, dict):
         return {key: _without_nothing(value) for key, value in values.items() if value is not None}
     return [_without_nothing(value) for value in values] if isinstance(values, list) else values

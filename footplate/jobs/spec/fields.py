@@ -1,6 +1,6 @@
-"""The types of a spec's values: text in a certain form, whole numbers, numbers, truth values, one of a few words.
+"""The types of a spec's values: text in a certain form, whole numbers, numbers, booleans, one of a few words.
 
-Each takes what YAML and flags give, a `Scalar` or text, and says in one sentence what it expected instead.
+Each type reads the values of YAML and of flags, a `Scalar` or text. For a wrong value, its message says what it expected.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_REPLICAS = 10_000
 
 def _mistake(expected: str, value: Any) -> Mistake:
     shown = value.text if isinstance(value, Scalar) else value
-    said = f'"{shown[:60]}"' if isinstance(shown, str) else "nothing" if shown is None else f"a {_kind(shown)}"
-    return Mistake(f"{said}: {expected}.")
+    quoted = f'"{shown[:60]}"' if isinstance(shown, str) else "nothing" if shown is None else f"a {_kind(shown)}"
+    return Mistake(f"{quoted}: {expected}.")
 
 
 def _kind(value: Any) -> str:
@@ -30,7 +30,7 @@ def _kind(value: Any) -> str:
 
 
 def text(form: Callable[[str], str]) -> Form:
-    """Text in a certain form; a number stands for the text that it was written as."""
+    """Text in a certain form. A number counts as the text that the file has."""
 
     def read(value: Any) -> str:
         given = value.text if isinstance(value, Scalar) else value
@@ -38,7 +38,8 @@ def text(form: Callable[[str], str]) -> Form:
             raise _mistake("expected text", value)
         try:
             return form(given)
-        except ValueError as error:  # a ConfigError, which is one, comes from the catalog and names the value itself
+        except ValueError as error:
+            # A ConfigError is a ValueError. The catalog raises it, and its text names the value already.
             text = str(error)
             raise (Mistake(text) if text.startswith('"') else _mistake(text, given)) from None
 
@@ -46,7 +47,7 @@ def text(form: Callable[[str], str]) -> Form:
 
 
 def whole(low: int, high: int) -> Form:
-    """A whole number; JSON writes those of 64 bits as text."""
+    """A whole number. JSON writes 64-bit integers as text, so digits in text are accepted, too."""
 
     def read(value: Any) -> int:
         given = value.value if isinstance(value, Scalar) else value
@@ -60,7 +61,7 @@ def whole(low: int, high: int) -> Form:
 
 
 def _real(value: Any) -> float:
-    """A number, also in the forms that YAML takes for text, such as `1e-3`."""
+    """A number, also in forms that YAML reads as text, such as `1e-3`."""
     given = value.value if isinstance(value, Scalar) else value
     if isinstance(given, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", given[:100], re.ASCII):
         given = float(given)
@@ -77,7 +78,7 @@ def _truth(value: Any) -> bool:
 
 
 def one_of(*choices: str) -> Form:
-    """One of the API's constants; case and dashes don't matter, as with gcloud's flags."""
+    """One of the API's constants. Case and dashes don't matter, as with gcloud's flags."""
 
     def read(value: Any) -> str:
         given = value.text if isinstance(value, Scalar) else value
@@ -86,7 +87,7 @@ def one_of(*choices: str) -> Form:
             near = (
                 did_you_mean(str(plain)[:60], choices)
                 if isinstance(plain, str)
-                else f"There are: {', '.join(choices)}."
+                else f"Expected one of {', '.join(choices)}."
             )
             raise _mistake(f"not one of the choices. {near.removesuffix('.')}", value)
         return plain

@@ -1,6 +1,6 @@
-"""Flags as a part of a spec: `--master-accelerator count=4,type=nvidia-tesla-k80` is `masterConfig.acceleratorConfig`.
+"""Flags as part of a spec: `--master-accelerator count=4,type=nvidia-tesla-k80` sets `masterConfig.acceleratorConfig`.
 
-The flags are gcloud's, for `gcloud ai-platform jobs submit training`; `KEYS` says which key each stands for.
+The flags are those of `gcloud ai-platform jobs submit training`. `KEYS` maps each to its key.
 """
 
 from __future__ import annotations
@@ -33,65 +33,65 @@ KEYS: dict[str, Path] = {
     **{f"{flag}-accelerator": ("trainingInput", f"{role}Config", "acceleratorConfig") for flag, role in _ROLES.items()},
     **{f"{flag}-image-uri": ("trainingInput", f"{role}Config", "imageUri") for flag, role in _ROLES.items()},
 }
-"""The key that each flag stands for; flags that are not here are about submitting, not about the job."""
+"""The key that each flag sets. A flag that is missing here is about the submission, not about the job."""
 
 ALIASES = {"worker-server-count": "worker-count"}
-"""Older spellings of flags, which tutorials still have."""
+"""Older spellings of flags, which tutorials still use."""
 
 
 OF_GCLOUD = (
     "account", "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "quiet",
     "tpu-tf-version", "verbosity",
 )  # fmt: skip
-"""Flags that gcloud has and Footplate doesn't, so that they are not taken for the program's."""
+"""Flags of gcloud that Footplate doesn't have. They are refused, not passed to the program."""
 
 
 def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
-    """The keys that flags set: their values, and the flag of each. Each label is a key of its own, beside the file's.
+    """Convert flags to keys: their values, and the flag of each. Each label is a key of its own, next to the file's labels.
 
     Args:
-        given: flags of `KEYS` without their dashes, and what followed each.
+        given: flags of `KEYS` without their dashes, and their values.
 
     Raises:
-        ConfigError: `--labels` or a flag for accelerators in a form of its own.
+        ConfigError: `--labels` or an accelerator flag has a wrong form.
     """
     values: dict[Path, Any] = {}
     origins: dict[Path, str] = {}
     for flag, text in given.items():
         value = _value(flag, text)
-        each = {(*KEYS[flag], key): one for key, one in value.items()} if flag == "labels" else {KEYS[flag]: value}
+        each = {(*KEYS[flag], key): item for key, item in value.items()} if flag == "labels" else {KEYS[flag]: value}
         values |= each
         origins |= dict.fromkeys(each, f"--{flag}")
     return values, origins
 
 
 def pairs(flag: str, text: str) -> dict[str, str]:
-    """`a=1,b=2` as a mapping.
+    """Parse `a=1,b=2`.
 
     Raises:
-        ConfigError: something else, or a key twice.
+        ConfigError: the text has another form, or a key twice.
     """
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f'--{flag} {text}: expected KEY=VALUE, several with commas; found "{part}".')
-        if key.strip() in found:
+            raise ConfigError(f'--{flag} {text}: expected KEY=VALUE, separated by commas; found "{part}".')
+        if key.strip() in mapping:
             raise ConfigError(f'--{flag} {text}: "{key.strip()}" is given twice.')
-        found[key.strip()] = value.strip()
-    return found
+        mapping[key.strip()] = value.strip()
+    return mapping
 
 
 def accelerator(flag: str, text: str) -> dict[str, str]:
-    """`count=4,type=nvidia-tesla-k80`, in either order; the count is 1 when it is left out.
+    """Parse `count=4,type=nvidia-tesla-k80`, in either order. The default count is 1.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text has another form.
     """
-    found = pairs(flag, text)
-    if "type" not in found or set(found) - {"type", "count"}:
+    mapping = pairs(flag, text)
+    if "type" not in mapping or set(mapping) - {"type", "count"}:
         raise ConfigError(f"--{flag} {text}: expected count=COUNT,type=TYPE, such as count=4,type=nvidia-tesla-t4.")
-    return {"count": "1", **found}
+    return {"count": "1", **mapping}
 
 
 def _value(flag: str, text: str) -> Any:

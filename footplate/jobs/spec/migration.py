@@ -1,8 +1,8 @@
-"""A spec for today's machines: what can no longer be had is replaced by its equivalent, and nothing else is touched.
+"""Rewrite a spec for machines that still exist. Everything else stays as it is.
 
-`changes` says which keys get which values. `apply` sets them in a draft, for a job that is being submitted; `rewrite` sets
-them in the text of a config.yaml, where comments, order and quotes stay as they are: a value is replaced where it stands,
-and a new key comes in the line after the key that it belongs to.
+`changes` lists the keys that change, with their new values. `apply` sets them in a draft, for a submission. `rewrite` sets
+them in the text of a config.yaml, and keeps its comments, order and quotes: it replaces a value in place, and inserts a new
+key in the line after the key that it belongs to.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Change:
 
     Attributes:
         path: the key.
-        value: what it becomes.
-        after: the key after which it comes where it is new.
+        value: the new value.
+        after: a new key is inserted after this one.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Change:
 
 
 def changes(job: Job) -> list[Change]:
-    """What makes a job one for today's machines; empty when it is one."""
+    """The changes that a job needs to run on machines that still exist."""
     spec = job.training_input
     before = replicas(spec)
     after = {one.role: today(one.machine) for one in before}
@@ -72,10 +72,10 @@ def changes(job: Job) -> list[Change]:
 
 
 def apply(asked: Draft) -> Draft:
-    """A draft of the same job on today's machines.
+    """Change a draft, so that its machines exist.
 
     Raises:
-        SpecError: something is wrong with it as it is.
+        SpecError: it has problems before the change.
     """
     values = copy.deepcopy(asked.values)
     for change in changes(checked(asked)):
@@ -84,11 +84,11 @@ def apply(asked: Draft) -> Draft:
 
 
 def rewrite(document: Document) -> tuple[str, list[Change]]:
-    """The text of a config.yaml for today's machines, and what was changed.
+    """Rewrite the text of a config.yaml for machines that exist. Returns the text and the changes.
 
     Raises:
-        SpecError: something is wrong with it as it is.
-        ConfigError: it is written in a way that can't be changed line by line.
+        SpecError: it has problems before the change.
+        ConfigError: the file's layout can't be changed line by line.
     """
     asked = draft(document, partial=True)
     made = changes(checked(asked))
@@ -102,7 +102,7 @@ def rewrite(document: Document) -> tuple[str, list[Change]]:
 
 
 def _set(document: Document, change: Change) -> str:
-    """The text with one key set."""
+    """Set one key in the text."""
     there = {path: (key, value) for path, key, value in nodes(document.root)} if document.root else {}
     text, path = document.text, change.path
     write = json.dumps if _is_json(document.root) else str
@@ -139,7 +139,7 @@ def _insert_line(text: str, line: int, new: str) -> str:
 
 
 def _block(path: Sequence[object], value: object, column: int) -> str:
-    """A key as lines of its own: `masterConfig:`, `  acceleratorConfig:`, `    count: 4`."""
+    """A key on lines of its own: `masterConfig:`, `  acceleratorConfig:`, `    count: 4`."""
     last = len(path) - 1
     return "".join(
         f"{' ' * (column + 2 * depth)}{key}:{f' {value}' if depth == last else ''}\n" for depth, key in enumerate(path)
@@ -154,5 +154,5 @@ def _flow(path: Sequence[object], value: object, write: Callable[[object], str])
 
 
 def _is_json(root: yaml.Node | None) -> bool:
-    """Whether a document has its first key in double quotes, as JSON has all of them."""
+    """Return True if the document's first key is in double quotes, as in JSON."""
     return isinstance(root, yaml.MappingNode) and bool(root.value) and root.value[0][0].style == '"'

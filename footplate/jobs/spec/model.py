@@ -1,9 +1,9 @@
-"""Which keys a job has, and of what type: AI Platform Training's `Job` and `TrainingInput`, strictly.
+"""The keys of a job and their types: AI Platform Training's `Job` and `TrainingInput`, read strictly.
 
-Keys are spelt as in config.yaml (camelCase); in Python they are fields (snake_case). An unknown key is a problem. What one
-key says about another is not checked here but in checking.py, so that both kinds of problems can be told at once.
+Keys have config.yaml's spelling (camelCase), and are fields in Python (snake_case). An unknown key is a problem. Checks of
+keys against each other are in checking.py, so that both kinds of problems are reported together.
 
-The keys are those of the service's public description, version 1 of its API (ml.googleapis.com), as of 2024.
+The keys are from the service's public description, version 1 of its API (ml.googleapis.com), as of 2024.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from footplate.jobs.spec.reading import Size
 
 @dataclass(frozen=True)
 class AcceleratorConfig:
-    """Which accelerators a machine gets beside what is built in, and how many."""
+    """Accelerators that a machine gets besides its built-in ones."""
 
     count: Annotated[int, whole(1, 1024)]
     type: AcceleratorName
@@ -53,7 +53,7 @@ class DiskConfig:
 
 @dataclass(frozen=True)
 class ReplicaConfig:
-    """What the machines of a role have beside their type."""
+    """Settings of a role's machines, besides their type."""
 
     accelerator_config: AcceleratorConfig | None = None
     image_uri: Image | None = None
@@ -65,7 +65,7 @@ class ReplicaConfig:
 
 @dataclass(frozen=True)
 class Scheduling:
-    """How long a job may run and wait, and how soon it is its turn."""
+    """Limits for a job's running and waiting time, and its priority."""
 
     max_running_time: Duration | None = None
     max_wait_time: Duration | None = None
@@ -74,14 +74,14 @@ class Scheduling:
 
 @dataclass(frozen=True)
 class EncryptionConfig:
-    """The key with which a cloud encrypts what the job leaves."""
+    """The key with which a cloud encrypts the job's data."""
 
     kms_key_name: Plain
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One hyperparameter that is to be tuned."""
+    """A hyperparameter to tune."""
 
     parameter_name: Plain
     type: Annotated[str, one_of("DOUBLE", "INTEGER", "CATEGORICAL", "DISCRETE")]
@@ -96,7 +96,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class HyperparameterSpec:
-    """What is tuned, for what, and how often."""
+    """Hyperparameter tuning: parameters, goal, number of trials."""
 
     goal: Annotated[str, one_of("MAXIMIZE", "MINIMIZE")]
     params: Annotated[list[ParameterSpec], Size(1, 100)]
@@ -114,7 +114,7 @@ TIERS = ("BASIC", "STANDARD_1", "PREMIUM_1", "BASIC_GPU", "BASIC_TPU", "CUSTOM")
 
 @dataclass(frozen=True)
 class TrainingInput:
-    """The job itself."""
+    """The training: its cluster, program and limits."""
 
     scale_tier: Annotated[str, one_of(*TIERS)] | None = None
     master_type: MachineName | None = None
@@ -146,7 +146,7 @@ class TrainingInput:
 
 @dataclass(frozen=True)
 class Job:
-    """A job: what config.yaml holds."""
+    """The contents of a config.yaml."""
 
     job_id: JobName | None = None
     labels: (

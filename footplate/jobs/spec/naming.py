@@ -1,8 +1,8 @@
-"""What names, URIs, labels and durations of a job may look like.
+"""The allowed forms of a job's names, URIs, labels and durations.
 
-Names become directories, container labels and arguments of processes, so each has a narrow form: nothing here can leave
-its folder, be taken for an option, or mean anything to a shell. Every function returns its value in one form, or raises
-`ValueError` with half a sentence that says what was expected.
+Names become directories, container labels and process arguments, so each has a narrow form: no name can leave its folder,
+look like an option, or mean anything to a shell. Each function returns its value in one form, or raises `ValueError` with
+half a sentence about the expected form.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ BUCKETS = ("gs", "s3")
 
 
 def job_name(name: str) -> str:
-    """`demo_job`: letters, digits and underscores, a letter first, at most 128."""
+    """Check a job's name: letters, digits and underscores, a letter first, at most 128."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,127}", name):
         raise ValueError("expected letters, digits and underscores, beginning with a letter, at most 128 of them")
     return name
 
 
 def module(name: str) -> str:
-    """`trainer.task`: a Python module."""
+    """Check the name of a Python module, such as `trainer.task`."""
     if len(name) > 512 or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError("expected the name of a Python module, such as trainer.task")
     return name
 
 
 def location(uri: str) -> str:
-    """A directory: `gs://bucket/path`, `s3://bucket/path`, or a path of this machine."""
+    """Check a directory: `gs://bucket/path`, `s3://bucket/path`, or a path on this machine."""
     if not uri or _CONTROL.search(uri):
         raise ValueError("expected gs://bucket/path, s3://bucket/path or a path, without control characters")
     if uri.startswith("-"):
-        raise ValueError(f"begins like an option; write ./{uri} if it is a path")
+        raise ValueError(f"starts like an option; write ./{uri} if it is a path")
     scheme, separator, rest = uri.partition("://")
     if not separator:
         try:
             Path(uri).expanduser()
         except RuntimeError:
             raise ValueError(
-                f"there is no user {uri.partition('/')[0][1:]} here; write ./{uri} if it is a name"
+                f"this machine has no user {uri.partition('/')[0][1:]}; write ./{uri} if it is a name"
             ) from None
         return uri
     if scheme == "file":
@@ -66,7 +66,7 @@ def location(uri: str) -> str:
 
 
 def package(uri: str) -> str:
-    """A package to install: a `.tar.gz`, `.zip` or `.whl` file, here or in a bucket."""
+    """Check a package to install: a `.tar.gz`, `.zip` or `.whl` file, on this machine or in a bucket."""
     location(uri)
     if not uri.endswith((".tar.gz", ".zip", ".whl")):
         raise ValueError("expected a package: a .whl, .tar.gz or .zip file")
@@ -74,55 +74,55 @@ def package(uri: str) -> str:
 
 
 def image(uri: str) -> str:
-    """A container image, such as `gcr.io/project/trainer:latest`."""
+    """Check a container image, such as `gcr.io/project/trainer:latest`."""
     if not _IMAGE.fullmatch(uri):
         raise ValueError("expected a container image, such as gcr.io/project/trainer:latest")
     return uri
 
 
 def version(text: str) -> str:
-    """`2.11`, `3.7`."""
+    """Check a version, such as `2.11` or `3.7`."""
     if not _VERSION.fullmatch(text):
         raise ValueError("expected a version, such as 2.11")
     return text
 
 
 def plain(text: str) -> str:
-    """Text for another system, without control characters."""
+    """Check text for another system: it must have no control characters."""
     if not text or _CONTROL.search(text):
         raise ValueError("expected text without control characters")
     return text
 
 
 def argument(text: str) -> str:
-    """An argument of a program: anything but a NUL, which no process can be given."""
+    """Check an argument of a program: any text without a NUL, which no process accepts."""
     if "\0" in text:
-        raise ValueError("has a NUL character, which no program can be given")
+        raise ValueError("has a NUL character, which no program accepts")
     return text
 
 
 def label_key(text: str) -> str:
-    """A label's name."""
+    """Check a label's name."""
     if not _LABEL_KEY.fullmatch(text):
         raise ValueError("expected lower-case letters, digits, dashes and underscores, a letter first, at most 63")
     return text
 
 
 def label_value(text: str) -> str:
-    """A label's value."""
+    """Check a label's value."""
     if not _LABEL_VALUE.fullmatch(text):
         raise ValueError("expected lower-case letters, digits, dashes and underscores, at most 63")
     return text
 
 
 def duration(text: str) -> str:
-    """Seconds, as the API writes them: `7200s`; from `7200s`, `90m`, `2h` or `1d`.
+    """Convert `7200s`, `90m`, `2h` or `1d` to seconds in the API's form, such as `7200s`.
 
     >>> duration("2h")
     '7200s'
     """
-    found = _DURATION.fullmatch(text)
-    seconds = Decimal(found[1]) * _SECONDS[found[2]] if found else Decimal(0)
+    match = _DURATION.fullmatch(text)
+    seconds = Decimal(match[1]) * _SECONDS[match[2]] if match else Decimal(0)
     if seconds <= 0:
         raise ValueError("expected a time such as 7200s, 90m, 2h or 1d")
     whole = f"{seconds:f}"
@@ -130,5 +130,5 @@ def duration(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """How many seconds a `duration` is."""
+    """The seconds of a `duration`."""
     return float(text.removesuffix("s"))

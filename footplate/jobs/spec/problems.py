@@ -1,4 +1,4 @@
-"""What is wrong with a spec: each problem with its place, and all of them in one error."""
+"""Problems of a spec, each with its place, and one error for all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """A problem of a spec.
 
     Attributes:
         path: the keys that lead to it, such as `("trainingInput", "workerCount")`.
         text: what is wrong, and what to do.
-        place: where it was written, such as `config.yaml line 4` or `--worker-count`; empty when nowhere.
+        place: its place, such as `config.yaml line 4` or `--worker-count`; empty if it has none.
     """
 
     path: Path
@@ -30,10 +30,10 @@ class Problem:
 
 
 class SpecError(ConfigError):
-    """A spec that can't be used.
+    """A spec with problems.
 
     Attributes:
-        problems: all that is wrong with it.
+        problems: all of them.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -44,7 +44,7 @@ class SpecError(ConfigError):
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it.
+    """Write a path with dots and brackets.
 
     >>> dotted(("trainingInput", "args", 2))
     'trainingInput.args[2]'

@@ -1,16 +1,16 @@
-"""Plain values, as YAML and flags give them, read as the mappings of a spec; and mappings as plain values again.
+"""Read plain values, from YAML and flags, into the dataclasses of a model, and convert those back.
 
 A mapping is a frozen dataclass, and its fields are the keys: `worker_count` is `workerCount` in the values. The type of a
-field says how its value is read:
+field determines how its value is read:
 
     Annotated[int, Form(read)]    by `read`, which raises a `Mistake`
-    a mapping                     as a mapping: it has these keys and no others
-    list[T], dict[K, V]           each item, each key and value; as many as `Size` says
-    T | None                      as T; the key may be left out
+    a dataclass                   as a mapping with its keys and no others
+    list[T], dict[K, V]           each item, or each key and value; as many as `Size` allows
+    T | None                      as T; the key is optional
 
-All mistakes are found at once: a value that can't be read is left out, as if its key were not there, and the rest is
-looked at. A mapping that then lacks a key which it needs is left out itself; so is a list, whose other items would change
-places.
+All mistakes are found in one pass. A value that can't be read is left out, as if its key were missing, and reading goes on.
+A mapping that then lacks a required key is left out itself. So is a list with a wrong item, since the other items would
+get wrong indices.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from footplate.jobs.spec.problems import Path
 T = TypeVar("T")
 
 _MAPPING = "expected keys with values below it."
-_NOTHING: Any = object()  # in place of a value that is left out
+# Stands for a value that was left out.
+_NOTHING: Any = object()
 
 
 class Mistake(ValueError):
-    """A value that can't be read: its text says what was found, and what was expected."""
+    """A value that can't be read. The text names the value, and what was expected."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a value is read: by a function that returns it as it is to be, or raises a `Mistake`."""
+    """A function that reads a value: it returns the value in its final form, or raises a `Mistake`."""
 
     read: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How many items there may be, in a list or a dict."""
+    """The allowed number of items of a list or a dict."""
 
     least: int = 0
     most: float = float("inf")
 
     def refusal(self, count: int) -> str:
-        """Why so many can't be; empty when they can."""
+        """Explain why `count` items are too many or too few; empty if they are allowed."""
         if count > self.most:
-            return f"at most {self.most} are taken."
-        return f"at least {self.least} is needed." if count < self.least else ""
+            return f"expected at most {self.most} items."
+        return f"expected at least {self.least} item." if count < self.least else ""
 
 
 ANY = Size()
@@ -59,7 +60,7 @@ ANY = Size()
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a mapping: the field that it is, its type, and whether it must be there."""
+    """A key of a mapping: its field, its type, and whether it is required."""
 
     field: str
     hint: Any
@@ -68,12 +69,12 @@ class Key:
 
 @dataclass
 class Reading:
-    """Reads values, and notes what is wrong with them.
+    """Reads values, and collects what is wrong with them.
 
     Attributes:
-        unknown: what is said of a key that there isn't, which a path leads to.
-        mistakes: the path of each, and a sentence.
-        left_out: the paths of what was left out.
+        unknown: makes the message for the unknown key that a path leads to.
+        mistakes: the path of each mistake, and a sentence.
+        left_out: the paths of the values that were left out.
     """
 
     unknown: Callable[[Path], str]
@@ -81,13 +82,13 @@ class Reading:
     left_out: list[Path] = field(default_factory=list)
 
     def read(self, kind: type[T], values: dict[str, Any]) -> T:
-        """The mapping that values are; each of its keys can be left out."""
+        """Read values as a mapping, all of whose keys are optional."""
         return self._mapping(kind, values, ())
 
     def _mapping(self, kind: type[Any], values: Any, path: Path) -> Any:
         if not isinstance(values, dict):
             return self._wrong(path, _MAPPING)
-        known, found, whole = keys(kind), {}, True
+        known, arguments, whole = keys(kind), {}, True
         for name, key in known.items():
             value = _NOTHING
             if values.get(name) is not None:
@@ -95,22 +96,23 @@ class Reading:
             elif key.needed:
                 self.mistakes.append(((*path, name), "missing."))
             if value is not _NOTHING:
-                found[key.field] = value
+                arguments[key.field] = value
             elif key.needed:
                 whole = False
-        for name in [one for one in values if one not in known]:
+
+        for name in [name for name in values if name not in known]:
             self._wrong((*path, name), self.unknown((*path, name)))
-        return kind(**found) if whole else self._leave_out(path)
+        return kind(**arguments) if whole else self._leave_out(path)
 
     def _value(self, hint: Any, value: Any, path: Path) -> Any:
-        note = next(iter(getattr(hint, "__metadata__", ())), None)
-        inner = hint.__origin__ if note else hint
-        if isinstance(note, Form):
+        metadata = next(iter(getattr(hint, "__metadata__", ())), None)
+        inner = hint.__origin__ if metadata else hint
+        if isinstance(metadata, Form):
             try:
-                return note.read(value)
+                return metadata.read(value)
             except Mistake as mistake:
                 return self._wrong(path, str(mistake))
-        size = note if isinstance(note, Size) else ANY
+        size = metadata if isinstance(metadata, Size) else ANY
         if typing.get_origin(inner) is list:
             (item,) = typing.get_args(inner)
             return self._list(item, size, value, path)
@@ -121,24 +123,24 @@ class Reading:
 
     def _list(self, item: Any, size: Size, value: Any, path: Path) -> Any:
         if not isinstance(value, list):
-            return self._wrong(path, "expected a list: each item on a line of its own after a dash, or [a, b].")
+            return self._wrong(path, "expected a list: each item on its own line after a dash, or [a, b].")
         if text := size.refusal(len(value)):
             return self._wrong(path, text)
-        found = [self._value(item, one, (*path, index)) for index, one in enumerate(value)]
-        return self._leave_out(path) if any(one is _NOTHING for one in found) else found
+        items = [self._value(item, element, (*path, index)) for index, element in enumerate(value)]
+        return self._leave_out(path) if any(read is _NOTHING for read in items) else items
 
     def _dict(self, key: Any, item: Any, size: Size, value: Any, path: Path) -> Any:
         if not isinstance(value, dict):
             return self._wrong(path, _MAPPING)
         if text := size.refusal(len(value)):
             return self._wrong(path, text)
-        found = {}
-        for name, one in value.items():
-            here = (*path, name)
-            read = self._value(key, name, here), self._value(item, one, here)
+        mapping = {}
+        for name, element in value.items():
+            key_path = (*path, name)
+            read = self._value(key, name, key_path), self._value(item, element, key_path)
             if _NOTHING not in read:
-                found[read[0]] = read[1]
-        return found
+                mapping[read[0]] = read[1]
+        return mapping
 
     def _wrong(self, path: Path, text: str) -> Any:
         self.mistakes.append((path, text))
@@ -151,18 +153,18 @@ class Reading:
 
 @cache
 def keys(kind: type[Any]) -> dict[str, Key]:
-    """The keys of a mapping, as values spell them."""
+    """The keys of a mapping, in the spelling of the values."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
-        camel(one.name): Key(
-            one.name, _given(hints[one.name]), one.default is MISSING and one.default_factory is MISSING
+        camel(field.name): Key(
+            field.name, _given(hints[field.name]), field.default is MISSING and field.default_factory is MISSING
         )
-        for one in fields(kind)
+        for field in fields(kind)
     }
 
 
 def mapping_in(hint: Any) -> type[Any] | None:
-    """The mapping that a type is, or whose list it is; None of another."""
+    """The mapping of a type, or of a list's items; None if there is none."""
     if hasattr(hint, "__metadata__"):
         hint = hint.__origin__
     if typing.get_origin(hint) is list:
@@ -171,24 +173,24 @@ def mapping_in(hint: Any) -> type[Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """A mapping as plain values, of which it can be read again."""
+    """Convert a mapping to plain values. Reading them gives the same mapping again."""
     if is_dataclass(value):
         return {
-            name: plain(one)
+            name: plain(item)
             for name, key in keys(type(value)).items()
-            if (one := getattr(value, key.field)) is not None
+            if (item := getattr(value, key.field)) is not None
         }
-    return [plain(one) for one in value] if isinstance(value, list) else value
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _given(hint: Any) -> Any:
     """The T of `T | None`."""
     parts = typing.get_args(hint)
-    return next(one for one in parts if one is not type(None)) if type(None) in parts else hint
+    return next(part for part in parts if part is not type(None)) if type(None) in parts else hint
 
 
 def camel(name: str) -> str:
-    """A field's name as a key.
+    """Convert a field's name to a key.
 
     >>> camel("parameter_server_type")
     'parameterServerType'

@@ -1,42 +1,43 @@
 """From a draft to a resolved job: every problem at once, or the job as it would be submitted.
 
-1  reading.py says which values are of the wrong type, and leaves those out
+1  reading.py finds values of a wrong type, and leaves them out
 2  checking.py says what doesn't fit together in what is left; what is missing only because it was left out is no
    problem of its own
-3  with no problem left, the scale tier becomes machines, and the job's directory becomes an argument of the program
+3  without a problem, the scale tier becomes machines, and the job's directory becomes an argument of the program
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.core.errors import did_you_mean
 from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
 from footplate.jobs.spec.model import Job
 from footplate.jobs.spec.problems import Path, Problem, SpecError
-from footplate.jobs.spec.reading import Reading, plain
+from footplate.jobs.spec.reading import Reading, keys, mapping_in, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
-from footplate.jobs.spec.unknown_keys import unknown
 
 DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
 
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A job as it would be submitted: nothing is left to be looked up.
+    """A job as it would be submitted, with nothing left to look up.
 
     Attributes:
-        name: its name; None for a file without one.
-        scale_tier: as given, or as follows from what was given.
+        name: its name; None if the file has none.
+        scale_tier: the given one, or the one that follows from the machines.
         replicas: the machines, master first.
-        command: what runs on each of them, as a list of arguments, `--job-dir` included; empty for an image's own.
+        command: the command on each machine, with `--job-dir`; empty if the image has its own.
         spec: all keys of TrainingInput that were given, in the API's form.
         labels: name → value.
-        notices: what is good to know.
+        notices: facts that the user should know.
     """
 
     name: str | None
@@ -51,7 +52,7 @@ class ResolvedJob:
     notices: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The job as plain values, for YAML and JSON."""
+        """All of it as plain values, for YAML and JSON."""
         return {
             "jobId": self.name,
             "scaleTier": self.scale_tier,
@@ -67,7 +68,7 @@ class ResolvedJob:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> ResolvedJob:
-        """From what `to_dict` made of it."""
+        """Undo `to_dict`."""
         return cls(
             name=found["jobId"],
             scale_tier=found["scaleTier"],
@@ -83,10 +84,10 @@ class ResolvedJob:
 
 
 def resolve(draft: Draft) -> ResolvedJob:
-    """Check a draft, and resolve it. It must name all of its machines, also a partial draft.
+    """Check a draft, and resolve it. Even a partial draft must name all of its machines.
 
     Raises:
-        SpecError: with every problem.
+        SpecError: the draft has problems. The error lists all of them.
     """
     job, found = _checked(draft, machines_may_follow=False)
     if found:
@@ -107,10 +108,10 @@ def resolve(draft: Draft) -> ResolvedJob:
 
 
 def checked(draft: Draft) -> Job:
-    """The job that a draft is, with nothing wrong with it. Of a partial draft, keys that flags can bring may be missing.
+    """Check a draft, and return it as a job. A partial draft may lack keys that flags can give.
 
     Raises:
-        SpecError: with every problem.
+        SpecError: the draft has problems. The error lists all of them.
     """
     job, found = _checked(draft, draft.partial)
     if found:
@@ -119,7 +120,7 @@ def checked(draft: Draft) -> Job:
 
 
 def problems(draft: Draft) -> list[Problem]:
-    """Everything that is wrong with a draft; empty when it can be resolved, or, if it is partial, completed by flags."""
+    """All problems of a draft; empty if it can be resolved, or, if it is partial, completed by flags."""
     return _checked(draft, draft.partial)[1]
 
 
@@ -134,13 +135,33 @@ def _checked(draft: Draft, machines_may_follow: bool) -> tuple[Job, list[Problem
     return job, sorted(found, key=lambda one: _order(draft, one))
 
 
+def keys_of(path: Iterable[str | int]) -> list[str]:
+    """The keys of the mapping at a path; empty if there is no mapping."""
+    kind: type[Any] | None = Job
+    for part in path:
+        if isinstance(part, str):
+            known = keys(kind) if kind else {}
+            kind = mapping_in(known[part].hint) if part in known else None
+    return list(keys(kind)) if kind else []
+
+
+def unknown(path: Path) -> str:
+    """The message for the unknown key at a path."""
+    key, home = str(path[-1]), path[:-1]
+    other = {("trainingInput",): (), (): ("trainingInput",)}.get(home)
+    if other is not None and key in keys_of(other):
+        return f"belongs {'under ' + other[0] if other else 'at the top, beside trainingInput'}, not here."
+    hint = did_you_mean(key[:60], keys_of(home))
+    return f"there is no such key. {hint.partition('? ')[0]}?" if "? " in hint else f"there is no such key. {hint}"
+
+
 def _leads_to(path: Path, other: Path) -> bool:
-    """Whether a path is another one, or the beginning of it."""
+    """Return True if `path` is a prefix of `other`, or equal to it."""
     return other[: len(path)] == path
 
 
 def _order(draft: Draft, problem: Problem) -> tuple[int, int]:
-    """Flags first, then the file from its top to its bottom, then what is nowhere."""
+    """Flags first, then the file from top to bottom, then problems without a place."""
     if draft.document is None or problem.place in draft.origins.values():
         return (0, 0)
     path = problem.path

@@ -1,4 +1,4 @@
-"""What a job's cluster is: the machines of a scale tier, or the roles of a CUSTOM one."""
+"""The cluster of a job: the machines of a scale tier, or the roles of a CUSTOM tier."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from footplate.jobs.spec.model import ReplicaConfig, TrainingInput
 from footplate.jobs.spec.reading import camel
 
 ROLES = ("master", "worker", "parameter_server", "evaluator")
-"""In the order in which a cluster is described. The master is the chief, and there is one."""
+"""The roles, in the order of a cluster's description. The master is the chief, and there is exactly one."""
 
 
 @dataclass(frozen=True)
 class Replica:
-    """The machines of one role.
+    """The machines of a role.
 
     Attributes:
         role: one of `ROLES`.
-        count: how many machines.
-        machine: each one's type with its accelerators, built in or attached.
-        image_uri: the container image; None for the runtime of the job.
+        count: the number of machines.
+        machine: the type of each, with its built-in or attached accelerators.
+        image_uri: the container image; None for the job's runtime.
         container_command: replaces the image's entry point.
-        container_args: the arguments of that.
+        container_args: the arguments of the entry point.
     """
 
     role: str
@@ -35,7 +35,7 @@ class Replica:
 
 
 def key_of(role: str, what: str) -> str:
-    """The key of a role: `parameterServerType` for `parameter_server` and `Type`.
+    """The key of a role, such as `parameterServerType` for `parameter_server` and `Type`.
 
     >>> key_of("parameter_server", "Type")
     'parameterServerType'
@@ -44,7 +44,7 @@ def key_of(role: str, what: str) -> str:
 
 
 def tier_of(spec: TrainingInput) -> str:
-    """The scale tier: as given; else CUSTOM where machines are named, and BASIC where nothing is."""
+    """The scale tier that was given. Without one: CUSTOM if the spec names machines, otherwise BASIC."""
     if spec.scale_tier is not None:
         return spec.scale_tier
     named = any(machine_type(spec, role) or config(spec, role).accelerator_config for role in ROLES)
@@ -52,22 +52,22 @@ def tier_of(spec: TrainingInput) -> str:
 
 
 def machine_type(spec: TrainingInput, role: str) -> str | None:
-    """The machine type that a spec names for a role."""
+    """The machine type of a role."""
     return getattr(spec, f"{role}_type")
 
 
 def config(spec: TrainingInput, role: str) -> ReplicaConfig:
-    """What a spec says of a role's machines beside their type."""
+    """The settings of a role's machines, besides their type."""
     return getattr(spec, f"{role}_config") or ReplicaConfig()
 
 
 def count(spec: TrainingInput, role: str) -> int:
-    """How many machines a spec wants in a role."""
+    """The number of machines of a role."""
     return 1 if role == "master" else getattr(spec, f"{role}_count") or 0
 
 
 def replicas(spec: TrainingInput) -> list[Replica]:
-    """The roles of a spec that has been checked, with their machines; without those whose machines flags may still name."""
+    """The roles of a checked spec, with their machines. A role whose machine a flag may still name is left out."""
     tier = tier_of(spec)
     if tier != "CUSTOM":
         return [
@@ -82,7 +82,7 @@ def replicas(spec: TrainingInput) -> list[Replica]:
 
 
 def choice(spec: TrainingInput, role: str) -> Choice | None:
-    """The machine of a role with its accelerators, as a CUSTOM spec names it; None when it names none."""
+    """The machine of a role in a CUSTOM spec, with its accelerators; None if the spec names none."""
     name = machine_type(spec, role)
     if name is None:
         return None

@@ -1,12 +1,13 @@
-"""Where jobs are remembered: durable, checked, and the same on SQLite and PostgreSQL.
+"""The store of jobs: durable, checked, and the same on SQLite and PostgreSQL.
 
-    tables.py    the tables, in SQL that both understand
-    database.py  what the store needs of a database: transactions that may be repeated
+    tables.py    the tables, in SQL for both databases
+    database.py  what the store needs of a database: transactions that can be repeated
     sqlite.py    a file in the home folder: the default
-    postgres.py  a server, which a team shares
+    postgres.py  a server that a team shares
     jobs.py      Store: jobs, transitions, processes
 
-Every transition is one transaction which checks the state that it comes from, so of two who want the same one gets it.
+A transition is one transaction that checks the state it comes from. So if two processes want the same transition, one of
+them gets it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from footplate.jobs.store.jobs import Store
 
 
 def open_store(home: Home, patience_s: float = 60.0) -> Store:
-    """The store of a home.
+    """Open the store of a home.
 
     Args:
-        home: which.
-        patience_s: how long a server that is away is waited for, each time that it is needed.
+        home: the home.
+        patience_s: how long to wait for an unreachable server, in each operation.
 
     Raises:
-        ConfigError: its address is none, its file can't be used, or its server doesn't answer.
-        MissingExtra: it is on PostgreSQL, whose client is not installed.
+        ConfigError: the address is wrong, the file can't be used, or the server doesn't answer.
+        MissingExtra: the client for PostgreSQL isn't installed.
     """
     if home.store is None:
         from footplate.jobs.store.sqlite import SQLite

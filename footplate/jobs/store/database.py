@@ -1,7 +1,7 @@
-"""What the store needs of a database: transactions that are done whole or not at all, and may be repeated.
+"""The interface between the store and a database: transactions that are done completely or not at all, and can be repeated.
 
-The work of a transaction is a function of `execute`. It may be called again, when the database was busy or the connection
-broke, and then finds what its first call has left if that was committed all the same: so it must be written to be repeated.
+A transaction's work is a function of `execute`. If the database is busy or the connection breaks, the function is called
+again. It then finds the result of its first call if that was committed after all. So it must be written to be repeated.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 Execute = Callable[..., Sequence[tuple[Any, ...]]]
-"""`execute(sql, *values)`: runs a statement, with a `?` for each value; returns the rows. An UPDATE says RETURNING."""
+"""`execute(sql, *values)`: run a statement with a `?` for each value, and return the rows. An UPDATE uses RETURNING."""
 
 
 class Database(Protocol):
-    """One connection, of one process and one thread."""
+    """A connection that one thread of one process uses."""
 
     def transaction(self, work: Callable[[Execute], T]) -> T:
-        """Do the work in a transaction, and return what it returned; an exception of it undoes all.
+        """Do the work in a transaction, and return its result. An exception rolls the transaction back.
 
         Raises:
-            Unavailable: the database can't be used, or doesn't answer for too long.
+            Unavailable: the database can't be used, or takes too long to answer.
         """
         ...
 
     def read(self, sql: str, *values: Any) -> Sequence[tuple[Any, ...]]:
-        """The rows of one query, which waits for no writer; raises as `transaction` does."""
+        """Return the rows of a query. It doesn't wait for a writer. It raises what `transaction` raises."""
         ...
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         ...

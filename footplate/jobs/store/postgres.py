@@ -1,7 +1,8 @@
-"""The store on a PostgreSQL server, `FOOTPLATE_STORE=postgresql://…`, which a team's machines share.
+"""The store on a PostgreSQL server, `FOOTPLATE_STORE=postgresql://…`, which the machines of a team share.
 
-Each machine runs the jobs that were submitted on it; everybody sees, and may cancel, all of them. A server that restarts or
-can't be reached for a while is waited for: supervisors ask all the time, and a job must not die of it.
+Each machine runs the jobs that were submitted on it. Everybody sees all jobs, and may cancel them. The store waits for a
+server that restarts or is unreachable for a while: supervisors query it all the time, and a job must not fail because of
+it.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 
 CONNECT_S = 5
-VANISHED_MS = 10_000  # without an acknowledgement; else a machine that is switched off is waited for, for minutes
+# Without an acknowledgement for this long, a connection is dead. The default takes minutes to notice a switched-off
+# machine.
+VANISHED_MS = 10_000
 _PAUSE_S = 0.5
-_LOCK = 0x466F6F74  # of the one who makes the tables; any number will do, as long as it is always the same
+# The advisory lock for creating the tables: any number, as long as it is always the same.
+_LOCK = 0x466F6F74
 
 
 class Postgres:
     """A `Database` on a server.
 
     Args:
-        url: its address.
-        patience_s: how long it is waited for, once it was there.
+        url: the server's address.
+        patience_s: how long an operation waits for an unreachable server.
 
     Raises:
-        ConfigError: the address is none of PostgreSQL's.
-        Unavailable: it can't be reached, or refuses us.
-        MissingExtra: there is no client for it here.
+        ConfigError: the address isn't one of PostgreSQL.
+        Unavailable: the server can't be reached, or refuses the connection.
+        MissingExtra: the client isn't installed.
     """
 
     def __init__(self, url: str, patience_s: float) -> None:
@@ -84,16 +88,17 @@ class Postgres:
         )  # fmt: skip
 
     def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        found = self._connection.execute(sql.replace("?", "%s"), values)
-        return found.fetchall() if found.description else []
+        cursor = self._connection.execute(sql.replace("?", "%s"), values)
+        return cursor.fetchall() if cursor.description else []
 
     def _shown(self, url: str) -> str:
-        """Host and database, without the password, as the client's own library understands the address."""
+        """Host and database, without the password, as the client's own library parses the address."""
         try:
-            found = self._psycopg.conninfo.conninfo_to_dict(url)
-        except self._psycopg.ProgrammingError:  # which repeats what it doesn't understand: it may be of the password
-            found = {"host": "@"}
-        place = f"{found.get('host', 'localhost')}/{found.get('dbname', '')}"
+            parts = self._psycopg.conninfo.conninfo_to_dict(url)
+        except self._psycopg.ProgrammingError:
+            # The library's message may contain a part of the password, so it isn't shown.
+            parts = {"host": "@"}
+        place = f"{parts.get('host', 'localhost')}/{parts.get('dbname', '')}"
         if "@" in place:
             raise ConfigError(
                 "FOOTPLATE_STORE can't be read as an address. In a password write %40 for @, %2F for /, %25 for %."

@@ -1,7 +1,7 @@
-"""The store in a file of this machine, with a write-ahead log: readers and the writer don't wait for each other.
+"""The store in a file of this machine, with a write-ahead log: readers and a writer don't wait for each other.
 
-A commit is synced to the disk, so it outlasts the machine's sudden end. The file must be on a disk of this machine: over
-NFS the log can't be shared.
+A commit is synced to disk, so it survives a power failure. The file must be on a disk of this machine: NFS can't share the
+log.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from footplate.core.errors import Unavailable
 from footplate.jobs.store import tables
 from footplate.jobs.store.database import Execute, T
 
-BUSY_S = 60.0  # for another's transaction, each of which takes milliseconds
+# The longest wait for another process's transaction. Each takes milliseconds.
+BUSY_S = 60.0
 
 
 class SQLite:
-    """A `Database` in a file, which is made if it isn't there.
+    """A `Database` in a file, which is created.
 
     Raises:
         Unavailable: the file can't be used.
@@ -37,9 +38,9 @@ class SQLite:
         tables.create(self, "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'")
 
     def _log_ahead(self) -> None:
-        """Have the file use a write-ahead log.
+        """Switch the file to a write-ahead log.
 
-        SQLite itself doesn't wait here: of several that open a new file at once, all but one are told that it is locked.
+        SQLite doesn't wait here: if several processes open a new file at once, all but one get an error that it is locked.
         """
         end = time.monotonic() + BUSY_S
         while self._execute("PRAGMA journal_mode") != [("wal",)]:
@@ -54,15 +55,16 @@ class SQLite:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                found = work(self._execute)
+                result = work(self._execute)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # of some errors, such as a full disk, it ends by itself
+                # Some errors, such as a full disk, have ended the transaction already.
+                if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
             raise self._unusable(error) from None
-        return found
+        return result
 
     def read(self, sql: str, *values: object) -> list[tuple[object, ...]]:
         try:
@@ -78,6 +80,6 @@ class SQLite:
 
     def _unusable(self, error: Exception) -> Unavailable:
         return Unavailable(
-            f"{self._path}, the store of jobs, can't be used: {error}. Free space, mend its permissions, or set "
+            f"{self._path}, the store of jobs, can't be used: {error}. Free space, repair its permissions, or set "
             "FOOTPLATE_HOME to a folder on a disk of this machine."
         )

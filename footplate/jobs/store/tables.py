@@ -1,4 +1,4 @@
-"""The tables. `DOUBLE PRECISION` is a double in both databases; JSON is kept as text, which nobody searches."""
+"""The tables of the store. Both databases read `DOUBLE PRECISION` as a double. JSON is text: no query looks into it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _TABLES = (
 
 
 def create(database: Database, there: str, *before: str) -> None:
-    """Make the tables unless they are there.
+    """Create the tables, unless they exist.
 
     Args:
-        database: whose.
-        there: a query that has a row when they are.
-        before: statements that keep others from doing the same meanwhile.
+        database: the database.
+        there: a query that returns a row if they exist.
+        before: statements that keep other processes from creating them at the same time.
 
     Raises:
-        ConfigError: they are of a later version of Footplate.
+        ConfigError: another version of Footplate created them.
     """
 
     def make(execute: Execute) -> None:
@@ -48,10 +48,11 @@ def create(database: Database, there: str, *before: str) -> None:
             execute(statement)
         execute("INSERT INTO schema_version VALUES (?)", VERSION)
 
-    if not database.read(there):  # else it would wait for whoever writes
+    # The query first: a transaction would wait for another writer.
+    if not database.read(there):
         database.transaction(make)
     if (found := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
         raise ConfigError(
-            f"the store of jobs is of version {found}, and this Footplate knows version {VERSION}. Use the Footplate that "
-            "wrote it, or set FOOTPLATE_HOME to another folder."
+            f"the store of jobs has version {found}; this Footplate expects version {VERSION}. Use the Footplate that "
+            "created it, or set FOOTPLATE_HOME to another folder."
         )

@@ -1,24 +1,24 @@
-"""Jobs are looked after, without a process that is always there.
+"""Supervision of jobs, without a permanent process.
 
-    reconcile.py   whose turn it is, and which supervisors have died
-    supervisor.py  one process for each running job: its attempts, from the first to the end
-    prestart.py    a supervisor that is started before its job, so that nobody waits for its imports
-    exit_status.py what the ends of its processes mean for an attempt
-    identity.py    which process is meant, also after its number was given to another
-    locks.py       files that one process holds
-    logfiles.py    what a job's processes write, in files that nobody loses
-    follow.py      those files, read while they grow
-    cleaning.py    packages and environments that nobody needs any more, deleted
+    reconcile.py   starts jobs that can start, and replaces supervisors that died
+    supervisor.py  one process for each running job: it leads the job through its attempts to the end
+    prestart.py    a supervisor process that is started before its job is read, to save the time of its imports
+    exit_status.py what the exit codes of processes mean for an attempt
+    identity.py    the identity of a process, also after the kernel has reused its process id
+    locks.py       file locks
+    logfiles.py    the output of a job's processes, in files
+    follow.py      reads those files while they grow
+    cleaning.py    deletes packages and environments that no job needs
 
-A *sweep* (`reconcile.py`) is what makes anything happen. It starts a detached supervisor for each job whose turn it is, and
-for each whose supervisor has died. Every verb of the command line sweeps; so does a supervisor, every few seconds and when
-its job has ended, and `footplate jobs daemon`. So a thousand jobs in the queue are a thousand rows, and no process.
+A *reconcile pass* (`reconcile.py`) drives everything. It starts a detached supervisor for each job that can start, and for
+each job whose supervisor died. Every command makes a pass. So does a supervisor, every few seconds and when its job ends,
+and so does `footplate jobs daemon`. A thousand jobs in the queue are a thousand rows of a table, and no process.
 
     who dies                what follows
-    the submitting shell    nothing: the supervisor is in a session of its own
-    a process of the job    its attempt is ended, and a new one begun, while there are restarts left
-    the supervisor          the next sweep starts a new one. It takes the attempt up where that outlives its supervisor;
-                            else the kernel has killed the job's processes, and a new attempt begins: the program is not
-                            to blame
-    the machine             as above: the daemon sweeps after the reboot, or the next command does
+    the submitting shell    nothing: the supervisor is in its own session
+    a process of the job    the attempt ends, and a new one begins if restarts are left
+    the supervisor          the next pass starts a new one. If the attempt outlives its supervisor, the new one continues
+                            it. Otherwise the kernel has killed the job's processes, and a new attempt begins, which
+                            doesn't count as the program's failure
+    the machine             the same: the daemon makes a pass after the reboot, or the next command does
 """

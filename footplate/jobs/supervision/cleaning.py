@@ -1,20 +1,20 @@
-"""What no job needs any more, deleted: packages, what was unpacked of them, environments, and what a kill has left.
+"""Delete what no job needs: packages, their unpacked files, environments, and the remains of killed processes.
 
-    in use      a package: of a job that has not ended, or that isn't of this store
-                what is unpacked, an environment, the directory of a guest: while an attempt holds its lock
+    in use      a package: by a job that hasn't ended, or by a job of another store
+                an unpacked package, an environment, a guest's directory: while an attempt holds its lock
                 (`package/environment_locks.py`)
-    not in use  deleted once nobody has used it for so long; what a kill has left, after a day
+    not in use  deleted when it has been unused for some time; the remains of killed processes, after a day
 
-Each use sets the time of last change. What goes is moved into `trash/` first; deleting, which takes time, comes after.
+Each use sets the time of last change. Things are first moved into `trash/`, then deleted, since deleting takes time.
 
-**Where jobs are submitted** (`clean`) what goes is moved under the lock that a submission holds from taking its package to
-putting its job into the store, so a package that is being submitted is never half gone. Supervisors do it once a day, when
-their job has ended, with `UNUSED_S`. A job that has failed can be resubmitted as long as its package is there. An
-environment is made anew from the package.
+**On the machine of the submission** (`clean`), things are moved under the lock that a submission holds from its snapshot
+until the job is in the store. So a package never disappears during a submission. Supervisors clean once a day, when their
+job has ended, with `UNUSED_S`. A failed job can be resubmitted as long as its package exists; an environment is created
+again from the package.
 
-**On a node of a cluster** (`clean_node`) attempts are guests: their packages come with them, and no store there knows their
-jobs. Whoever runs one cleans while it runs, with `NODE_UNUSED_S`. Packages are left alone: they are of jobs that were
-submitted there, if there are any.
+**On a node of a cluster** (`clean_node`), attempts are guests: they bring their packages, and no store there knows their
+jobs. The actor of an attempt cleans while it runs, with `NODE_UNUSED_S`. It leaves packages alone, since they belong to
+jobs that were submitted on that node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.jobs.home import PACKAGE, Home
-from footplate.jobs.package.environment import READY
+from footplate.jobs.package.virtualenv import READY
 from footplate.jobs.states import FINAL
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision.locks import Held, held
@@ -40,13 +40,13 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Waste:
-    """What is deleted.
+    """A deleted thing.
 
     Attributes:
-        kind: `package`, `unpacked`, `environment`, `guest`, or `left over` of something that was killed.
-        path: where it lies, or lay.
-        nbytes: how large it is.
-        unused_s: since when nobody has used it.
+        kind: `package`, `unpacked`, `environment`, `guest`, or `left over` from a killed process.
+        path: its path before it was deleted.
+        nbytes: its size.
+        unused_s: the time since its last use.
     """
 
     kind: str
@@ -56,24 +56,24 @@ class Waste:
 
 
 def clean(home: Home, store: Store, unused_s: float, dry_run: bool = False) -> list[Waste]:
-    """Delete what no job needs and nobody has used for so many seconds; returns it, or what would go.
+    """Delete what no job needs and what has been unused for `unused_s`. Returns it, also in a dry run.
 
     Raises:
         ConfigError: the store can't be read.
     """
-    with home.alone():
-        found, trash = _take_out(home, [*_packages(home, store, unused_s), *_made(home, unused_s)], dry_run)
+    with home.exclusive():
+        wastes, trash = _take_out(home, [*_packages(home, store, unused_s), *_made(home, unused_s)], dry_run)
     _delete(trash)
-    return found
+    return wastes
 
 
 def clean_node(home: Home) -> None:
-    """Delete what attempts have left on a node of a cluster and none has used for `NODE_UNUSED_S`."""
+    """Delete what attempts left on a node of a cluster, and what has been unused for `NODE_UNUSED_S`."""
     _delete(_take_out(home, list(_made(home, NODE_UNUSED_S)))[1])
 
 
 def clean_daily(home: Home, store: Store) -> None:
-    """Clean, unless somebody has done so in the last 24 hours."""
+    """Clean, unless that was done in the last 24 hours."""
     mark = home.root / "cleaned"
     if not mark.exists() or time.time() - mark.stat().st_mtime > _DAY_S:
         mark.touch()
@@ -81,18 +81,18 @@ def clean_daily(home: Home, store: Store) -> None:
 
 
 def put_into_trash(home: Home, path: Path) -> Path:
-    """Move something, if it is there, to where nobody looks for it; returns where that is."""
+    """Move a file or folder, if it exists, into the trash. Returns its path there."""
     trash = home.root / "trash"
     trash.mkdir(mode=0o700, exist_ok=True)
-    there = trash / f"{path.name}-{time.time_ns()}"
+    target = trash / f"{path.name}-{time.time_ns()}"
     with suppress(FileNotFoundError):
-        path.rename(there)
-    return there
+        path.rename(target)
+    return target
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What may go if nobody has used it for so long. `used` is the file whose time is that of its last use."""
+    """A thing that may be deleted when it has been unused for `unused_s`. `used` is the file with the time of last use."""
 
     kind: str
     path: Path
@@ -102,19 +102,20 @@ class _Candidate:
 
 
 def _take_out(home: Home, candidates: Iterable[_Candidate], dry_run: bool = False) -> tuple[list[Waste], list[Path]]:
-    """Move what is old enough into the trash; returns what it was, and where it is now."""
-    found, trash = [], []
-    for one in candidates:
-        with suppress(Held, FileNotFoundError), held(one.lock):
-            unused = time.time() - one.used.stat().st_mtime
-            if unused < one.unused_s:
+    """Move old candidates into the trash. Returns what they were, and their paths in the trash."""
+    wastes, trash = [], []
+    for candidate in candidates:
+        with suppress(Held, FileNotFoundError), held(candidate.lock):
+            unused = time.time() - candidate.used.stat().st_mtime
+            if unused < candidate.unused_s:
                 continue
-            found.append(Waste(one.kind, one.path, _size(one.path), unused))
+            wastes.append(Waste(candidate.kind, candidate.path, _size(candidate.path), unused))
             if not dry_run:
-                trash.append(put_into_trash(home, one.path))
-                if one.kind == "guest":  # nobody will come by its name again
-                    one.lock.unlink()
-    return found, trash
+                trash.append(put_into_trash(home, candidate.path))
+                # No other guest will use this name, so its lock can go.
+                if candidate.kind == "guest":
+                    candidate.lock.unlink()
+    return wastes, trash
 
 
 def _delete(trash: Iterable[Path]) -> None:
@@ -134,7 +135,7 @@ def _packages(home: Home, store: Store, unused_s: float) -> Iterator[_Candidate]
 
 
 def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
-    """What attempts make of packages, where they run as guests, and what a kill has left."""
+    """Unpacked packages, environments, guests' directories, and remains of killed processes."""
     for path in home.root.glob("unpacked/*/*/"):
         if not path.name.startswith("."):
             yield _Candidate("unpacked", path, path, path.with_suffix(".lock"), unused_s)
@@ -145,23 +146,24 @@ def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
         yield _Candidate("guest", path, path, path.with_suffix(".lock"), unused_s)
     for pattern in ("packages/.*.part", "unpacked/*/.*/", "trash/*"):
         for path in home.root.glob(pattern):
-            yield _Candidate("left over", path, path, _unlocked(home), _DAY_S)  # before, somebody may be at it
+            # A younger file may still be written.
+            yield _Candidate("left over", path, path, _unlocked(home), _DAY_S)
 
 
 def _unlocked(home: Home) -> Path:
-    """The lock of what nobody holds."""
+    """The lock of things that nobody locks."""
     return home.root / "trash.lock"
 
 
 def _needed(home: Home, store: Store) -> set[str]:
-    """The digests of the packages of jobs that have not ended, or are of another store."""
-    ended = {one.name for state in FINAL for one in store.list(state)}
-    notes = home.root.glob(f"jobs/*/{PACKAGE}")
-    return {note.read_text() for note in notes if note.parent.name not in ended}
+    """The digests of the packages of jobs that haven't ended, or are in another store."""
+    ended = {job.name for state in FINAL for job in store.list(state)}
+    digests = home.root.glob(f"jobs/*/{PACKAGE}")
+    return {path.read_text() for path in digests if path.parent.name not in ended}
 
 
 def _size(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-    return sum(one.lstat().st_size for one in files)
+    return sum(file.lstat().st_size for file in files)

@@ -1,15 +1,15 @@
-"""What the ends of its processes mean for an attempt: pure, and the same wherever the processes are.
+"""Judge an attempt by the ends of its processes. The rules are pure, and the same on every backend.
 
-    master, workers      the work; the attempt succeeds when the master does (exit code 0), the workers then have `GRACE_S`
-    parameter servers    serve them: told to end as soon as the master is done
-    evaluators           look on: they have `GRACE_S` after the master; that one fails is noted, and stops nobody
+    master, workers      do the work. The attempt succeeds when the master exits with 0; the workers then have `GRACE_S`
+    parameter servers    serve them. They are told to end as soon as the master is done
+    evaluators           have `GRACE_S` after the master. A failing evaluator is recorded, and stops nothing
 
-If a process of the work fails, or a parameter server, the attempt has failed: the others, which mostly fail of it at once,
-have `PEERS_S`. Its cause is the first failure (`launch/failure.py`).
+If a master, a worker or a parameter server fails, the attempt has failed. The other processes usually fail soon after, and
+have `PEERS_S` to do so. The attempt's cause is the first failure (`launch/failure.py`).
 
-An exit code tells what kind of failure it is. 2 is a mistake that trying again won't correct, as argparse and Footplate
-have it. 143, or SIGTERM, which nobody here has sent, is the machine's: it is going to stop. 1 is an exception. The cause
-of a failure by 1 or 2 has the last line that the process wrote. A process without an exit code was lost with its machine.
+The exit code gives the kind of failure. 2 is a mistake that a retry won't correct, as with argparse and Footplate. 143, or
+a SIGTERM that the supervisor didn't send, comes from a machine that is shutting down. 1 is an exception. The cause of a
+failure with 1 or 2 includes the last line of output. A process without an exit code was lost with its machine.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from footplate.launch.failure import Failure, cause_of, of_exit
 
 GRACE_S = 30.0
 PEERS_S = 5.0
-SAID = 300  # characters of what a process said last
-_TOLD = (143, -signal.SIGTERM)
+# Characters of the last line of output that are kept.
+SAID = 300
+_SIGTERM = (143, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class End:
-    """A process has ended.
+    """The end of a process.
 
     Attributes:
         role: master, worker, parameter_server, evaluator.
-        index: among those of its role.
-        code: its exit code, or a signal's number made negative; None when it was lost with its machine.
+        index: its number within its role.
+        code: its exit code, or a signal's number made negative; None if it was lost with its machine.
         outcome: how it ended, in words.
-        at: when, on the monotonic clock, in seconds.
+        at: when it ended, in seconds on the monotonic clock.
     """
 
     role: str
@@ -46,11 +47,11 @@ class End:
 
 @dataclass(frozen=True)
 class Orders:
-    """What is to be done with the processes that are left.
+    """Instructions for the remaining processes.
 
     Attributes:
-        ask: the roles that are told to end, by SIGTERM.
-        kill_within_s: after which all are killed.
+        ask: the roles to end, by SIGTERM.
+        kill_within_s: kill all after this time.
     """
 
     ask: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Orders:
 
 
 class Verdict:
-    """Hears how processes end, and knows what that means."""
+    """Collects the ends of processes, and judges the attempt."""
 
     def __init__(self) -> None:
         self.succeeded = False
@@ -66,11 +67,11 @@ class Verdict:
 
     @property
     def failure(self) -> Failure | None:
-        """What ended the attempt, unless it succeeded."""
+        """The failure that ended the attempt, unless it succeeded."""
         return cause_of(self._failures) if self._failures and not self.succeeded else None
 
     def ended(self, end: End) -> Orders:
-        """A process has ended by itself: what follows for the others."""
+        """Take the end of a process that nobody stopped. Returns what to do with the other processes."""
         if self.succeeded:
             return Orders()
         if end.role == "master" and end.code == 0 and not self._failures:
@@ -83,11 +84,11 @@ class Verdict:
 
 
 def outcome(code: int, said: str) -> str:
-    """How a process ended, in words.
+    """Describe the end of a process.
 
     Args:
         code: its exit code, or a signal's number made negative.
-        said: the last line that it wrote.
+        said: the last line of its output.
     """
     if code == 0:
         return "ended with exit code 0"
@@ -95,9 +96,9 @@ def outcome(code: int, said: str) -> str:
 
 
 def failure_of(end: End) -> Failure:
-    """What kind of failure an end is that is none of success."""
+    """The failure of a process that didn't succeed."""
     text = f"{end.role.replace('_', ' ')} {end.index} {end.outcome}"
     if end.code is None:
         return Failure("host", text, end.at, lost=True)
-    kind = "host" if end.code in _TOLD else "exception" if end.code == 1 else of_exit(end.code)[0]
+    kind = "host" if end.code in _SIGTERM else "exception" if end.code == 1 else of_exit(end.code)[0]
     return Failure(kind, text, end.at, mistake=end.code == 2, code=128 - end.code if end.code < 0 else end.code)

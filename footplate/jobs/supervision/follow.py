@@ -1,8 +1,8 @@
-"""A job's output, from its beginning and while it goes on: all attempts, all processes, line by line.
+"""Read the output of a job while it grows: all attempts, all processes, line by line.
 
-    Follower(home, name).lines()    what has come since the last call
+    Follower(home, name).lines()    the lines since the last call
 
-Lines of one process stay in order; those of several come as they are found.
+Lines of one process stay in order. Lines of several processes are interleaved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG = re.compile(r"(master|worker|parameter_server|evaluator)-(\d+)\.log|(prepa
 
 @dataclass(frozen=True)
 class Line:
-    """A line of output. `source` is who wrote it: `master-0`, or `prepare` for the installation of the package."""
+    """A line of output. `source` is its writer: `master-0`, or `prepare` for the installation of the package."""
 
     attempt: int
     source: str
@@ -33,8 +33,8 @@ class Follower:
     """Reads a job's output as it grows.
 
     Args:
-        home: where the job is.
-        name: the job's.
+        home: the job's home.
+        name: the job's name.
     """
 
     def __init__(self, home: Home, name: str) -> None:
@@ -42,29 +42,29 @@ class Follower:
         self._open: dict[Path, tuple[int, str, Reader, Lines]] = {}
 
     def skip_to_tail(self, count: int, attempt: int | None = None, source: str | None = None) -> None:
-        """Skip what there is but for the last lines, without reading it.
+        """Skip existing output except for the last lines, without reading it.
 
-        The next call of `lines` gives at least the last `count` lines, as many as there are.
+        The next call of `lines` returns at least the last `count` lines, if there are that many.
 
         Args:
-            count: how many lines.
-            attempt: only lines of this attempt count; those of others may be skipped.
-            source: only lines of this process count.
+            count: the number of lines.
+            attempt: count only lines of this attempt; others may be skipped.
+            source: count only lines of this process.
         """
-        self._look()
+        self._find_files()
         for of_attempt, of_source, reader, _ in reversed(self._open.values()):
             wanted = attempt in (None, of_attempt) and source in (None, of_source)
             with suppress(FileNotFoundError):  # the job is being deleted
-                found = reader.go_back(count if wanted else 0)
-                count -= found if wanted else 0
+                lines = reader.go_back(count if wanted else 0)
+                count -= lines if wanted else 0
 
     def lines(self, last: bool = False) -> Iterator[Line]:
-        """What has come since the last call.
+        """Yield the lines since the last call.
 
         Args:
-            last: nothing more will come, so that a line without an end is whole, too.
+            last: the output is complete, so text without a line end is a line, too.
         """
-        self._look()
+        self._find_files()
         for attempt, source, reader, lines in self._open.values():
             while data := reader.read():
                 for text in lines.feed(data):
@@ -72,14 +72,14 @@ class Follower:
             for text in lines.end() if last else ():
                 yield Line(attempt, source, text)
 
-    def _look(self) -> None:
-        """Find what is there now, attempts in order, in each the preparation first, then the master."""
-        for attempt in sorted(int(one.name.removeprefix("attempt-")) for one in self._folder.glob("attempt-*")):
+    def _find_files(self) -> None:
+        """Find new files: attempts in order, in each first the preparation, then the master."""
+        for attempt in sorted(int(path.name.removeprefix("attempt-")) for path in self._folder.glob("attempt-*")):
             with suppress(FileNotFoundError):  # the job is being deleted
-                self._look_into(attempt)
+                self._find_files_of(attempt)
 
-    def _look_into(self, attempt: int) -> None:
-        names = [one.name for one in (self._folder / f"attempt-{attempt}").iterdir() if _LOG.fullmatch(one.name)]
+    def _find_files_of(self, attempt: int) -> None:
+        names = [path.name for path in (self._folder / f"attempt-{attempt}").iterdir() if _LOG.fullmatch(path.name)]
         for name in sorted(names, key=_order):
             path = self._folder / f"attempt-{attempt}" / name
             if path not in self._open:
@@ -87,7 +87,7 @@ class Follower:
 
 
 def _order(name: str) -> tuple[int, int]:
-    found = _LOG.fullmatch(name)
-    assert found is not None
+    match = _LOG.fullmatch(name)
+    assert match is not None
     roles = ("prepare", "master", "worker", "parameter_server", "evaluator")
-    return (roles.index(found[1] or found[3]), int(found[2] or 0))
+    return (roles.index(match[1] or match[3]), int(match[2] or 0))

@@ -1,6 +1,6 @@
-"""Which process is meant: its number, when it began, and since which start of the machine.
+"""The identity of a process: its process id, its start time, and the boot of the machine.
 
-A number alone is given to another process sooner or later, and after a reboot at once.
+A process id alone isn't enough: the kernel reuses it sooner or later, and after a reboot at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Identity:
     """A process.
 
     Attributes:
-        pid: its number.
-        began: when it began, in the system's own units.
-        boot: by what this start of the machine is known.
+        pid: its process id.
+        began: its start time, in the kernel's units.
+        boot: an id of the machine's boot.
     """
 
     pid: int
@@ -32,26 +32,26 @@ class Identity:
 
     @classmethod
     def of(cls, pid: int) -> Identity | None:
-        """The process that has this number now; None if there is none, or only its exit code waits to be fetched."""
+        """The process that has this id now; None if there is none, or only its exit code is left."""
         began = _began(pid)
         return None if began is None else cls(pid, began, boot())
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any] | None) -> Identity | None:
-        """From what `to_dict` made of it."""
-        return cls(**found) if found else None
+    def from_dict(cls, values: dict[str, Any] | None) -> Identity | None:
+        """Undo `to_dict`."""
+        return cls(**values) if values else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """All of it as plain values."""
         return {"pid": self.pid, "began": self.began, "boot": self.boot}
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return True if the process still runs."""
         return self == Identity.of(self.pid)
 
 
 def boot() -> str:
-    """What changes with each start of the machine."""
+    """An id that changes with each boot of the machine."""
     if sys.platform == "linux":
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     import psutil
@@ -60,16 +60,16 @@ def boot() -> str:
 
 
 def end_groups(leaders: Sequence[Identity], patience_s: float = 5.0) -> None:
-    """Kill what is left of the process groups that these processes led, and wait until they themselves are gone.
+    """Kill the remaining members of process groups, and wait until the groups' leaders are gone.
 
-    The kernel gives the number of a process to no other one while its group has members. So if another has it now,
-    nothing is left of the group, and it must not be touched.
+    The kernel doesn't reuse a process id while its group has members. So if another process has the leader's id now, the
+    group is empty, and must not be touched.
     """
-    ours = [one for one in leaders if one.boot == boot() and Identity.of(one.pid) in (None, one)]
-    for one in ours:
-        kill_group(one.pid)
+    ours = [leader for leader in leaders if leader.boot == boot() and Identity.of(leader.pid) in (None, leader)]
+    for leader in ours:
+        kill_group(leader.pid)
     deadline = time.monotonic() + patience_s
-    while any(one.alive() for one in ours) and time.monotonic() < deadline:
+    while any(leader.alive() for leader in ours) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""A lock that dies with its holder: `flock` on a file, which the kernel lets go of however a process ends."""
+"""A file lock that ends with its holder: the kernel releases a `flock` however the process ends."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class Held(Exception):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
 def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock; the file is made if it isn't there. Processes that are started meanwhile don't inherit it.
+    """Hold a lock. The file is created. Processes that are started meanwhile don't inherit the lock.
 
     Raises:
-        Held: another process has it, still after so many seconds.
+        Held: another process still holds the lock after `patience_s` seconds.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -33,7 +33,7 @@ def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Held from None
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         yield
     finally:
         os.close(file)

@@ -1,11 +1,11 @@
-"""What a process writes, kept in files: `master-0.log`, and when that is full, `master-0.log.1`, `.2`, …
+"""The output of a process in files: `master-0.log`, and when that is full, `master-0.log.1`, `.2`, …
 
-A full file is never renamed or cut, so a reader that follows it reads everything once: when the next file is there, this
-one is complete. The files stay until the job is deleted.
+A full file is never renamed or truncated, so a reader that follows the files reads everything once. When the next file
+exists, the one before it is complete. The files stay until the job is deleted.
 
-What is kept of one process is bounded, by `FOOTPLATE_LOG_MB`. Beyond that, the beginning and the end are kept: half of the
-files stay, and of the others the oldest is deleted when a new one begins. `master-0.log.cut` then says how much was
-deleted, and a reader returns that line in its place.
+`FOOTPLATE_LOG_MB` limits the output that is kept of one process. Beyond the limit, the beginning and the end are kept: half
+of the files stay, and of the rest the oldest is deleted when a new one begins. `master-0.log.cut` then contains the number
+of deleted bytes as a line of text, and a reader returns that line in place of the deleted output.
 """
 
 from __future__ import annotations
@@ -16,97 +16,102 @@ import re
 from pathlib import Path
 
 from footplate.core.errors import ConfigError
-from footplate.jobs.redaction import Veil
+from footplate.jobs.redaction import StreamMask
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "FOOTPLATE_LOG_MB"
 DEFAULT_MB = 2048
 FULL = 64 * 2**20  # bytes
-PIECE = 1 << 20  # bytes read at once: a log may be larger than memory
-_FEWEST = 4  # files: two of the beginning, two of the end
+# Bytes to read at once: a log may be larger than memory.
+PIECE = 1 << 20
+# At least two files of the beginning, and two of the end.
+_FEWEST = 4
 _CUT = re.compile(rb"\d+")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 def part(first: Path, number: int) -> Path:
-    """A file of the row that begins with `first`."""
+    """The path of a file in the series that begins with `first`."""
     return first.with_name(f"{first.name}.{number}") if number else first
 
 
 def cut_note(first: Path) -> Path:
-    """The file that says how much was deleted of the row that begins with `first`."""
+    """The file with the number of bytes that were deleted from the series that begins with `first`."""
     return first.with_name(f"{first.name}.cut")
 
 
 def numbers(first: Path) -> list[int]:
-    """The numbers of the files of a row that are there, in order."""
-    found = [one.name.removeprefix(first.name) for one in first.parent.glob(f"{first.name}*") if one.exists()]
-    return sorted(int(one[1:] or 0) for one in found if one == "" or one[1:].isdigit())
+    """The numbers of a series' existing files, in order."""
+    suffixes = [path.name.removeprefix(first.name) for path in first.parent.glob(f"{first.name}*") if path.exists()]
+    return sorted(int(suffix[1:] or 0) for suffix in suffixes if suffix == "" or suffix[1:].isdigit())
 
 
 def size(first: Path) -> int:
-    """The bytes that were written to a row of files, also those that were deleted since."""
+    """The bytes that were written to a series of files, including those that were deleted since."""
     return _deleted(first) + sum(part(first, number).stat().st_size for number in numbers(first))
 
 
 def limit() -> int:
-    """How many bytes are kept of what a process writes.
+    """The bytes of output to keep of a process.
 
     Raises:
-        ConfigError: `FOOTPLATE_LOG_MB` is no number of MB.
+        ConfigError: `FOOTPLATE_LOG_MB` isn't a number of MB.
     """
     text = os.environ.get(VARIABLE) or str(DEFAULT_MB)
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError(f"{VARIABLE}={text}: expected how many MB of output are kept of each process, such as 2048.")
+        raise ConfigError(f"{VARIABLE}={text}: expected the MB of output to keep of each process, such as 2048.")
     return int(text) * 2**20
 
 
 class Writer:
-    """Writes one process's output, after what is there already.
+    """Writes the output of one process, after existing output.
 
     Attributes:
-        size: bytes that were written, also those that were deleted since.
+        size: the bytes that were written, including those that were deleted since.
 
     Args:
         first: the first file.
-        full: the bytes after which the next one begins; fewer if that is needed to stay below `most`.
-        veil: what takes secrets out of it.
-        most: the bytes that are kept, about; by default those of `limit`.
+        full: the size of a full file, in bytes; smaller if `most` requires that.
+        stream_mask: hides secrets in the output.
+        most: the bytes to keep, approximately; by default `limit()`.
     """
 
-    def __init__(self, first: Path, full: int = FULL, veil: Veil | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, first: Path, full: int = FULL, stream_mask: StreamMask | None = None, most: int | None = None
+    ) -> None:
         most = limit() if most is None else most
         self._first = first
         self._full = max(1, min(full, most // _FEWEST))
         self._files = max(_FEWEST, most // self._full)
-        self._veil = veil or Veil()
+        self._stream_mask = stream_mask or StreamMask()
         self.size, self._deleted = size(first), _deleted(first)
         self._number = max(numbers(first), default=0)
         self._file = part(first, self._number).open("ab", buffering=0)
         self._broken = False
-        self.last = _end(part(first, self._number))  # the end of what was written: what the process said last
+        # The end of the output: the last words of the process.
+        self.last = _end(part(first, self._number))
 
     def write(self, data: bytes) -> None:
-        """Keep a piece."""
-        self._keep(self._veil.feed(data))
+        """Keep a piece of output."""
+        self._keep(self._stream_mask.feed(data))
 
     def end(self) -> None:
-        """Nothing more will come: keep what the veil has held back."""
-        self._keep(self._veil.end())
+        """Keep what the mask has held back, at the end of the output."""
+        self._keep(self._stream_mask.end())
 
     def last_line(self) -> str:
-        """The last line that says something."""
+        """The last line that isn't blank."""
         lines = [line.strip() for line in self.last.decode("utf-8", "replace").splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self.end()
         self._file.close()
 
     def _keep(self, data: bytes) -> None:
-        if not data:  # it mustn't begin another file
+        if not data:  # an empty piece must not begin another file
             return
         self.size += len(data)
         self.last = (self.last + data)[-4096:]
@@ -120,32 +125,35 @@ class Writer:
             while rest:
                 rest = rest[self._file.write(rest) :]
             self._broken = False
-        except OSError as error:  # a full disk: the program goes on, and what it says is kept again when there is room
+        except OSError as error:
+            # The disk is full, say. The program goes on, and its output is kept again when there is room.
             if not self._broken:
-                log.warning("%s: %s; what is written now is lost", self._first, error.strerror)
+                log.warning("%s: %s; output is lost until this is repaired", self._first, error.strerror)
             self._broken = True
 
     def _cut(self) -> None:
-        """Delete the oldest files between the beginning and the end, if there are too many. The note comes first."""
+        """Delete the oldest files between the beginning and the end, if there are too many. The note is written first."""
         head = self._files // 2
-        for number in [one for one in numbers(self._first) if head <= one <= self._number - (self._files - head)]:
+        for number in [
+            number for number in numbers(self._first) if head <= number <= self._number - (self._files - head)
+        ]:
             path = part(self._first, number)
             self._deleted += path.stat().st_size
             draft = self._first.with_name(f".{self._first.name}.cut")
             draft.write_text(
-                f"[Footplate] {self._deleted} bytes of output are cut here: {VARIABLE} says how much of it is kept.\n"
+                f"[Footplate] {self._deleted} bytes of output are cut here: {VARIABLE} sets how much is kept.\n"
             )
             draft.replace(cut_note(self._first))
             path.unlink()
 
 
 def _deleted(first: Path) -> int:
-    """The bytes that were deleted of a row."""
+    """The bytes that were deleted from a series."""
     try:
-        found = _CUT.search(cut_note(first).read_bytes())
+        match = _CUT.search(cut_note(first).read_bytes())
     except FileNotFoundError:
         return 0
-    return int(found[0]) if found else 0
+    return int(match[0]) if match else 0
 
 
 def _end(path: Path) -> bytes:
@@ -155,7 +163,7 @@ def _end(path: Path) -> bytes:
 
 
 class Reader:
-    """Reads a row of files while they grow."""
+    """Reads a series of files while they grow."""
 
     def __init__(self, first: Path) -> None:
         self._first = first
@@ -163,15 +171,16 @@ class Reader:
         self._at = 0
 
     def go_back(self, lines: int) -> int:
-        """Stand before the last complete lines of what there is, and read only those from then on.
+        """Go to the start of the last complete lines, and read only from there on.
 
         Args:
-            lines: how many lines are wanted.
+            lines: the number of lines.
 
         Returns:
-            How many lines there are, at most `lines`. Text after the last line end doesn't count.
+            The number of lines that exist, at most `lines`. Text after the last line end doesn't count.
         """
-        missing, following = lines + 1, b""  # the line end before the first wanted line counts, too
+        # The line end before the first of these lines counts, too.
+        missing, following = lines + 1, b""
         for number in reversed(numbers(self._first) or [0]):
             with part(self._first, number).open("rb") as file:
                 stop = file.seek(0, os.SEEK_END)
@@ -179,8 +188,8 @@ class Reader:
                     start = max(0, stop - PIECE)
                     file.seek(start)
                     data = file.read(stop - start)
-                    ends = [found.end() for found in _LINE_END.finditer(data)]
-                    if data.endswith(b"\r") and following == b"\n":  # one line end on both sides of the cut
+                    ends = [match.end() for match in _LINE_END.finditer(data)]
+                    if data.endswith(b"\r") and following == b"\n":  # one line end on both sides of the boundary
                         ends.pop()
                     if len(ends) >= missing:
                         self._number, self._at = number, start + ends[-missing]
@@ -191,15 +200,16 @@ class Reader:
         return lines + 1 - missing
 
     def read(self) -> bytes:
-        """The next piece; empty when nothing more has been written yet, or the files are deleted."""
+        """The next piece; empty if nothing more has been written yet, or the files are deleted."""
         while True:
-            following, lost = self._following(), False  # looked for first: if there is one, this file is complete
+            # Look for the next file before reading: if it exists, this file is complete.
+            following, lost = self._following(), False
             try:
                 with part(self._first, self._number).open("rb") as file:
                     file.seek(self._at)
                     data = file.read(PIECE)
                     self._at = file.tell()
-            except FileNotFoundError:  # the job is deleted, or this file was cut
+            except FileNotFoundError:  # the job or this file was deleted
                 data, lost = b"", True
             if data or following is None:
                 return data
@@ -209,7 +219,7 @@ class Reader:
                 return self._note()
 
     def _following(self) -> int | None:
-        """The number of the file after this one; None while there is none."""
+        """The number of the file after this one; None if there is none."""
         if part(self._first, self._number + 1).exists():
             return self._number + 1
         if not cut_note(self._first).exists():
@@ -217,7 +227,7 @@ class Reader:
         return next((number for number in numbers(self._first) if number > self._number), None)
 
     def _note(self) -> bytes:
-        """The line that stands in place of what was cut, after the end of the line that was cut off."""
+        """The line in place of deleted output, on a line of its own."""
         try:
             return b"\n" + cut_note(self._first).read_bytes()
         except FileNotFoundError:

@@ -1,17 +1,17 @@
-"""A supervisor that is started before there is a job for it.
+"""A supervisor process that is started before its job is known.
 
-An interpreter's start and its imports take longer than all else between `jobs submit` and the first line of the user's
-program. So the command starts the process that will be the supervisor first, and reads the job while that one imports:
+Starting an interpreter and importing modules takes longer than everything else between `jobs submit` and the first line of
+the user's program. So the command first starts the future supervisor, and reads the job while that process imports:
 
-    the command                         the reserve
-    begun() ──────────────────────────► imports the supervisor; reads a line from its standard input
+    the command                         the prestarted process
+    prestarted() ─────────────────────► imports the supervisor; reads a line from its standard input
     reads, checks and stores the job
-    sweeps: it is a job's turn
-    take(), post(NAME) ───────────────► is the supervisor of that job, as if it had been started for it
-    ends without having posted ───────► reads the end of the file, and ends
+    makes a reconcile pass: the job starts
+    take(), assign(NAME) ─────────────► supervises that job, as if it had been started for it
+    ends without an assignment ───────► reads the end of the file, and ends
 
-The job is in the store, and the reserve is noted as its supervisor, before the name is posted: should either process die in
-between, the next sweep finds a job whose supervisor is gone.
+When the command assigns the job, the job is in the store already, with the process as its supervisor. If either process
+dies in between, the next pass finds a job whose supervisor is gone.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ _NOT_FOR_SUPERVISORS = (
     "FOOTPLATE_ATTEMPT",
 )  # fmt: skip
 
-_reserve: subprocess.Popen[bytes] | None = None
+_prestarted: subprocess.Popen[bytes] | None = None
 
 
 @contextlib.contextmanager
-def begun() -> Iterator[None]:
-    """Have the process, in a session of its own, until it is taken or this is over."""
-    global _reserve
-    _reserve = subprocess.Popen(
-        # -P: the folder of the command, where it starts, holds no modules for it
+def prestarted() -> Iterator[None]:
+    """Start the process in its own session. It ends with this context, unless it was taken."""
+    global _prestarted
+    _prestarted = subprocess.Popen(
+        # -P: don't import modules from the command's current directory.
         [sys.executable, "-P", "-m", "footplate.jobs.supervision.supervisor"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=surroundings(LIBRARY),
+        env=environment(LIBRARY),
         start_new_session=True,
     )
     try:
         yield
     finally:
-        if _reserve is not None and _reserve.stdin is not None:
-            _reserve.stdin.close()
-            _reserve = None
+        if _prestarted is not None and _prestarted.stdin is not None:
+            _prestarted.stdin.close()
+            _prestarted = None
 
 
 def take(python: str, library: str) -> subprocess.Popen[bytes] | None:
-    """The process, if it is there and runs this interpreter and imports Footplate from this directory; only once."""
-    global _reserve
-    found, _reserve = _reserve, None
-    fits = found is not None and (python, library) == (sys.executable, LIBRARY) and found.poll() is None
-    return found if fits else None
+    """Take the process, once, if it runs this interpreter, and imports Footplate from this directory."""
+    global _prestarted
+    process, _prestarted = _prestarted, None
+    fits = process is not None and (python, library) == (sys.executable, LIBRARY) and process.poll() is None
+    return process if fits else None
 
 
-def post(process: subprocess.Popen[bytes], name: str) -> None:
-    """Tell the process of which job it is the supervisor. One that has died meanwhile is found by the next sweep."""
+def assign(process: subprocess.Popen[bytes], name: str) -> None:
+    """Give the process its job. If it has died meanwhile, the next reconcile pass finds that."""
     assert process.stdin is not None
     try:
         process.stdin.write(f"{name}\n".encode())
@@ -77,8 +77,8 @@ def post(process: subprocess.Popen[bytes], name: str) -> None:
         pass
 
 
-def awaited() -> str:
-    """In the reserve: the name of its job. Ends the process if there is none for it."""
+def await_assignment() -> str:
+    """In the prestarted process: wait for the name of its job. The process ends if there is no job for it."""
     name = sys.stdin.readline().strip()
     if not name:
         sys.exit(0)
@@ -86,7 +86,7 @@ def awaited() -> str:
 
 
 def settle(home: Home, log: Path) -> None:
-    """In the reserve, once it has a job: have the surroundings and the standard streams of one that was started for it."""
+    """In the prestarted process: get the environment, directory and standard streams of any other supervisor."""
     os.environ.update(home.variables())
     os.chdir(home.root)
     with Path(os.devnull).open("rb") as nothing, log.open("ab") as file:
@@ -95,15 +95,15 @@ def settle(home: Home, log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def surroundings(library: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A supervisor's environment: this process's, without a server's token, and without the variables of a job.
+def environment(library: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a supervisor: that of this process, without a server's token, and without a job's variables.
 
-    A job's program may submit another job. If that one's supervisor had the program's `FOOTPLATE_JOB_ID`, it would be
-    killed with the job.
+    A job's program may submit another job. If the other job's supervisor had the program's `FOOTPLATE_JOB_ID`, it would be
+    killed together with the program.
 
     Args:
         library: the directory from which it imports Footplate.
-        variables: more of them.
+        variables: further variables.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SUPERVISORS}
     path = os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH", "")]))

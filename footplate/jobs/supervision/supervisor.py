@@ -1,20 +1,20 @@
-"""`python -m footplate.jobs.supervision.supervisor [NAME]`: looks after one job, from an attempt to the end.
+"""`python -m footplate.jobs.supervision.supervisor [NAME]`: supervise one job until it ends.
 
-    lock ──► for each attempt:  PREPARING  install the package, and begin, where the job's backend says
-                                RUNNING    until the master is done, or one of the others has failed
-             after a failure:   what launch/policy.py decides: another attempt, after a pause, or the end
-    ──► SUCCEEDED, FAILED or CANCELLED ──► sweep, so that the next job begins; once a day, clean up
+    lock ──► for each attempt:  PREPARING  install the package, and begin, on the job's backend
+                                RUNNING    until the master is done, or another process has failed
+             after a failure:   launch/policy.py decides: another attempt, after a pause, or the end
+    ──► SUCCEEDED, FAILED or CANCELLED ──► a reconcile pass, so that the next job starts; once a day, clean up
 
-A sweep starts it, or tells one that was started ahead of its job, without a name (`prestart.py`). While an attempt is under
-way it asks the store, a few times a second, whether the job is to be cancelled, and sweeps every few seconds. An end that
-was asked for (cancelled, its time is over) begins with SIGTERM to all processes: a trainer finishes the step, saves, and
-exits; what is left after the grace is killed. A job that waits elsewhere for its first attempt to run, longer than it was
-to (`maxWaitTime`), is cancelled.
+A reconcile pass starts the supervisor, or assigns the job to a prestarted process (`prestart.py`). During an attempt the
+supervisor asks the store, a few times a second, if the job is to be cancelled, and makes a pass every few seconds. To end
+an attempt (the job is cancelled, or its time is over), it sends SIGTERM to all processes: a trainer finishes its step,
+saves, and exits. The supervisor kills what is left after the grace period. It also cancels a job whose first attempt waits
+on a remote backend for longer than `maxWaitTime`.
 
-SIGTERM to the supervisor itself comes when the machine goes down. It is passed on, unless the attempt outlives its
-supervisor, and the job stays as it is: the next sweep finds it without a supervisor.
+The supervisor itself gets SIGTERM when the machine shuts down. It passes the signal on, unless the attempt outlives its
+supervisor, and leaves the job's state as it is. The next pass finds the job without a supervisor.
 
-A database that can't be written to doesn't end a job: it runs on, and its end is written when it can be.
+A database that can't be written to doesn't end a job. The job runs on, and its end is written as soon as possible.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from footplate.core.errors import ConfigError, FootplateError
-from footplate.jobs.backends import named
+from footplate.jobs.backends import get_backend
 from footplate.jobs.backends.contract import Attempt, Task
+from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
-from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import why_too_long
 from footplate.jobs.states import SUPERVISED, State
@@ -43,28 +43,32 @@ from footplate.jobs.supervision import prestart
 from footplate.jobs.supervision.cleaning import clean_daily
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
-from footplate.jobs.supervision.reconcile import LIMITS, LOCK, SUPERVISOR_LOG, sweep
+from footplate.jobs.supervision.reconcile import LIMITS, LOCK, SUPERVISOR_LOG, reconcile
 from footplate.launch import policy
 from footplate.launch.failure import Failure
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-GRACE_S = 30.0  # between SIGTERM and SIGKILL
-SWEEP_S = 5.0
-LOCK_S = 5.0  # a sweep that looks whether the lock is held has it for a moment
-STORE_S = 5.0  # between two tries to write the end
-ADVANCED_S = 60.0  # an attempt that has run for so long is taken to have advanced the work
+# Between SIGTERM and SIGKILL.
+GRACE_S = 30.0
+RECONCILE_S = 5.0
+# A reconcile pass that tests the lock holds it for a moment.
+LOCK_S = 5.0
+# Between two tries to write the end.
+STORE_S = 5.0
+# An attempt that ran for this long counts as progress.
+ADVANCED_S = 60.0
 
 Asked = Literal["cancelled", "waited", "over", "told"]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """An attempt that was ended from outside: by `jobs cancel`, by the job's longest times, by SIGTERM to us.
+    """The end of an attempt by `jobs cancel`, by one of the job's time limits, or by SIGTERM to the supervisor.
 
     Attributes:
-        why: which of them.
+        why: the reason.
         cause: more about it, in words.
     """
 
@@ -73,36 +77,40 @@ class Stopped:
 
 
 class Supervisor:
-    """Looks after a job whose lock this process holds."""
+    """Supervises a job. This process holds the job's lock."""
 
     def __init__(self, home: Home, store: Store, job: Job) -> None:
         self._home = home
         self._store = store
         self._job = job
-        self._plan = Plan.from_dict(job.plan)
+        self._execution = Execution.from_dict(job.plan)
         self._state = job.state
         self._attempt = job.attempt
         self._started = job.started
-        self._swept = time.monotonic()
+        self._reconciled = time.monotonic()
         self._ask_again = 0.0
-        self._away_until = 0.0  # the store, as far as we know; on the monotonic clock
+        # Until then, on the monotonic clock, the store counts as unreachable.
+        self._away_until = 0.0
         self._told = False
-        self._unnoted: list[Process] = []  # processes that have ended, and whose ends aren't in the store yet
-        self._ran_since = float("inf")  # of the attempt that is under way, on the monotonic clock
-        self._ran_at = 0.0  # the same as a time of day
+        # Processes that have ended, and whose ends aren't in the store yet.
+        self._unnoted: list[Process] = []
+        # The start of the current attempt, on the monotonic clock, and as a time of day.
+        self._ran_since = float("inf")
+        self._ran_at = 0.0
         self._waits_for = job.cause if job.state == State.PREPARING else ""
-        self._backend = named(job.backend)
+        self._backend = get_backend(job.backend)
 
     def run(self) -> bool:
-        """Attempts, until one succeeds or no other is to follow; False if the job isn't at its end."""
+        """Make attempts until one succeeds, or no other may follow. Returns False if the job hasn't ended."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_told", True))
-        slots = tuple(range(sum(one.count for one in self._plan.replicas)))
+        slots = tuple(range(sum(role.count for role in self._execution.replicas)))
         state = policy.State(slots, restarts=self._job.failures, host_restarts=self._job.losses)
         while True:
             outcome = self._one_attempt()
             if outcome is None:
                 self._finish(State.SUCCEEDED)
                 return True
+            # The launcher's policy decides: another attempt, after a pause, or the end.
             if isinstance(outcome, Failure):
                 advanced = time.monotonic() - self._ran_since > ADVANCED_S
                 decision = policy.decide(LIMITS, state, outcome, advanced)
@@ -114,16 +122,16 @@ class Supervisor:
                 cause = f"{outcome}; {decision.budget}"
                 if decision.delay_s:
                     cause += f"; attempt {self._attempt + 1} begins in {decision.delay_s:.0f} s"
-                outcome = self._begin_anew(cause, state) or self._pause(decision.delay_s)
+                outcome = self._next_attempt(cause, state) or self._pause(decision.delay_s)
             if isinstance(outcome, Stopped):
                 self._stopped(outcome)
                 return outcome.why != "told"
 
     def _one_attempt(self) -> Failure | Stopped | None:
-        """None when it has succeeded."""
+        """Make one attempt. Returns None if it succeeds."""
         self._ran_since = float("inf")
-        folder = self._home.attempt(self._plan.name, self._attempt)
-        task = Task(self._home, self._job, self._plan, self._attempt, folder)
+        folder = self._home.attempt(self._execution.name, self._attempt)
+        task = Task(self._home, self._job, self._execution, self._attempt, folder)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             attempt = self._backend.find(task)
@@ -139,14 +147,14 @@ class Supervisor:
         except OSError as error:
             return Failure("host", f"its processes could not be started: {error}", time.monotonic())
         try:
-            return self._look_after(attempt)
+            return self._supervise(attempt)
         finally:
             attempt.close()
 
-    def _look_after(self, attempt: Attempt) -> Failure | Stopped | None:
+    def _supervise(self, attempt: Attempt) -> Failure | Stopped | None:
         stopped: Stopped | None = None
         while True:
-            # One that was told to end may begin, and even succeed, all the same.
+            # A stopped attempt may still begin, and even succeed.
             goes_on = stopped is None or attempt.running or attempt.succeeded
             cancelled = self._note_state(attempt) if goes_on else None
             if stopped is None and (why := cancelled or self._waited(attempt) or self._asked()):
@@ -161,30 +169,31 @@ class Supervisor:
             self._unnoted += ended
             if ended:
                 self._note(self._note_ends)
-            self._sweep_now_and_then()
+            self._reconcile_now_and_then()
+        # An attempt that succeeds although its time is over has done its work. A cancelled job stays cancelled.
         if attempt.succeeded and (stopped is None or stopped.why not in ("cancelled", "waited")):
             return None
         return replace(stopped, cause=str(attempt.failure or "")) if stopped else attempt.failure
 
     def _note_state(self, attempt: Attempt) -> Asked | None:
-        """Write down that an attempt has begun, or what it waits for; "cancelled" if the job was, meanwhile."""
+        """Write down that an attempt has begun, or what it waits for. Returns "cancelled" if the job was cancelled."""
         if self._state == State.CANCELLING:
             return "cancelled"
         if attempt.running or (attempt.over and (attempt.succeeded or attempt.processes)):
             return self._note_running(attempt)
         if attempt.waits_for != self._waits_for:
             self._waits_for = attempt.waits_for
-            self._note(lambda: self._store.explain(self._plan.name, State.PREPARING, self._waits_for))
+            self._note(lambda: self._store.explain(self._execution.name, State.PREPARING, self._waits_for))
         return None
 
     def _note_running(self, attempt: Attempt) -> Asked | None:
-        """Write down its processes, then that they run. While the store is away they must be heard all the same."""
+        """Write down the processes, then RUNNING. While the store is unreachable, go on hearing them."""
         now = time.monotonic()
         if self._ran_since > now:
             self._ran_since, self._ran_at = now, time.time()
         self._started = self._started or self._ran_at
         while self._state != State.RUNNING and (attempt.over or now >= self._away_until):
-            self._note(lambda: self._store.begin_processes(self._plan.name, attempt.processes))
+            self._note(lambda: self._store.begin_processes(self._execution.name, attempt.processes))
             moved = self._try_move(State.RUNNING, self._ran_at, started=self._started)
             if moved is not None or not attempt.over:
                 return "cancelled" if moved is False else None
@@ -192,35 +201,36 @@ class Supervisor:
         return None
 
     def _waited(self, attempt: Attempt) -> Asked | None:
-        """Whether its first attempt waits for longer than it was to; the job then is being cancelled."""
+        """Cancel the job if its first attempt waits for too long. Returns the reason to stop the attempt."""
         if self._started is not None or attempt.running or not attempt.waits_for:
             return None
         cause = self._too_long()
         return "waited" if cause and self._move(State.CANCELLING, cause) else None
 
     def _too_long(self) -> str:
-        """Why it is not to wait any longer; empty while it may."""
-        return why_too_long(self._plan.spec, self._job.queued, time.time())
+        """Explain why the job has waited too long; empty while it may wait."""
+        return why_too_long(self._execution.spec, self._job.queued, time.time())
 
     def _asked(self) -> Asked | None:
-        """Whether the attempt is to end, and why."""
+        """The reason to end the attempt, if there is one."""
         if self._told:
             return "told"
-        if self._started is not None and time.time() > self._started + self._plan.max_running_time_s:
+        if self._started is not None and time.time() > self._started + self._execution.max_running_time_s:
             return "over"
         if time.monotonic() < self._ask_again:
             return None
-        self._ask_again = time.monotonic() + TICK_S  # not with each piece of output
+        # Once a tick is enough: output may arrive more often.
+        self._ask_again = time.monotonic() + TICK_S
         try:
-            # Neither, if somebody has declared this machine lost: the job is CANCELLED, or was even deleted.
-            goes_on = self._store.state(self._plan.name) in (State.PREPARING, State.RUNNING)
+            # If somebody declared this machine lost, the job is CANCELLED, or even deleted.
+            goes_on = self._store.state(self._execution.name) in (State.PREPARING, State.RUNNING)
             return None if goes_on else "cancelled"
         except ConfigError as error:
             self._is_away(error)
             return None
 
-    def _begin_anew(self, cause: str, state: policy.State) -> Stopped | None:
-        log.warning("%s: attempt %d: %s", self._plan.name, self._attempt, cause)
+    def _next_attempt(self, cause: str, state: policy.State) -> Stopped | None:
+        log.warning("%s: attempt %d: %s", self._execution.name, self._attempt, cause)
         self._attempt += 1
         changes = {"attempt": self._attempt, "failures": state.restarts, "losses": state.host_restarts}
         return None if self._move(State.PREPARING, cause, **changes) else Stopped("cancelled")
@@ -235,36 +245,39 @@ class Supervisor:
 
     def _stopped(self, stopped: Stopped) -> None:
         if stopped.why == "told":
-            log.warning("%s: SIGTERM: the job goes on with the next sweep", self._plan.name)
+            log.warning("%s: SIGTERM: the job continues with the next reconcile pass", self._execution.name)
             return
-        causes = {"over": f"its longest time, {self._plan.max_running_time_s:g} s, is over", "waited": self._too_long()}
+        causes = {
+            "over": f"its maximum running time of {self._execution.max_running_time_s:g} s is over",
+            "waited": self._too_long(),
+        }
         cause = "; ".join(filter(None, (causes.get(stopped.why), stopped.cause)))
         self._finish(State.FAILED if stopped.why == "over" else State.CANCELLED, cause)
 
     def _finish(self, target: State, cause: str = "") -> None:
-        """Bring the job to its end, which is CANCELLED if somebody has asked for that meanwhile."""
+        """Move the job to its final state. That is CANCELLED if the job was cancelled meanwhile."""
         if cause:
-            log.warning("%s: %s: %s", self._plan.name, target, cause)
+            log.warning("%s: %s: %s", self._execution.name, target, cause)
         now = time.time()
         if target == State.CANCELLED or not self._move(target, cause, ended=now, owner=None):
             self._state = State.CANCELLING
             self._move(State.CANCELLED, cause, ended=now, owner=None)
 
     def _move(self, target: State, cause: str = "", **changes: Any) -> bool:
-        """Bring the job into another state; False if it is being cancelled. Tries until it is written."""
+        """Move the job to another state, and retry until that is written. Returns False if the job is being cancelled."""
         now = time.time()
         while (moved := self._try_move(target, now, cause, **changes)) is None:
             time.sleep(STORE_S)
         return moved
 
     def _try_move(self, target: State, now: float, cause: str = "", **changes: Any) -> bool | None:
-        """The same, but None if it can't be written now."""
+        """Like `_move`, but return None if the state can't be written now."""
         if self._state == State.CANCELLING and target != State.CANCELLED:
             return False
         try:
             if target != State.RUNNING:
                 self._note_ends()
-            moved = self._store.move(self._plan.name, self._state, target, now, cause, **changes)
+            moved = self._store.move(self._execution.name, self._state, target, now, cause, **changes)
         except ConfigError as error:
             self._is_away(error)
             return None
@@ -272,31 +285,33 @@ class Supervisor:
         return moved
 
     def _is_away(self, error: ConfigError) -> None:
-        log.warning("%s: %s", self._plan.name, error)
+        log.warning("%s: %s", self._execution.name, error)
         self._away_until = self._ask_again = time.monotonic() + STORE_S
 
     def _note_ends(self) -> None:
-        """Write down how processes have ended. While the store is away, their ends are kept until it is back."""
+        """Write down the ends of processes. While the store is unreachable, they are kept."""
         if self._unnoted:
-            self._store.end_processes(self._plan.name, self._unnoted)
+            self._store.end_processes(self._execution.name, self._unnoted)
             self._unnoted = []
 
     def _note(self, write: Callable[[], None]) -> None:
-        """Write what is good to know, if it can be written."""
+        """Write something that isn't essential. A failure is only logged."""
         try:
             write()
-        except (ConfigError, OSError) as error:  # OSError: another's supervisor can't be started, no file can be opened
-            log.warning("%s: %s", self._plan.name, error)
+        except (ConfigError, OSError) as error:
+            # An OSError comes from a reconcile pass: another job's supervisor can't be started, or no file can be opened.
+            log.warning("%s: %s", self._execution.name, error)
 
-    def _sweep_now_and_then(self) -> None:
-        if time.monotonic() - self._swept > SWEEP_S:
-            self._swept = time.monotonic()
-            self._note(lambda: sweep(self._home, self._store, patience_s=0.0))  # who sweeps now may take long
+    def _reconcile_now_and_then(self) -> None:
+        if time.monotonic() - self._reconciled > RECONCILE_S:
+            self._reconciled = time.monotonic()
+            # No patience: if another process makes a pass now, this one isn't needed.
+            self._note(lambda: reconcile(self._home, self._store, patience_s=0.0))
 
 
 def main(name: str) -> None:
-    """Look after a job, unless somebody does."""
-    home, ended = Home.here(), False
+    """Supervise a job, unless it has a supervisor."""
+    home, ended = Home.from_env(), False
     store = open_store(home, patience_s=1.0)
     with contextlib.suppress(Held), held(home.job(name) / LOCK, LOCK_S):
         job = store.find(name)
@@ -306,7 +321,7 @@ def main(name: str) -> None:
         store.own(name, identity and identity.to_dict())
         ended = Supervisor(home, store, job).run()
     if ended:
-        sweep(home, store)
+        reconcile(home, store)
         clean_daily(home, store)
 
 
@@ -315,6 +330,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(sys.argv[1])
     else:
-        job, home = prestart.awaited(), Home.here()
+        job, home = prestart.await_assignment(), Home.from_env()
         prestart.settle(home, home.job(job) / SUPERVISOR_LOG)
         main(job)

@@ -1,12 +1,12 @@
-"""A job in the words of other systems: what they are to be given so that they run it.
+"""Translate a job into a document of another system.
 
-    vertex.py     Vertex AI           a CustomJob, as its REST API takes it
+    vertex.py     Vertex AI           a CustomJob, for its REST API
     ray.py        Ray                 the body of a job submission
-    kubeflow.py   Kubeflow            a PyTorchJob, or a TFJob where there are parameter servers or evaluators
+    kubeflow.py   Kubeflow            a PyTorchJob, or a TFJob with parameter servers or evaluators
     slurm.py      Slurm               a script for sbatch
 
-Each has one pure function, from a resolved job to a `Translation`: a document, and notes about what it couldn't take along
-and what is still to be done. What can't be done without is refused (`common.py`), all of it at once.
+Each module has one pure function from a resolved job to a `Translation`: a document, and notes about what it leaves out
+and what the user still has to do. If the system can't run the job, the function raises with all reasons (`common.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGETS: dict[str, Callable[[ResolvedJob], Translation]] = {
 
 
 def translate(job: ResolvedJob, to: str) -> Translation:
-    """A job in the words of one of `TARGETS`.
+    """Translate a job for one of `TARGETS`.
 
     Raises:
         Untranslatable: that system can't run it as it is.

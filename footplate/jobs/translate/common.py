@@ -1,4 +1,4 @@
-"""What all translations share: the form of their outcome, of their refusal, and how a machine is called elsewhere."""
+"""The parts that all translations share: the result, the error, and the names of machines and accelerators."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNNAMED = "footplate-job"
 
 @dataclass(frozen=True)
 class Translation:
-    """A job in another system's words.
+    """A translated job.
 
     Attributes:
-        document: what that system takes: plain values for JSON or YAML, or the text of a script.
-        form: the form in which it is usually given.
-        notes: what it leaves out, and what is still to be done; each a sentence.
+        document: the system's input: plain values for JSON or YAML, or the text of a script.
+        form: its usual form.
+        notes: what the translation leaves out, and what the user still has to do; one sentence each.
     """
 
     document: dict[str, Any] | str
@@ -32,10 +32,10 @@ class Translation:
 
 
 class Untranslatable(ConfigError):
-    """A job that another system can't run as it is.
+    """Another system can't run the job as it is.
 
     Attributes:
-        problems: why, each a sentence.
+        problems: the reasons, one sentence each.
     """
 
     def __init__(self, system: str, problems: Iterable[str]) -> None:
@@ -56,81 +56,81 @@ def refuse_if(system: str, problems: Iterable[str]) -> None:
 
 
 def machine_type(replica: Replica) -> str:
-    """The name that a machine has at Compute Engine; legacy types were AI Platform's alone."""
+    """The Compute Engine name of a machine. Only AI Platform used the legacy types."""
     row = catalog().machines[replica.machine.machine]
     return row.compute_engine or row.name
 
 
 def accelerator(replica: Replica) -> Accelerator | None:
-    """The row of what each of a role's machines has."""
+    """The catalog's row of the accelerators of a role's machines."""
     name = replica.machine.accelerator
     return catalog().accelerators[name] if name else None
 
 
 def gpus(replica: Replica) -> int:
-    """How many GPUs each of a role's machines has."""
+    """The number of GPUs of each of a role's machines."""
     row = accelerator(replica)
     return replica.machine.count if row and row.kind == "gpu" else 0
 
 
 def command(job: ResolvedJob, replica: Replica) -> list[str]:
-    """What runs on a machine of a role; empty for an image's own program."""
+    """The command on a role's machines; empty for an image's own program."""
     if replica.container_command or replica.container_args:
         return [*replica.container_command, *replica.container_args]
     return list(job.command)
 
 
 def no_tpus(job: ResolvedJob) -> Iterator[str]:
-    """A problem, for systems that must be told more of a TPU than a spec says."""
-    for one in job.replicas:
-        row = accelerator(one)
+    """The problem of a system that needs the topology of TPUs, which a spec doesn't have."""
+    for replica in job.replicas:
+        row = accelerator(replica)
         if row and row.kind == "tpu":
-            yield f"The {spoken(one.role)} has {row.short}: their topology must be said, and a job's spec doesn't say it."
+            yield f"The {spoken(replica.role)} has {row.short}: expected their topology, which a job's spec doesn't have."
 
 
 def no_tuning(job: ResolvedJob) -> Iterator[str]:
-    """A problem, for systems that are given one training at a time."""
+    """The problem of a system that runs one training at a time."""
     if "hyperparameters" in job.spec:
         yield "hyperparameters: tuning is not translated. Leave that key out to translate one training."
 
 
 def needs_program(job: ResolvedJob) -> Iterator[str]:
-    """A problem, where neither a module nor an image is named."""
-    for one in job.replicas:
-        if not command(job, one) and not one.image_uri:
-            yield f"The {spoken(one.role)} has no program: give --module-name, or an image with --master-image-uri."
+    """The problem of a job that names neither a module nor an image."""
+    for replica in job.replicas:
+        if not command(job, replica) and not replica.image_uri:
+            yield f"The {spoken(replica.role)} has no program: give --module-name, or an image with --master-image-uri."
             return
 
 
 def no_entry_points(job: ResolvedJob) -> Iterator[str]:
-    """A problem, for systems that run a command in an image, and not the image's own entry point."""
-    one = job.replicas[0]
-    if one.image_uri and not one.container_command and (one.container_args or not job.command):
-        yield "It has to be told what to run in an image: give --module-name, or containerCommand."
+    """The problem of a system that needs a command, since it doesn't run an image's own entry point."""
+    replica = job.replicas[0]
+    if replica.image_uri and not replica.container_command and (replica.container_args or not job.command):
+        yield "It needs a command to run in the image: give --module-name, or containerCommand."
 
 
 def one_kind_of_machine(job: ResolvedJob) -> Iterator[str]:
-    """A problem, for systems in which all machines of a job are alike: those of master and workers differ."""
-    world = [one for one in job.replicas if one.role in WORLD]
-    kinds = {str(one.machine): one for one in world}
-    images = {one.image_uri for one in world}
-    commands = {tuple(command(job, one)) for one in world}
+    """The problem of a system in which all machines of a job are equal, if those of master and workers differ."""
+    world = [replica for replica in job.replicas if replica.role in WORLD]
+    kinds = {str(replica.machine): replica for replica in world}
+    images = {replica.image_uri for replica in world}
+    commands = {tuple(command(job, replica)) for replica in world}
     if len(kinds) > 1:
-        listed = ", ".join(f"the {spoken(one.role)}'s {kind}" for kind, one in kinds.items())
-        yield f"Its machines must be of one kind, and they are not: {listed}."
+        listed = ", ".join(f"the {spoken(replica.role)}'s {kind}" for kind, replica in kinds.items())
+        yield f"Expected machines of one kind: {listed}."
     if len(images) > 1 or len(commands) > 1:
-        yield "All of its machines must run one image and one command: leave out workerConfig's own."
+        yield "Expected one image and one command for all machines: leave out workerConfig's own."
 
 
 def no_servers(job: ResolvedJob, instead: str) -> Iterator[str]:
-    """A problem, for systems that know ranks and nothing else."""
-    roles = [spoken(one.role) for one in job.replicas if one.role not in WORLD]
+    """The problem of a system that has ranks only."""
+    roles = [spoken(replica.role) for replica in job.replicas if replica.role not in WORLD]
     if roles:
-        yield f"It has no {' and no '.join(roles)} as a role of its own: {instead}"
+        yield f"It has no {' and no '.join(roles)} as a separate role: {instead}"
 
 
 def left_out(job: ResolvedJob, system: str, **keys: str) -> Iterator[str]:
-    """Notes about keys of the spec that a system has no word for: the key in Python's spelling, and what it means there."""
+    """Notes about keys that a system lacks, by the key in Python's spelling: the words say what the system does instead."""
     for key, meaning in keys.items():
         path = [re.sub("_([a-z])", lambda found: found[1].upper(), part) for part in key.split("__")]
         home: Any = job.spec
@@ -141,5 +141,5 @@ def left_out(job: ResolvedJob, system: str, **keys: str) -> Iterator[str]:
 
 
 def spoken(role: str) -> str:
-    """`parameter_server` as people say it."""
+    """The name of a role in messages, such as `parameter server`."""
     return role.replace("_", " ")

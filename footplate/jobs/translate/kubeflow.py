@@ -1,8 +1,8 @@
-"""A job as a resource of Kubeflow's training operator, version 1: what `kubectl apply -f` takes.
+"""Translate a job into a resource of Kubeflow's training operator, version 1, for `kubectl apply -f`.
 
-Master and workers are a `PyTorchJob`, whose pods are told RANK, WORLD_SIZE and MASTER_ADDR. With parameter servers or
-evaluators it is a `TFJob`, whose pods are told TF_CONFIG. A pod runs an image with the program in it: Kubernetes installs
-no packages. It is placed as on GKE: by the labels that GKE's nodes have for their machine type and their GPUs.
+Master and workers become a `PyTorchJob`, whose pods get RANK, WORLD_SIZE and MASTER_ADDR. With parameter servers or
+evaluators the result is a `TFJob`, whose pods get TF_CONFIG. A pod runs an image that contains the program, since
+Kubernetes installs no packages. GKE's labels for the machine type and the GPUs of nodes select the node.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from footplate.jobs.translate.common import (
 SYSTEM = "Kubeflow"
 TORCH = {"master": "Master", "worker": "Worker"}
 TENSORFLOW = {"master": "Chief", "worker": "Worker", "parameter_server": "PS", "evaluator": "Evaluator"}
-MAX_NAME = 50  # of 63 characters, with room for what the operator adds for each pod
+# Of 63 characters; the operator appends a suffix for each pod.
+MAX_NAME = 50
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9_-]*[a-z0-9])?")
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """A PyTorchJob, or a TFJob where there are parameter servers or evaluators.
+    """Make a PyTorchJob or, with parameter servers or evaluators, a TFJob.
 
     Raises:
         Untranslatable: Kubeflow can't run it as it is.
     """
     refuse_if(SYSTEM, _problems(job))
-    torch = all(one.role in TORCH for one in job.replicas)
+    torch = all(replica.role in TORCH for replica in job.replicas)
     names, container = (TORCH, "pytorch") if torch else (TENSORFLOW, "tensorflow")
     metadata: dict[str, Any] = {"name": _name(job)}
     if job.labels:
@@ -57,31 +58,31 @@ def translate(job: ResolvedJob) -> Translation:
                 "cleanPodPolicy": "Running",
             },
             "pytorchReplicaSpecs" if torch else "tfReplicaSpecs": {
-                names[one.role]: _replica(job, one, container) for one in job.replicas
+                names[replica.role]: _replica(job, replica, container) for replica in job.replicas
             },
         },
     }
     return Translation(document, "yaml", tuple(_notes(job)))
 
 
-def _replica(job: ResolvedJob, one: Replica, container: str) -> dict[str, Any]:
-    kind, words = accelerator(one), _words(job, one)
-    selector = {"node.kubernetes.io/instance-type": machine_type(one)}
+def _replica(job: ResolvedJob, replica: Replica, container: str) -> dict[str, Any]:
+    kind, words = accelerator(replica), _words(job, replica)
+    selector = {"node.kubernetes.io/instance-type": machine_type(replica)}
     if kind and kind.compute_engine:
         selector["cloud.google.com/gke-accelerator"] = kind.compute_engine
-    runs: dict[str, Any] = {"name": container, "image": one.image_uri, **words}
-    if gpus(one):
-        runs["resources"] = {"limits": {"nvidia.com/gpu": gpus(one)}}
+    runs: dict[str, Any] = {"name": container, "image": replica.image_uri, **words}
+    if gpus(replica):
+        runs["resources"] = {"limits": {"nvidia.com/gpu": gpus(replica)}}
     pod: dict[str, Any] = {"nodeSelector": selector, "containers": [runs]}
     if job.spec.get("serviceAccount"):
         pod["serviceAccountName"] = job.spec["serviceAccount"]
-    return {"replicas": one.count, "restartPolicy": "OnFailure", "template": {"spec": pod}}
+    return {"replicas": replica.count, "restartPolicy": "OnFailure", "template": {"spec": pod}}
 
 
-def _words(job: ResolvedJob, one: Replica) -> dict[str, list[str]]:
-    """A container's command and arguments; `$(` would be a variable to Kubernetes."""
-    if one.container_command or one.container_args:
-        given = {"command": list(one.container_command), "args": list(one.container_args)}
+def _words(job: ResolvedJob, replica: Replica) -> dict[str, list[str]]:
+    """A container's command and arguments. `$(` is escaped, since Kubernetes would read it as a variable."""
+    if replica.container_command or replica.container_args:
+        given = {"command": list(replica.container_command), "args": list(replica.container_args)}
     else:
         given = {"command": list(job.command[:3]), "args": list(job.command[3:])}
     return {key: [word.replace("$(", "$$(") for word in words] for key, words in given.items() if words}
@@ -96,9 +97,9 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_tpus(job)
     if len(_name(job)) > MAX_NAME:
         yield f"The name {_name(job)} has {len(_name(job))} characters: at most {MAX_NAME} leave room for its pods' names."
-    for one in job.replicas:
-        if one.image_uri is None:
-            yield f"The {spoken(one.role)} has no image: build one with the program in it, and give --master-image-uri."
+    for replica in job.replicas:
+        if replica.image_uri is None:
+            yield f"The {spoken(replica.role)} has no image: build one with the program in it, and give --master-image-uri."
             break
     if job.spec.get("packageUris"):
         yield "packageUris: a pod installs no packages. Build them into the image."
@@ -113,7 +114,7 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
 def _notes(job: ResolvedJob) -> Iterator[str]:
     if job.name and _name(job) != job.name:
         yield f"It is called {_name(job)}: names on Kubernetes have no underscores or capitals."
-    if any(not command(job, one) for one in job.replicas):
+    if any(not command(job, replica) for replica in job.replicas):
         yield "The image's own program runs."
     yield from left_out(
         job, SYSTEM,

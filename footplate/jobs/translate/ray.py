@@ -1,11 +1,13 @@
-"""A job as a job submission of Ray: the body of `POST /api/jobs/`, and the arguments of `JobSubmissionClient.submit_job`.
+"""Translate a job into a job submission of Ray.
 
-A master alone is the submission's entry point, with the resources of its machine. A master with workers is
-`footplate run --backend ray`, which places one process for each of them on the cluster; the GPUs that a process is to have
-go with it as accelerator resources. Ray runs an entry point in a shell, so it is quoted for one.
+The result is the body of `POST /api/jobs/`, and the arguments of `JobSubmissionClient.submit_job`.
 
-It needs nothing of Footplate's jobs. `jobs submit --backend ray` (`jobs/backends/ray/`) can do more: it takes every role,
-looks after the job, and resumes it.
+A master without workers is the submission's entry point, with the resources of its machine. A master with workers is
+`footplate run --backend ray`, which places one process for each of them on the cluster, with its GPUs as accelerator
+resources. Ray runs an entry point in a shell, so it is quoted.
+
+The submission doesn't need Footplate's jobs. `jobs submit --backend ray` (`jobs/backends/ray/`) does more: it runs every
+role, supervises the job, and resumes it.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ KINDS = {
     "NVIDIA_TESLA_T4": "T4", "NVIDIA_L4": "L4", "NVIDIA_TESLA_A100": "A100", "NVIDIA_A100_80GB": "A100",
     "NVIDIA_H100_80GB": "H100", "NVIDIA_H100_MEGA_80GB": "H100", "NVIDIA_H200_141GB": "H200", "NVIDIA_B200": "B200",
 }  # fmt: skip
-"""What a node of Ray says that it has: `ray.util.accelerators`, or the model in the name that NVIDIA's driver gives."""
+"""The accelerator's name on a Ray node: from `ray.util.accelerators`, or the model in the name from NVIDIA's driver."""
 
-SHARE = 0.001  # of a node's `accelerator_type:…`, which says what it has: as much as Ray itself takes
+# The amount of a node's resource `accelerator_type:…` to request, as Ray itself does.
+SHARE = 0.001
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """The body of a job submission.
+    """Make the body of a job submission.
 
     Raises:
         Untranslatable: Ray can't run it as it is.
@@ -60,7 +63,7 @@ def translate(job: ResolvedJob) -> Translation:
 
 
 def _entrypoint(job: ResolvedJob) -> list[str]:
-    world = sum(one.count for one in job.replicas)
+    world = sum(replica.count for replica in job.replicas)
     if world == 1:
         return command(job, job.replicas[0])
     module, args = job.command[2], job.command[3:]
@@ -68,9 +71,9 @@ def _entrypoint(job: ResolvedJob) -> list[str]:
 
 
 def _resources(job: ResolvedJob) -> dict[str, Any]:
-    (one,) = job.replicas
-    machine, kind = catalog().machines[one.machine.machine], accelerator(one)
-    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(one) or None}
+    (replica,) = job.replicas
+    machine, kind = catalog().machines[replica.machine.machine], accelerator(replica)
+    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(replica) or None}
     if machine.memory_gb is not None:
         found["entrypoint_memory"] = int(machine.memory_gb * 2**30)
     if kind:
@@ -94,10 +97,10 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_servers(job, "it places ranks. footplate jobs submit --backend ray places every role.")
     yield from no_entry_points(job)
     yield from one_kind_of_machine(job)
-    (one, *others), uris = job.replicas, job.spec.get("packageUris", [])
-    if others and (one.container_command or not job.command):
+    (replica, *others), uris = job.replicas, job.spec.get("packageUris", [])
+    if others and (replica.container_command or not job.command):
         yield "Several machines run a Python module: give --module-name, and leave out containerCommand and containerArgs."
-    if one.image_uri and uris:
+    if replica.image_uri and uris:
         yield "packageUris: in an image Ray installs nothing. Build them into it."
     for uri in uris:
         if not uri.startswith(("gs://", "s3://")) or uri.endswith(".tar.gz"):
@@ -110,11 +113,11 @@ def _notes(job: ResolvedJob) -> Iterator[str]:
     if len(job.replicas) > 1 and gpus(job.replicas[0]):
         kind = accelerator(job.replicas[0])
         yield (
-            f"Each process is given one device of its node, and Ray chooses the nodes: let the cluster's be of "
+            f"Each process gets one device of its node, and Ray chooses the nodes: let the cluster's be of "
             f"{gpus(job.replicas[0])} {kind.short if kind else ''} each."
         )
     if job.max_running_time:
-        yield f"It may run for {job.max_running_time}, which Ray doesn't watch over: stop it with ray job stop."
+        yield f"It may run for {job.max_running_time}, which Ray doesn't enforce: stop it with ray job stop."
     yield from left_out(
         job, SYSTEM,
         region="is where its cluster is",

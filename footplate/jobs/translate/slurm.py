@@ -1,7 +1,8 @@
-"""A job as a script for Slurm's sbatch: `sbatch job.sh`.
+"""Translate a job into a script for Slurm's sbatch: `sbatch job.sh`.
 
-One task on each node. Each is told by `srun` which it is, in Slurm's words; a line of shell says the same in torch's (RANK,
-WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and becomes the program. Arguments are quoted, and reach it as they are.
+One task runs on each node. `srun` sets Slurm's variables for each; a line of shell converts them to torch's (RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and then becomes the program. Arguments are quoted, so they reach the program
+unchanged.
 
 Before the time limit, Slurm sends SIGUSR1 to the script. The script sends SIGTERM to the program, which saves and ends, and
 requeues the job. `--requeue` starts the job again after a node was lost or the job was preempted. All runs have the same
@@ -77,7 +78,7 @@ TOLD = 'export RANK="$SLURM_PROCID" NODE_RANK="$SLURM_NODEID" LOCAL_RANK="$SLURM
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """A script for sbatch.
+    """Make a script for sbatch.
 
     Raises:
         Untranslatable: Slurm can't run it as it is.
@@ -85,7 +86,7 @@ def translate(job: ResolvedJob) -> Translation:
     refuse_if(SYSTEM, _problems(job))
     image = job.replicas[0].image_uri
     script = SCRIPT.format(
-        options="\n".join(f"#SBATCH --{one}" for one in _options(job)),
+        options="\n".join(f"#SBATCH --{option}" for option in _options(job)),
         before=_before(job),
         first_port=FIRST_PORT,
         ports=PORTS,
@@ -98,8 +99,8 @@ def translate(job: ResolvedJob) -> Translation:
 
 
 def _options(job: ResolvedJob) -> Iterator[str]:
-    one = job.replicas[0]
-    machine = catalog().machines[one.machine.machine]
+    replica = job.replicas[0]
+    machine = catalog().machines[replica.machine.machine]
     yield f"job-name={job.name or UNNAMED}"
     yield f"nodes={sum(each.count for each in job.replicas)}"
     yield "ntasks-per-node=1"
@@ -107,8 +108,8 @@ def _options(job: ResolvedJob) -> Iterator[str]:
         yield f"cpus-per-task={machine.vcpus}"
     if machine.memory_gb is not None:
         yield f"mem={int(machine.memory_gb * 1024)}M"
-    if gpus(one):
-        yield f"gpus-per-node={gpus(one)}"
+    if gpus(replica):
+        yield f"gpus-per-node={gpus(replica)}"
     yield f"time={minutes(job.max_running_time)}"
     yield f"signal=B:USR1@{GRACE_S}"
     yield "requeue"
@@ -116,7 +117,7 @@ def _options(job: ResolvedJob) -> Iterator[str]:
 
 
 def minutes(duration: str) -> int:
-    """A duration in whole minutes, as Slurm counts: rounded up, and at least one.
+    """Convert a duration to whole minutes, Slurm's unit: rounded up, at least one.
 
     >>> minutes("7201s")
     121
@@ -125,9 +126,9 @@ def minutes(duration: str) -> int:
 
 
 def _before(job: ResolvedJob) -> str:
-    """Lines that come before: what replicas are told of the job."""
-    told = {"FOOTPLATE_JOB_NAME": job.name or UNNAMED, "FOOTPLATE_JOB_DIR": job.job_dir}
-    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in told.items() if value)
+    """The first lines: variables that describe the job."""
+    variables = {"FOOTPLATE_JOB_NAME": job.name or UNNAMED, "FOOTPLATE_JOB_DIR": job.job_dir}
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items() if value)
 
 
 def _problems(job: ResolvedJob) -> Iterator[str]:
@@ -142,9 +143,9 @@ def _problems(job: ResolvedJob) -> Iterator[str]:
 
 
 def _notes(job: ResolvedJob) -> Iterator[str]:
-    one = job.replicas[0]
-    kind = accelerator(one)
-    if one.image_uri:
+    replica = job.replicas[0]
+    kind = accelerator(replica)
+    if replica.image_uri:
         yield "--container-image needs the plugin Pyxis on the cluster."
     else:
         yield "Submit it from the directory that holds the program's package, on a disk that all nodes see."

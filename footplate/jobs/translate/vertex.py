@@ -1,13 +1,13 @@
-"""A job as a CustomJob of Vertex AI, AI Platform Training's successor: the body of
+"""Translate a job into a CustomJob of Vertex AI, AI Platform Training's successor: the body of
 
     POST https://REGION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/REGION/customJobs
 
-Its roles are places in a list: pool 0 is the master, 1 the workers, 2 the parameter servers, 3 the evaluators; a role that
-isn't there leaves an empty pool, unless it is at the end. A program is either in an image of one's own (`containerSpec`),
-or in packages on Cloud Storage that an image of Google's installs (`pythonPackageSpec`): one that is named, or that of the
-runtime version, or else the newest with PyTorch.
+The roles are positions in a list: pool 0 is the master, 1 the workers, 2 the parameter servers, 3 the evaluators. A missing
+role leaves an empty pool, unless it is at the end. The program is either in the user's own image (`containerSpec`), or in
+packages on Cloud Storage that an image of Google's installs (`pythonPackageSpec`): the named image, or that of the runtime
+version, or the newest with PyTorch.
 
-After a maintenance event the whole job is started again (`restartJobOnWorkerRestart`), as it was on AI Platform.
+After a maintenance event the whole job starts again (`restartJobOnWorkerRestart`), as on AI Platform.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ACCELERATORS = {
     "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB",
     "NVIDIA_B200", "TPU_V2", "TPU_V3",
 }  # fmt: skip
-"""Its AcceleratorType, but for TPUs that want a topology."""
+"""Vertex AI's AcceleratorType, without TPUs that need a topology."""
 
 IMAGES = {
     **{f"2.{minor}": f"2-{minor}" for minor in range(1, 10)},
@@ -47,19 +47,20 @@ IMAGES = {
 From the list of prebuilt containers for training, as of 2024. Some may be gone: Vertex AI ends each after two years or so.
 """
 
-NEWEST = "2-4.py310"  # with PyTorch, on the same list
+# The newest image with PyTorch on the same list.
+NEWEST = "2-4.py310"
 _BY_GOOGLE = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/.+")
 
 
 def translate(job: ResolvedJob) -> Translation:
-    """The body of a request that creates a CustomJob.
+    """Make the body of a request that creates a CustomJob.
 
     Raises:
         Untranslatable: Vertex AI can't run it as it is.
     """
     refuse_if(SYSTEM, _problems(job))
     spec = job.spec
-    by_role = {one.role: one for one in job.replicas}
+    by_role = {replica.role: replica for replica in job.replicas}
     pools = [_pool(job, by_role[role]) if role in by_role else {} for role in ROLES]
     while not pools[-1]:
         pools.pop()
@@ -85,52 +86,52 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _pool(job: ResolvedJob, one: Replica) -> dict[str, Any]:
-    kind = accelerator(one)
-    attached = {"acceleratorType": kind.name, "acceleratorCount": one.machine.count} if kind else {}
-    disk = job.spec.get(_config_key(one.role), {}).get("diskConfig")
+def _pool(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
+    kind = accelerator(replica)
+    attached = {"acceleratorType": kind.name, "acceleratorCount": replica.machine.count} if kind else {}
+    disk = job.spec.get(_config_key(replica.role), {}).get("diskConfig")
     return {
-        "machineSpec": {"machineType": machine_type(one).replace("cloud_tpu", "cloud-tpu"), **attached},
-        "replicaCount": str(one.count),
+        "machineSpec": {"machineType": machine_type(replica).replace("cloud_tpu", "cloud-tpu"), **attached},
+        "replicaCount": str(replica.count),
         **({"diskSpec": dict(disk)} if disk else {}),
-        **_program(job, one),
+        **_program(job, replica),
     }
 
 
-def _program(job: ResolvedJob, one: Replica) -> dict[str, Any]:
-    """`pythonPackageSpec` for an image of Google's that installs packages, else `containerSpec`."""
-    if one.image_uri is None or _installs(job, one):
+def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
+    """`pythonPackageSpec` for Google's images that install packages, otherwise `containerSpec`."""
+    if replica.image_uri is None or _installs(job, replica):
         module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
         python = {
-            "executorImageUri": one.image_uri or _executor(job, one),
+            "executorImageUri": replica.image_uri or _executor(job, replica),
             "packageUris": list(job.spec["packageUris"]),
             "pythonModule": module,
             "args": args or None,
         }
         return {"pythonPackageSpec": _given(python)}
-    own, args = one.container_command, one.container_args
+    own, args = replica.container_command, replica.container_args
     words = own or args
     container = {
-        "imageUri": one.image_uri,
+        "imageUri": replica.image_uri,
         "command": list(own if words else job.command[:3]) or None,
         "args": list(args if words else job.command[3:]) or None,
     }
     return {"containerSpec": _given(container)}
 
 
-def _executor(job: ResolvedJob, one: Replica) -> str:
-    """The image of Google's that installs packages: of the runtime version, for CPU or GPU, from the region's continent."""
+def _executor(job: ResolvedJob, replica: Replica) -> str:
+    """Google's image that installs packages: for the runtime version, for CPU or GPU, from the region's continent."""
     continent = (job.region or "us").partition("-")[0]
     place = continent if continent in ("us", "europe", "asia") else "us"
-    kind = "gpu" if accelerator(one) else "cpu"
+    kind = "gpu" if accelerator(replica) else "cpu"
     framework, version = ("tf", IMAGES[_version(job)]) if _version(job) else ("pytorch", NEWEST)
     return f"{place}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
 
 
-def _installs(job: ResolvedJob, one: Replica) -> bool:
-    """Whether an image that is named is one of Google's, and is to install packages."""
-    packages = job.command and job.spec.get("packageUris") and not (one.container_command or one.container_args)
-    return bool(packages and one.image_uri and _BY_GOOGLE.fullmatch(one.image_uri))
+def _installs(job: ResolvedJob, replica: Replica) -> bool:
+    """Return True if the named image is one of Google's, and has packages to install."""
+    packages = job.command and job.spec.get("packageUris") and not (replica.container_command or replica.container_args)
+    return bool(packages and replica.image_uri and _BY_GOOGLE.fullmatch(replica.image_uri))
 
 
 def _version(job: ResolvedJob) -> str:
@@ -144,18 +145,18 @@ def _config_key(role: str) -> str:
 def _problems(job: ResolvedJob) -> Iterator[str]:
     yield from no_tuning(job)
     yield from needs_program(job)
-    for one in job.replicas:
-        kind = accelerator(one)
+    for replica in job.replicas:
+        kind = accelerator(replica)
         if kind and kind.name not in ACCELERATORS:
-            yield f"The {spoken(one.role)} has {kind.short}, which wants a topology, and a job's spec doesn't say it."
-        elif kind and kind.kind == "tpu" and one.image_uri is None:
-            yield f"The {spoken(one.role)} has {kind.short}, for which no image installs packages: give one of your own."
-    if job.command and any(one.image_uri is None for one in job.replicas):
+            yield f"The {spoken(replica.role)} has {kind.short}, which needs a topology, and a job's spec doesn't have one."
+        elif kind and kind.kind == "tpu" and replica.image_uri is None:
+            yield f"The {spoken(replica.role)} has {kind.short}, for which no image installs packages: give your own image."
+    if job.command and any(replica.image_uri is None for replica in job.replicas):
         yield from _packages(job)
         if _version(job) and _version(job) not in IMAGES:
             yield (
-                f"runtimeVersion {job.spec['runtimeVersion']}: no image of Google's is known that would install the "
-                f"packages. Give one of {', '.join(IMAGES)}, or an image of your own with --master-image-uri."
+                f"runtimeVersion {job.spec['runtimeVersion']}: no image of Google's is known that installs the "
+                f"packages. Give one of {', '.join(IMAGES)}, or your own image with --master-image-uri."
             )
     if job.job_dir and not job.job_dir.startswith("gs://"):
         yield f"jobDir {job.job_dir}: expected gs://bucket/path."
@@ -176,7 +177,7 @@ def _packages(job: ResolvedJob) -> Iterator[str]:
 def _notes(job: ResolvedJob) -> Iterator[str]:
     region = job.region or "REGION"
     yield f"POST it to https://{region}-aiplatform.googleapis.com/v1/projects/PROJECT/locations/{region}/customJobs."
-    if job.command and not _version(job) and any(one.image_uri is None for one in job.replicas):
+    if job.command and not _version(job) and any(replica.image_uri is None for replica in job.replicas):
         yield (
             f"There is no runtimeVersion: Google's image with PyTorch {NEWEST.partition('.')[0].replace('-', '.')} runs "
             "it. Name another with --master-image-uri."

@@ -12,6 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
 from footplate.jobs.states import FINAL, State
+from footplate.jobs.submission import plan, submit
 from footplate.server import submission, views
 from footplate.server.dependencies import Context
 from footplate.server.figures import figures
@@ -33,7 +34,7 @@ def list_jobs(
 ) -> JobList:
     """List jobs, the newest first, or filtered and ordered as by `footplate jobs list`."""
     with context.open() as jobs:
-        jobs.sweep()
+        jobs.reconcile()
         rows, count = select(jobs.store, wanted, order, limit)
     return JobList(jobs=[views.row(summary, context.mask) for summary in rows], more=count > limit)
 
@@ -41,11 +42,10 @@ def list_jobs(
 @router.post("/jobs", status_code=201, responses=error_responses(400, 409, 413))
 def submit_job(context: Context, given: Submission) -> Submitted:
     """Check a job, and put it into the queue. It begins at once if its resources are free."""
-    asked = submission.read(given, context)
+    planned = plan(submission.translate(given, context))
     with context.open() as jobs:
-        notices = [*asked.job.notices, *jobs.submit(asked.job, asked.package, given.backend, asked.place)]
-        assert asked.job.name is not None  # or it would not have been submitted
-        view = views.view(jobs, jobs.store.find(asked.job.name), context.mask)
+        notices = [*planned.job.notices, *submit(planned, jobs)]
+        view = views.view(jobs, jobs.store.find(planned.job.name or ""), context.mask)
     return Submitted(job=view, notices=[context.mask.text(notice) for notice in notices])
 
 
@@ -61,8 +61,7 @@ def check_job(context: Context, given: Submission) -> Checked:
 
     With a program and a `backend` that has a service, also the request to it, as `jobs submit training --dry-run`.
     """
-    found = submission.rehearse(given, context)
-    return views.checked(found, context.mask)
+    return views.checked(submission.check(given, context), context.mask)
 
 
 @router.get("/jobs/{name}", responses=error_responses(404))

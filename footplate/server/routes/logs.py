@@ -25,9 +25,9 @@ from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from footplate.jobs.operations import RECONCILE_S
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.supervision.follow import Follower, Line
-from footplate.jobs.verbs import SWEEP_S
 from footplate.server.dependencies import Context, ServerContext
 from footplate.server.models import Name, error_responses
 
@@ -93,7 +93,7 @@ async def _live(
     if tail is not None:
         await run_in_threadpool(follower.skip_to_tail, tail, attempt, source)
     while True:
-        due = time.monotonic() - swept > SWEEP_S
+        due = time.monotonic() - swept > RECONCILE_S
         swept = time.monotonic() if due else swept
         state = await run_in_threadpool(_state, context, name, due)
         over = state is None or State(state["state"]) in FINAL
@@ -126,7 +126,7 @@ def _state(context: ServerContext, name: str, sweep: bool) -> dict[str, Any] | N
     """Return the state of a job, after reconciling the jobs if that is due; None if the job was deleted."""
     with context.open() as jobs:
         if sweep:
-            jobs.sweep()
+            jobs.reconcile()
         job = jobs.store.get(name)
     return job and {"state": str(job.state), "cause": context.mask.text(job.cause), "attempt": job.attempt}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from footplate.jobs.backends.vertex import creation
 from jobs.backends.places import Place, ThisMachine
 from jobs.backends.vertex_server import Cloud, serve
 from jobs.conftest import Bench
@@ -36,11 +37,11 @@ def made(stack: ExitStack) -> Callable[[str], Place]:
     @functools.cache
     def make(name: str) -> Place:
         if name == "ray":
-            from jobs.backends.ray_place import ray_cluster
+            from jobs.backends.ray_backend import ray_cluster
 
             return stack.enter_context(ray_cluster())
         if name == "vertex":
-            from jobs.backends.vertex_place import vertex_project
+            from jobs.backends.vertex_backend import vertex_project
 
             return stack.enter_context(vertex_project())
         return ThisMachine()
@@ -66,11 +67,11 @@ def place(
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """Vertex AI that runs nothing, for an attempt in this process, which asks it in quick succession."""
-    from footplate.jobs.backends.vertex import attempt, submission
+    from footplate.jobs.backends.vertex import attempt
 
     made = Cloud("", tmp_path)
     made.executes = False
-    monkeypatch.setattr(submission, "SETTLED_S", 0.5)
+    monkeypatch.setattr(creation, "SETTLED_S", 0.5)
     for name, value in {"STATE_S": (0.02, 0.1), "OUTPUT_S": (0.02, 0.1), "AGAIN_S": (0.02, 0.1),
                         "QUIET_S": 0.3, "ENDING_PACE_S": 0.05, "REFUSED_S": 0.1}.items():  # fmt: skip
         monkeypatch.setattr(attempt, name, value)

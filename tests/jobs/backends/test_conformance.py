@@ -13,7 +13,7 @@ import textwrap
 
 import pytest
 
-from footplate.jobs.backends import named
+from footplate.jobs.backends import get_backend
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
 from jobs.backends.places import Place
@@ -122,7 +122,7 @@ def test_an_end_that_is_asked_for_lets_the_program_save(bench: Bench, place: Pla
     assert bench.states("cancelled")[-2:] == ["CANCELLING", "CANCELLED"]
     assert (bench.directory / "cancelled-saved").exists()
     assert bench.output("cancelled") == "saving\n"
-    assert (late.state, late.cause) == (State.FAILED, "its longest time, 8 s, is over")
+    assert (late.state, late.cause) == (State.FAILED, "its maximum running time of 8 s is over")
     assert not (bench.directory / "late-ready").exists() or (bench.directory / "late-saved").exists()
 
 
@@ -145,12 +145,12 @@ def test_no_line_is_lost_or_written_twice_when_the_supervisor_is_killed(bench: B
     killed = bench.supervisor()
     os.kill(killed, signal.SIGKILL)
     until(lambda: Identity.of(killed) is None)
-    last = 1 if named(place.kind.backend).outlives else 2
+    last = 1 if get_backend(place.kind.backend).outlives else 2
     log = bench.jobs.home.attempt("my_job", last) / "master-0.log"
     before = log.stat().st_size if log.exists() else 0
 
     def goes_on() -> bool:
-        bench.jobs.sweep()  # the kernel may still be closing the files of the one before
+        bench.jobs.reconcile()  # the kernel may still be closing the files of the one before
         return log.exists() and log.stat().st_size > before + 500
 
     until(goes_on)

@@ -12,8 +12,8 @@ import pytest
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.backends.ray import attempt
+from footplate.jobs.execution import Execution, Role
 from footplate.jobs.home import Home
-from footplate.jobs.plan import Plan, Role
 from footplate.jobs.record import Job
 from footplate.jobs.states import State
 from footplate.jobs.store import open_store
@@ -21,7 +21,7 @@ from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import supervisor
 
 ADDRESS = "http://127.0.0.1:1"  # where nobody listens
-LEFT = f"the Ray cluster at {ADDRESS} couldn't be told to end it, where it may go on: ray job stop "
+LEFT = f"the Ray cluster at {ADDRESS} can't be told to end the job, which may go on there: ray job stop "
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     monkeypatch.setattr(supervisor, "GRACE_S", 0.0)
     monkeypatch.setattr(attempt, "UNREACHED_S", 0.0)
     handler = signal.getsignal(signal.SIGTERM)
-    yield Home.here()
+    yield Home.from_env()
     signal.signal(signal.SIGTERM, handler)
 
 
 def submitted(home: Home, state: State, waited_s: float = 0.0, **spec: Any) -> tuple[Store, Job]:
     """A job whose first attempt a supervisor, which is dead now, has handed to the cluster."""
     place = {"address": ADDRESS}
-    plan = Plan("my_job", (Role("master", 1),), (), None, "/work", 604800.0, "digest", "", "", spec, place)
+    plan = Execution("my_job", (Role("master", 1),), (), None, "/work", 604800.0, "digest", "", "", spec, place)
     since = time.time() - waited_s
     made = Job("my_job", state, since, since, machine.host(), "ray", attempt=1, plan=plan.to_dict())
     folder = home.attempt("my_job", 1)
@@ -61,7 +61,7 @@ def test_a_job_that_waits_for_its_cluster_waits_no_longer_than_it_was_to(home: H
     store, job = submitted(home, State.PREPARING, 3600.0, scheduling={"maxWaitTime": "1800s"})
     supervisor.main("my_job")
     found = store.find("my_job")
-    waited = "it has waited for 1800s, its longest time to wait"
+    waited = "it has waited for 1800s, its maximum waiting time"
     assert (found.state, found.cause) == (State.CANCELLED, f"{waited}; {LEFT}{job.id}-1")
     assert [one.target for one in store.transitions("my_job")] == [State.PREPARING, State.CANCELLING, State.CANCELLED]
 

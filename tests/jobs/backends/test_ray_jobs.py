@@ -10,14 +10,14 @@ import time
 import psutil
 import pytest
 
-from footplate.jobs.backends.ray import driver
+from footplate.jobs.backends.ray import entrypoint
 from footplate.jobs.home import Home
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.states import State
 from footplate.jobs.supervision.cleaning import NODE_UNUSED_S
 from footplate.jobs.supervision.identity import Identity
 from jobs.backends.places import Place
-from jobs.backends.ray_place import RayCluster
+from jobs.backends.ray_backend import RayCluster
 from jobs.conftest import Bench, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.parametrize("place", ["ray"], indirect=True)]
@@ -57,7 +57,7 @@ def test_a_job_that_the_cluster_makes_wait_for_too_long_is_cancelled(bench: Benc
     now = time.time()
     store.move("my_job", State.PREPARING, State.PREPARING, now, queued=now - 3600)  # as if it had waited for an hour
     job = bench.jobs.wait("my_job")
-    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its longest time to wait")
+    assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its maximum waiting time")
     until(lambda: (info := place.client.info(f"{job.id}-1")) and info.ended)
 
 
@@ -118,6 +118,8 @@ def test_a_killed_driver_takes_its_replicas_along_and_is_not_the_programs_fault(
 
 def _driver(bench: Bench) -> psutil.Process:
     """That of a job of this test."""
-    drivers = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [driver.__name__]]
-    (found,) = [one for one in drivers if str(bench.directory) in one.environ().get(driver.VARIABLE, "")]
+    drivers = [
+        one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [entrypoint.__name__]
+    ]
+    (found,) = [one for one in drivers if str(bench.directory) in one.environ().get(entrypoint.VARIABLE, "")]
     return found

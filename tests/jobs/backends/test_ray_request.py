@@ -7,16 +7,16 @@ import json
 import pytest
 
 from footplate.core.errors import ConfigError
-from footplate.jobs.backends import named
-from footplate.jobs.backends.ray.driver import VARIABLE
-from footplate.jobs.cluster_env import seats
-from footplate.jobs.plan import Plan
+from footplate.jobs.backends import get_backend
+from footplate.jobs.backends.ray.entrypoint import VARIABLE
+from footplate.jobs.cluster_env import replica_ids
+from footplate.jobs.execution import Execution
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse
 from jobs.test_spec import ATTACHED, LEGACY
 
-RAY = named("ray")
+RAY = get_backend("ray")
 PLACE = {"address": "http://10.0.0.1:8265"}
 
 
@@ -30,11 +30,15 @@ def test_the_documents_two_examples_become_ray_jobs(text: str):
     resolved = job(text)
     asked = RAY.request(resolved, PLACE, None)
     assert asked is not None
-    assert asked["entrypoint"] == "exec python -P -m footplate.jobs.backends.ray.driver"
+    assert asked["entrypoint"] == "exec python -P -m footplate.jobs.backends.ray.entrypoint"
     task = json.loads(asked["runtime_env"]["env_vars"][VARIABLE])
     assert task["plan"]["arguments"] == ["-m", "trainer.task", "--epochs", "2", "--job-dir", "gs://bucket/out"]
-    plan = Plan.from_dict(task["plan"])
-    assert sum(one["count"] for one in task["needs"]) == len(seats(resolved)) == sum(one.count for one in plan.replicas)
+    execution = Execution.from_dict(task["plan"])
+    assert (
+        sum(one["count"] for one in task["needs"])
+        == len(replica_ids(resolved))
+        == sum(one.count for one in execution.replicas)
+    )
     (master, *_) = task["needs"]
     assert (master["gpus"], master["kind"]) == (4, "K80")
 
@@ -59,19 +63,19 @@ def test_what_cannot_run_on_ray_is_refused_at_once():
 def test_the_cluster_is_found_as_rays_tools_find_it(monkeypatch: pytest.MonkeyPatch):
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
-    assert RAY.place({}) == {"address": "http://127.0.0.1:8265"}
+    assert RAY.destination({}) == {"address": "http://127.0.0.1:8265"}
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.2:8265/")
-    assert RAY.place({"address": None}) == {"address": "http://10.0.0.2:8265"}
-    assert RAY.place({"address": "https://ray.example"}) == {"address": "https://ray.example"}
+    assert RAY.destination({"address": None}) == {"address": "http://10.0.0.2:8265"}
+    assert RAY.destination({"address": "https://ray.example"}) == {"address": "https://ray.example"}
     with pytest.raises(
         ConfigError, match=r"ray://10\.0\.0\.1:10001: expected the address of a Ray cluster's dashboard"
     ):
-        RAY.place({"address": "ray://10.0.0.1:10001"})
+        RAY.destination({"address": "ray://10.0.0.1:10001"})
 
 
 def test_an_address_with_a_secret_is_refused_without_showing_it():
-    with pytest.raises(ConfigError, match="has a user in it") as refused:
-        RAY.place({"address": "https://me:s3cret@ray.example"})
+    with pytest.raises(ConfigError, match="contains a user") as refused:
+        RAY.destination({"address": "https://me:s3cret@ray.example"})
     assert "s3cret" not in str(refused.value)
 
 

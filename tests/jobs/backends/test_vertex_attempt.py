@@ -146,7 +146,7 @@ def test_output_that_cannot_be_had_is_not_waited_for_for_ever_and_that_is_said(c
     succeed(cloud)
     until(one, lambda: one.over)
     assert one.succeeded
-    assert "The rest of its output can't be had." in caplog.text
+    assert "The rest of its output can't be fetched." in caplog.text
 
 
 def test_who_takes_it_up_after_its_last_line_knows_that_line(cloud, tmp_path):

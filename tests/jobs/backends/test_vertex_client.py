@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from footplate.core.errors import ConfigError
-from footplate.jobs.backends.vertex import place
+from footplate.jobs.backends.vertex import destination
 from footplate.jobs.backends.vertex.client import Client, Refused, Unanswered, endpoint
 from jobs.backends.vertex_server import Cloud, Trouble, error, serve
 
@@ -44,7 +44,7 @@ def cloud(tmp_path, monkeypatch):
             Refused,
             "Permission 'aiplatform.customJobs.create' denied. The role that allows it is roles/aiplatform.user",
         ),
-        (error(404, "Not found"), Refused, "Are project and region right?"),
+        (error(404, "Not found"), Refused, "Check project and region."),
         (
             error(400, "List of found errors: 1. Field: job_spec"),
             Refused,
@@ -53,12 +53,12 @@ def cloud(tmp_path, monkeypatch):
         (
             error(429, "Quota exceeded"),
             Unanswered,
-            "Quotas are raised at https://console.cloud.google.com/iam-admin/quotas",
+            "Raise quotas at https://console.cloud.google.com/iam-admin/quotas",
         ),
         (error(503, "try later"), Unanswered, "Vertex AI fails (503). It says: try later"),
         ((500, {"what": []}), Unanswered, "Vertex AI fails (500)."),
         (None, Unanswered, "Vertex AI can't be reached: ConnectionError."),
-        ((200, []), Unanswered, "answers with what is no JSON"),
+        ((200, []), Unanswered, "answers with something that isn't JSON"),
     ],
 )
 def test_every_failure_is_a_sentence_that_says_what_to_do(cloud, answer, kind, says):
@@ -87,12 +87,12 @@ def test_without_credentials_it_says_how_to_get_some(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "says", "kind", "text"),
     [
-        (503, "unavailable", Unanswered, "Google's tokens can't be had"),
+        (503, "unavailable", Unanswered, "Google issues no token now"),
         (
             400,
             "invalid_grant",
             Refused,
-            "Google doesn't accept the credentials any more .* gcloud auth application-default",
+            "Google no longer accepts the credentials .* gcloud auth application-default",
         ),
     ],
 )
@@ -144,13 +144,13 @@ def test_the_project_is_looked_up_where_gclouds_users_have_it(tmp_path):
     (tmp_path / "active_config").write_text("mine\n")
     (tmp_path / "configurations" / "config_mine").write_text("[core]\nproject = from-gcloud\naccount = 50%\n")
     environ = {"CLOUDSDK_CONFIG": str(tmp_path)}
-    assert place.project(None, environ) == "from-gcloud"
-    assert place.project(None, {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-environ"
-    assert place.project("from-flag", {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-flag"
-    with pytest.raises(ConfigError, match="Give --project"):
-        place.project(None, {"CLOUDSDK_CONFIG": str(tmp_path / "nowhere")})
+    assert destination.project(None, environ) == "from-gcloud"
+    assert destination.project(None, {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-environ"
+    assert destination.project("from-flag", {**environ, "GOOGLE_CLOUD_PROJECT": "from-environ"}) == "from-flag"
+    with pytest.raises(ConfigError, match="give --project"):
+        destination.project(None, {"CLOUDSDK_CONFIG": str(tmp_path / "nowhere")})
     with pytest.raises(ConfigError, match="--project 'x/y': expected a project's id"):
-        place.project("x/y", {})
+        destination.project("x/y", {})
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_the_project_is_looked_up_where_gclouds_users_have_it(tmp_path):
     ],
 )
 def test_the_staging_bucket_is_that_of_the_job_directory_unless_given(given, job_dir, found):
-    assert place.staging(given, job_dir) == found
+    assert destination.staging(given, job_dir) == found
 
 
 @pytest.mark.parametrize("given", ["s3://mine", "gs://", "gs://UPPER", None])
 def test_what_is_no_bucket_is_refused(given):
     with pytest.raises(ConfigError, match="--staging-bucket"):
-        place.staging(given, "runs/job")
+        destination.staging(given, "runs/job")

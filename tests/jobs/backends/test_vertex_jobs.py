@@ -11,7 +11,7 @@ import pytest
 from pyarrow.fs import FileSelector, GcsFileSystem
 
 from footplate.jobs.states import State
-from jobs.backends.vertex_place import VertexProject
+from jobs.backends.vertex_backend import VertexProject
 from jobs.backends.vertex_server import Trouble
 from jobs.conftest import Bench, until
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from footplate.jobs.backends.vertex.attempt_record import AttemptRecord, RecordFile
 from footplate.jobs.backends.vertex.client import Client
 from footplate.jobs.backends.vertex.logs import WINDOW_S, Output
-from footplate.jobs.backends.vertex.note import Note, Notebook
 from jobs.backends.vertex_attempt import created
 
 
@@ -28,7 +28,7 @@ def test_killed_at_any_byte_no_line_is_lost_and_none_is_written_twice(tmp_path_f
     folder = tmp_path_factory.mktemp("attempt")
     lines = [entry(number, number, ("workerpool0-0", "workerpool1-0")[number % 2]) for number in range(sum(counts))]
     kills_at = dict(kills)
-    output, seen = Output(Notebook(folder)), 0
+    output, seen = Output(RecordFile(folder)), 0
     for page, count in enumerate(counts):
         seen += count
         before = {path.name: path.stat().st_size for path in folder.glob("*.log")}
@@ -39,7 +39,7 @@ def test_killed_at_any_byte_no_line_is_lost_and_none_is_written_twice(tmp_path_f
                 written = path.stat().st_size - before.get(path.name, 0)
                 with path.open("r+b") as file:
                     file.truncate(before.get(path.name, 0) + min(written, kills_at[page]))
-            output = Output(Notebook(folder))
+            output = Output(RecordFile(folder))
     output.close()
     for name, first in (("master-0.log", 0), ("worker-0.log", 1)):
         wanted = "".join(f"line {number} €\n" for number in range(first, len(lines), 2))
@@ -47,12 +47,12 @@ def test_killed_at_any_byte_no_line_is_lost_and_none_is_written_twice(tmp_path_f
 
 
 def test_an_entry_that_arrives_a_little_late_is_kept_and_what_is_old_is_forgotten(tmp_path):
-    output = Output(Notebook(tmp_path))
+    output = Output(RecordFile(tmp_path))
     assert output.add([entry(1, 0), entry(3, 30)]) == 2
     assert output.add([entry(2, 10), entry(3, 30)]) == 1
     assert output.add([entry(4, 40 + WINDOW_S)]) == 1
     assert (tmp_path / "master-0.log").read_text() == "line 1 €\nline 3 €\nline 2 €\nline 4 €\n"
-    assert len(Note.read(tmp_path).known) == 1
+    assert len(AttemptRecord.read(tmp_path).known) == 1
 
 
 def test_a_page_is_no_end_of_a_log(cloud, tmp_path):
@@ -60,14 +60,14 @@ def test_a_page_is_no_end_of_a_log(cloud, tmp_path):
     run = created(cloud)
     for number in range(20):
         cloud.say(run, "workerpool0-0", f"line {number}")
-    output = Output(Notebook(tmp_path))
+    output = Output(RecordFile(tmp_path))
     assert output.fetch(Client("my-project", "us-central1"), run.resource["name"]) == 20
     assert output.fetch(Client("my-project", "us-central1"), run.resource["name"]) == 0
     assert (tmp_path / "master-0.log").read_text() == "".join(f"line {number}\n" for number in range(20))
 
 
 def test_entries_that_cannot_be_noted_are_new_the_next_time(tmp_path):
-    output = Output(Notebook(tmp_path))
+    output = Output(RecordFile(tmp_path))
     assert output.add([entry(1, 0)]) == 1
     (tmp_path / "vertex.json.part").mkdir()  # as good as a full disk
     with pytest.raises(OSError, match="directory"):
@@ -78,7 +78,7 @@ def test_entries_that_cannot_be_noted_are_new_the_next_time(tmp_path):
 
 
 def test_lines_that_cannot_be_written_are_written_with_the_next_ones(tmp_path):
-    output = Output(Notebook(tmp_path))
+    output = Output(RecordFile(tmp_path))
     (tmp_path / "master-0.log").symlink_to(tmp_path / "a disk that is away" / "log")
     with pytest.raises(FileNotFoundError):
         output.add([entry(1, 0)])

@@ -58,7 +58,7 @@ def test_a_job_that_vertex_ai_ends_when_its_time_is_over_has_taken_too_long(erro
         **({"error": error} if error else {}),
     }
     found = failure({**job, "endTime": "2026-01-01T01:00:00.25Z"}, nothing)
-    assert (found.kind, found.mistake, found.text) == ("exception", True, "its longest time, 3600 s, is over")
+    assert (found.kind, found.mistake, found.text) == ("exception", True, "its maximum running time of 3600 s is over")
     assert "time" not in failure({**job, "endTime": "2026-01-01T00:50:00Z"}, nothing).text
 
 

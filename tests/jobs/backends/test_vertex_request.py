@@ -23,18 +23,18 @@ from pyarrow.fs import GcsFileSystem
 
 from footplate.cli.main import main
 from footplate.core.errors import ConfigError
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.vertex import BACKEND
+from footplate.jobs.backends.vertex.attempt_record import RecordFile
+from footplate.jobs.backends.vertex.bootstrap import variables
 from footplate.jobs.backends.vertex.client import Client, Refused
-from footplate.jobs.backends.vertex.launch import variables
+from footplate.jobs.backends.vertex.distributions import Distribution, distributions, requirements, upload
 from footplate.jobs.backends.vertex.logs import Output
-from footplate.jobs.backends.vertex.note import Notebook
-from footplate.jobs.backends.vertex.package import Distribution, distributions, requirements, upload
+from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
 from footplate.jobs.package import snapshot
 from footplate.jobs.package.modules import take_program
-from footplate.jobs.plan import Plan
 from footplate.jobs.record import Job
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
@@ -105,7 +105,7 @@ def test_the_documents_example_configurations_are_exact_requests(text, package, 
         "trainer.task", "--user_first_arg", "first_arg_value", "--job-dir", "gs://my-bucket/job"
     ]  # fmt: skip
     assert found.job_spec.scheduling.disable_retries
-    assert "K80 can no longer be had" in err
+    assert "K80 no longer exists" in err
     assert "There is no runtimeVersion" in err
 
 
@@ -119,7 +119,7 @@ def test_a_region_a_project_and_a_bucket_are_needed_and_the_options_are_for_vert
                "--job-dir", str(tmp_path), "--region", "us-central1", "--dry-run"]  # fmt: skip
     for more, says in (
         (["--backend", "vertex"], "give --staging-bucket"),
-        (["--backend", "vertex", "--staging-bucket", "gs://my-bucket"], "Give --project"),
+        (["--backend", "vertex", "--staging-bucket", "gs://my-bucket"], "give --project"),
         (
             ["--backend", "vertex", "--staging-bucket", "gs://my-bucket", "--project", "my-project"],
             "expected gs://bucket/path",
@@ -180,10 +180,10 @@ def test_google_is_asked_as_the_account_that_submitted_the_job_whoever_starts_it
     package, tmp_path, monkeypatch
 ):
     resolved, home = job(), Home(tmp_path / "home")
-    plan = Plan.of(resolved, snapshot(package, (), home.root).digest, tmp_path, PLACE)
+    plan = Execution.of(resolved, snapshot(package, (), home.root).digest, tmp_path, PLACE)
     made = Job("My_Job", State.PREPARING, 1.0, 1.0, "here", plan=plan.to_dict(), spec=resolved.to_dict())
     home.job("My_Job").mkdir(parents=True)
-    environment.write(home.job("My_Job"), {"CLOUDSDK_CONFIG": "/home/me/gcloud", "GOOGLE_EXTERNAL": "not written down"})
+    process_env.write(home.job("My_Job"), {"CLOUDSDK_CONFIG": "/home/me/gcloud", "GOOGLE_EXTERNAL": "not written down"})
     googles = ("GOOGLE_", "CLOUDSDK_", "STORAGE_")
     for name in [one for one in os.environ if one.startswith(googles)]:
         monkeypatch.delenv(name)
@@ -204,7 +204,7 @@ def test_what_the_server_of_these_tests_answers_is_what_googles_protos_allow(tmp
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", address)
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", address)
         client = Client("my-project", "us-central1")
-        Output(Notebook(tmp_path)).fetch(client, run.resource["name"])
+        Output(RecordFile(tmp_path)).fetch(client, run.resource["name"])
         listed = client.ask(
             "aiplatform", "GET", "/v1/projects/my-project/locations/us-central1/customJobs",
             params={"filter": "labels.footplate_attempt=a"},
@@ -262,7 +262,7 @@ def test_a_list_of_requirements_becomes_those_of_a_distribution_or_is_refused():
         "six==1 --hash=sha256:0",
         "./here",
     ):
-        with pytest.raises(ConfigError, match=f"{re.escape(repr(line))}: on Vertex AI an option of pip has no place"):
+        with pytest.raises(ConfigError, match=f"{re.escape(repr(line))}: Vertex AI supports neither options of pip"):
             requirements(f"numpy\n{line}\n")
 
 

@@ -24,8 +24,8 @@ def wish() -> dict[str, Any]:
 
 def begin(folder: Path, body: Callable[[], dict[str, Any]] = wish) -> CustomJob:
     """Begin it, or take it up."""
-    seats = [("master", 0), ("worker", 0)]
-    return CustomJob(Client("my-project", "us-central1"), PLACE, KEY, folder, seats, 1, body)
+    replica_ids = [("master", 0), ("worker", 0)]
+    return CustomJob(Client("my-project", "us-central1"), PLACE, KEY, folder, replica_ids, 1, body)
 
 
 def created(cloud: Cloud) -> Run:

@@ -16,8 +16,8 @@ import pytest
 
 from footplate.core.errors import PackageError
 from footplate.jobs.package import install
-from footplate.jobs.package.environment import READY
 from footplate.jobs.package.requirements import needed
+from footplate.jobs.package.virtualenv import READY
 
 
 def make_wheel(directory: Path, name: str = "helpers", version: str = "1.0", requires: str = "") -> Path:
@@ -112,7 +112,7 @@ def test_requirements_go_into_an_environment_made_once_over_what_is_installed_he
     log = io.StringIO()
     first = install(project.take(), project.home, log)
     assert (
-        "making an environment with requirements.txt: helpers==1.0, requirements.txt: cloudpickle==0.0.1"
+        "creating an environment with requirements.txt: helpers==1.0, requirements.txt: cloudpickle==0.0.1"
         in log.getvalue()
     )
     assert "Successfully installed" in log.getvalue()
@@ -180,7 +180,7 @@ def test_two_installs_at_once_make_one_environment(project, wheels):
     ends = [process.communicate("\n", timeout=200) for process in both]
     assert {process.returncode for process in both} == {0}, ends
     assert len({out for out, _ in ends}) == 1
-    assert sum("making an environment" in err for _, err in ends) == 1
+    assert sum("creating an environment" in err for _, err in ends) == 1
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_an_install_that_was_killed_is_made_anew_by_the_next(project, wheels):
 
 def test_a_setup_py_that_fails_says_its_last_words(project):
     project.write("setup.py", "raise SystemExit('needs a licence')\n")
-    with pytest.raises(PackageError, match=r"setup\.py can't say what it needs: needs a licence"):
+    with pytest.raises(PackageError, match=r"setup\.py can't list its requirements: needs a licence"):
         install(project.take(), project.home, io.StringIO())
 
 

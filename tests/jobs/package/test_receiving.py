@@ -59,7 +59,7 @@ def test_what_is_no_part_of_a_program_is_left_out(tmp_path):
     )
     received = receive(sent, tmp_path)
     assert [name for name, _ in received.files] == ["source/trainer/.env", "source/trainer/__init__.py"]
-    assert received.warnings[0].startswith("The package holds what looks like secrets: trainer/.env.")
+    assert received.warnings[0].startswith("These files seem to contain secrets: trainer/.env.")
 
 
 @pytest.mark.parametrize(

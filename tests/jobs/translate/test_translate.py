@@ -202,7 +202,7 @@ def test_a_master_alone_is_an_entry_point_on_ray_with_the_resources_of_its_machi
 @pytest.mark.parametrize("to", ["ray", "slurm"])
 def test_parameter_servers_are_refused_where_there_are_ranks_alone(to):
     (found,) = refusal(to, job(ATTACHED, {"module-name": "trainer.task"}))
-    assert "no parameter server as a role of its own" in found
+    assert "no parameter server as a separate role" in found
 
 
 def test_a_master_and_workers_are_a_pytorchjob_of_kubeflow():

@@ -1,7 +1,7 @@
-"""The processes of one attempt on this machine: started, heard, judged (`supervision/exit_status.py`) and ended together.
+"""The processes of an attempt on this machine: started, followed, judged (`supervision/exit_status.py`) and ended together.
 
-Each process leads a group of its own. It dies with this one, and what it has left of its group dies with it. What has left
-the group, by setsid, dies when the attempt is over: it is found by `FOOTPLATE_JOB_ID` among its variables.
+Each process leads its own process group. It dies with the supervisor, and the rest of its group dies with it. A child that
+has left the group, by setsid, dies when the attempt is over: `FOOTPLATE_JOB_ID` in its environment identifies it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from footplate.jobs.backends.local.usage import Meter
 from footplate.jobs.record import Process
-from footplate.jobs.redaction import Veil, secrets
+from footplate.jobs.redaction import StreamMask, secrets
 from footplate.jobs.supervision.exit_status import GRACE_S, End, Orders, Verdict, outcome
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.logfiles import Writer
@@ -25,20 +25,21 @@ from footplate.launch.process_lifetime import die_with, kill_group, kill_marked
 
 PIECE = 1 << 16  # bytes read at once
 JOB_ID = "FOOTPLATE_JOB_ID"
-_LEFT = 1024  # pieces that are read of a process that has ended: what it has left running may write for ever
+# Pieces of output to read after a process has ended. Its children may write for ever.
+_LEFT = 1024
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process that is to be.
+    """A process to start.
 
     Attributes:
         role: master, worker, parameter_server, evaluator.
-        index: among those of its role.
+        index: its number within its role.
         command: the program and its arguments.
         environment: all of its variables.
-        directory: its current one.
-        log: where its output is kept.
+        directory: its current directory.
+        log: the file for its output.
     """
 
     role: str
@@ -51,10 +52,10 @@ class Member:
 
 @dataclass
 class Replica:
-    """A process that runs, or ran.
+    """A process that was started.
 
     Attributes:
-        mark: when it began, as `Identity.began` has it.
+        mark: its start time, as `Identity.began`.
         code: its exit code, or a signal's number made negative; None while it runs.
         outcome: how it ended, in words.
     """
@@ -69,16 +70,16 @@ class Replica:
     outcome: str = ""
 
 
-class Gang:
-    """The processes of an attempt, which is under way with them: an `Attempt`. Call `wait` until it is `over`.
+class LocalAttempt:
+    """The processes of an attempt. Implements `Attempt`. Call `wait` until it is `over`.
 
     Args:
-        members: who they are.
-        attempt: which attempt it is.
-        meter: which looks now and then how busy they are.
+        members: the processes to start.
+        attempt: the attempt's number.
+        meter: samples the use of the machine.
 
     Raises:
-        OSError: one of them can't be started; none is left.
+        OSError: a process can't be started. Then no process is left.
     """
 
     def __init__(self, members: Sequence[Member], attempt: int = 1, meter: Meter | None = None) -> None:
@@ -98,70 +99,71 @@ class Gang:
 
     @property
     def running(self) -> bool:
-        """They have begun."""
+        """True: the processes have begun."""
         return True
 
     @property
     def waits_for(self) -> str:
-        """Nothing."""
+        """Empty: nothing to wait for."""
         return ""
 
     @property
     def processes(self) -> list[Process]:
-        """Who they are."""
-        return [self._process(one) for one in self.replicas]
+        """The processes."""
+        return [self._process(replica) for replica in self.replicas]
 
     @property
     def over(self) -> bool:
-        """Whether all of them have ended."""
-        return all(one.code is not None for one in self.replicas)
+        """True when all processes have ended."""
+        return all(replica.code is not None for replica in self.replicas)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the master has done its work."""
+        """True if the master has done its work."""
         return self._verdict.succeeded
 
     @property
     def failure(self) -> Failure | None:
-        """What ended the attempt, unless it succeeded or was stopped."""
+        """The failure that ended the attempt, unless it succeeded or was stopped."""
         return self._verdict.failure
 
     def wait(self, timeout_s: float) -> list[Process]:
-        """Hear them for so long, or until one has ended; returns those that have."""
+        """Read output until the time is over or a process has ended. Returns the processes that have ended."""
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, Replica):
                 self._read(key.data)
-        ended = [one for one in self.replicas if one.code is None and one.process.poll() is not None]
-        for one in ended:
-            self._end(one)
+        ended = [replica for replica in self.replicas if replica.code is None and replica.process.poll() is not None]
+        for replica in ended:
+            self._end(replica)
         if time.monotonic() >= self._kill_at:
             self.kill()
         if self._meter is not None and not self.over:
-            self._meter.look([one.process.pid for one in self.replicas if one.code is None])
-        return [self._process(one) for one in ended]
+            self._meter.sample([replica.process.pid for replica in self.replicas if replica.code is None])
+        return [self._process(replica) for replica in ended]
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask all to end, by SIGTERM, and kill what is left after so many seconds."""
+        """Send SIGTERM to all processes, and kill the remaining ones after `grace_s` seconds."""
         if not self._stopping:
             self._stopping = True
             self._ask(self.replicas)
         self._kill_within(grace_s)
 
     def kill(self) -> None:
-        """Kill what is left, with its groups."""
-        for one in self.replicas:
-            if one.code is None:
-                kill_group(one.process.pid)
+        """Kill the remaining processes and their groups."""
+        for replica in self.replicas:
+            if replica.code is None:
+                kill_group(replica.process.pid)
 
     def close(self) -> None:
-        """Kill what is left, wait for it, and end the files."""
+        """Kill the remaining processes, collect their exit codes, and close the files."""
         self.kill()
-        for one in self.replicas:
-            if one.code is None:
-                one.process.wait()
-                self._end(one)
-            one.writer.close()
-        for job in {one.member.environment.get(JOB_ID, "") for one in self.replicas} - {""}:
+        for replica in self.replicas:
+            if replica.code is None:
+                replica.process.wait()
+                self._end(replica)
+            replica.writer.close()
+        for job in {replica.member.environment.get(JOB_ID, "") for replica in self.replicas} - {""}:
+            kill_marked(JOB_ID, job)
             kill_marked(JOB_ID, job)
         self._selector.close()
 
@@ -173,7 +175,7 @@ class Gang:
         )  # fmt: skip
 
     def _start(self, member: Member) -> None:
-        writer = Writer(member.log, veil=Veil(secrets(member.environment)))
+        writer = Writer(member.log, stream_mask=StreamMask(secrets(member.environment)))
         ours, theirs = os.pipe()
         supervisor = os.getpid()
         try:
@@ -192,11 +194,12 @@ class Gang:
         replica = Replica(member, process, writer, time.time(), identity.began if identity else 0.0)
         self.replicas.append(replica)
         self._selector.register(ours, selectors.EVENT_READ, replica)
-        if hasattr(os, "pidfd_open"):  # its end wakes us; elsewhere it is seen when the pipe closes, or a little later
+        # The end of the process wakes the selector. Without pidfd, the closing pipe or the next tick shows it.
+        if hasattr(os, "pidfd_open"):
             self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process.pid)
 
     def _read(self, replica: Replica) -> bool:
-        """Keep one piece of output; whether there was one."""
+        """Keep a piece of output. Returns True if there was one."""
         fd = self._descriptor(replica)
         if fd is None:
             return False
@@ -211,13 +214,13 @@ class Gang:
         return True
 
     def _end(self, replica: Replica) -> None:
-        """A process has ended: take what it has left behind, and see what that means for the others."""
+        """Handle the end of a process: read its remaining output, and act on the other processes."""
         kill_group(replica.process.pid)
         for _ in range(_LEFT):
             if not self._read(replica):
                 break
         replica.writer.end()
-        for key in [one for one in self._selector.get_map().values() if one.data in (replica, replica.process.pid)]:
+        for key in [key for key in self._selector.get_map().values() if key.data in (replica, replica.process.pid)]:
             self._forget(key.fd)
         code = replica.code = replica.process.returncode
         replica.ended = time.time()
@@ -228,13 +231,13 @@ class Gang:
             self._obey(self._verdict.ended(end))
 
     def _obey(self, orders: Orders) -> None:
-        self._ask([one for one in self.replicas if one.member.role in orders.ask])
+        self._ask([replica for replica in self.replicas if replica.member.role in orders.ask])
         self._kill_within(orders.kill_within_s)
 
     def _ask(self, replicas: Sequence[Replica]) -> None:
-        for one in replicas:
-            if one.code is None:
-                one.process.terminate()
+        for replica in replicas:
+            if replica.code is None:
+                replica.process.terminate()
 
     def _kill_within(self, seconds: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)

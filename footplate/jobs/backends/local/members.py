@@ -1,4 +1,4 @@
-"""What each process of an attempt is to be: its program, its variables, its share of the devices."""
+"""The processes of an attempt: program, variables and devices of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from footplate.hardware.machine import usable_cores
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local.attempt import Member
 from footplate.jobs.backends.local.machine import resources, share_devices
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 @functools.cache
 def installed(package: str, root: Path, folder: Path) -> Installed:
-    """Install a package, or find it installed.
+    """Install a package, unless it is installed.
 
     Args:
         package: its digest.
-        root: of the home.
-        folder: the attempt's.
+        root: the home's folder.
+        folder: the attempt's folder.
     """
     log = folder / "prepare.log"
-    with log.open("a") as lines:
-        made = install(stored(package, root), root, lines)
+    with log.open("a") as file:
+        result = install(stored(package, root), root, file)
     if not log.stat().st_size:
         log.unlink()
-    return made
+    return result
 
 
 def members(task: Task) -> list[Member]:
     """The processes of an attempt, in the order of their roles."""
-    plan, package = task.plan, installed(task.plan.package, task.home.root, task.folder)
-    before = environment.read(task.home.job(plan.name), os.environ)
-    has_gpus, count = resources().gpus > 0, sum(one.count for one in plan.replicas)
+    execution, package = task.execution, installed(task.execution.package, task.home.root, task.folder)
+    before = process_env.read(task.home.job(execution.name), os.environ)
+    has_gpus, count = resources().gpus > 0, sum(role.count for role in execution.replicas)
     share = {"OMP_NUM_THREADS": str(max(1, int(usable_cores()) // count))} if count > 1 else {}
     common = {
         **share,
@@ -53,18 +53,19 @@ def members(task: Task) -> list[Member]:
         "FOOTPLATE_JOB_ATTEMPT": str(task.attempt),
     }
     *addresses, rendezvous = free_addresses(HOST, count + 1)
-    # a plan has what it reads of a resolved job
-    replicas = processes(cast("ResolvedJob", plan), addresses, rendezvous, task.attempt - 1, plan.job_dir)
-    devices = share_devices(task.job.devices, plan.replicas)
-    directory = plan.directory if Path(plan.directory).is_dir() else str(task.home.job(plan.name))
+
+    # An Execution has all fields of a resolved job that `processes` reads.
+    replicas = processes(cast("ResolvedJob", execution), addresses, rendezvous, task.attempt - 1, execution.job_dir)
+    devices = share_devices(task.job.devices, execution.replicas)
+    directory = execution.directory if Path(execution.directory).is_dir() else str(task.home.job(execution.name))
     return [
         Member(
-            one.role,
-            one.index,
-            [str(package.python), "-P", *plan.arguments],
-            {**common, **one.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, mine))} if has_gpus else {})},
+            replica.role,
+            replica.index,
+            [str(package.python), "-P", *execution.arguments],
+            {**common, **replica.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))} if has_gpus else {})},
             directory,
-            task.folder / f"{one.role}-{one.index}.log",
+            task.folder / f"{replica.role}-{replica.index}.log",
         )
-        for one, mine in zip(replicas, devices, strict=True)
+        for replica, own in zip(replicas, devices, strict=True)
     ]

@@ -1,15 +1,15 @@
-"""How busy a job keeps this machine: sampled by its supervisor, kept beside the logs.
+"""The use of this machine by a job: the supervisor samples it, and keeps it next to the logs.
 
     attempt-1/usage.csv
         time,cpus,memory_bytes,gpu0_busy,gpu0_memory_bytes
         1795324030.2,1.93,412876800,0.87,9126805504
 
-`cpus` is how many cores the job's processes, with all that they have started, kept busy since the row before;
-`memory_bytes` is what they have in memory, where what two of them share counts twice. A GPU's figures are those of the
-whole device, which is the job's own; without NVML the columns are missing.
+`cpus` is the number of cores that the job's processes and their children kept busy since the row before. `memory_bytes` is
+their resident memory; memory that two of them share counts twice. A GPU's figures are those of the whole device, which
+belongs to the job. Without NVML, these columns are missing.
 
-The first row comes after `FIRST_S`. Later they come more rarely, `SHARE` of the time that the attempt has run, so that
-a week is some thousand rows. A figure that can't be had is an empty cell: nothing here may end a job.
+The first row comes after `FIRST_S`. Then the interval grows: it is `SHARE` of the attempt's running time, so a week has
+some thousand rows. A value that can't be determined is an empty cell: an error here never ends a job.
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ SHARE = 1 / 400
 
 
 class Meter:
-    """Writes the file of one attempt.
+    """Writes the file of an attempt.
 
     Args:
-        path: the file; rows are added to one that is there.
-        gpus: the accelerators that are the job's own, by number.
+        path: the file. Rows are appended to an existing one.
+        gpus: the numbers of the job's accelerators.
     """
 
     def __init__(self, path: Path, gpus: Sequence[int] = ()) -> None:
         self._path = path
         self._gpus = gpus
         self._began = time.monotonic()
-        self._looked = self._began
+        self._sampled = self._began
         self._due = self._began + FIRST_S
-        self._spent: dict[tuple[int, float], float] = {}  # CPU seconds of (process id, its start)
+        # CPU seconds of each process, by its id and start time.
+        self._spent: dict[tuple[int, float], float] = {}
 
-    def look(self, pids: Sequence[int]) -> None:
-        """Write a row about processes and what they have started, if one is due."""
+    def sample(self, pids: Sequence[int]) -> None:
+        """Write a row about processes and their children, if one is due."""
         now = time.monotonic()
         if now < self._due:
             return
         self._due = now + max(FIRST_S, (now - self._began) * SHARE)
-        with contextlib.suppress(OSError):  # a full disk: the next row is written when there is room
+        with contextlib.suppress(OSError):  # the disk may be full for a while
             head = "" if self._path.exists() else f"{','.join(self._columns())}\n"
-            row = ",".join(self._row(pids, now - self._looked))
+            row = ",".join(self._row(pids, now - self._sampled))
             with self._path.open("a") as file:
                 file.write(f"{head}{row}\n")
-        self._looked = now
+        self._sampled = now
 
     def _columns(self) -> list[str]:
         gpus = [f"gpu{gpu}_{what}" for gpu in self._gpus for what in ("busy", "memory_bytes")]
@@ -81,7 +82,7 @@ class Meter:
 
 
 def _families(pids: Sequence[int]) -> Iterator[psutil.Process]:
-    """Processes, and all that they have started."""
+    """Processes, and all of their descendants."""
     import psutil
 
     for pid in pids:
@@ -92,7 +93,7 @@ def _families(pids: Sequence[int]) -> Iterator[psutil.Process]:
 
 
 def _read(process: psutil.Process) -> tuple[float, int, float]:
-    """CPU seconds, bytes in memory, the time of its start; nothing of one that has ended."""
+    """CPU seconds, resident bytes, and start time; zeros for a process that has ended."""
     import psutil
 
     with contextlib.suppress(psutil.Error), process.oneshot():

@@ -1,12 +1,13 @@
-"""An attempt that is under way on a Ray cluster, as its supervisor sees it.
+"""The supervisor's view of an attempt on a Ray cluster.
 
-A Ray Job, known by the attempt's key, whose driver (`driver.py`) says in its output all that is to be known. From that the
-logs are written, and how processes end is learnt. The output is always heard from its beginning, so that a supervisor that
-takes up the attempt of another learns the same; of what is in the log files already, nothing is written again.
+The attempt is a Ray Job. Its name is the attempt's key. The output of its entry point (`entrypoint.py`) contains
+everything: this module writes the logs from it, and learns how processes end. It always reads the output from the
+    beginning, so a
+supervisor that takes over an attempt learns the same. It doesn't write again what the log files already contain.
 
-`ray.txt` in the attempt's folder is written before the job is submitted, and changed after it. So a supervisor knows,
-without asking anybody, whether there is an attempt to take up; and one that was submitted and isn't known to the cluster
-is lost.
+`ray.txt` in the attempt's folder is written before the job is submitted, and changed afterwards. So a supervisor knows
+without the cluster if there is an attempt to take over. An attempt that was submitted and that the cluster doesn't know is
+lost.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from footplate.jobs.backends.ray import lines
+from footplate.jobs.backends.ray import log_protocol
 from footplate.jobs.backends.ray.client import Info
-from footplate.jobs.backends.ray.listener import Anew, Listener, NotTaken, Output, Over, Unknown
+from footplate.jobs.backends.ray.listener import Listener, NotTaken, Output, Over, Restart, Unknown
 from footplate.jobs.record import Process
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.launch.failure import Failure
 
 MARK = "ray.txt"
 SUBMITTED = "submitted"
-STRAY = "driver"  # the file of what Ray itself writes into the driver's output
-UNREACHED_S = 60.0  # after the grace, that a cluster which doesn't answer has to end a job
+# The file for Ray's own messages in the entry point's output.
+STRAY = "driver"
+# After the grace period, a cluster that doesn't answer has this time to end a job.
+UNREACHED_S = 60.0
 
 
 class RayAttempt:
-    """See the module's docstring.
+    """An attempt on a Ray cluster. Implements `Attempt`.
 
     Args:
-        address: of the cluster's Jobs API.
-        key: of the attempt.
-        number: which attempt it is.
-        folder: the attempt's.
-        count: how many replicas it has.
-        arguments: makes those of its submission.
-        submitted: is called once the cluster has it.
-        begun: whether all replicas have begun, as is known from before.
+        address: the address of the cluster's Jobs API.
+        key: the attempt's key.
+        number: the attempt's number.
+        folder: the attempt's folder.
+        count: the number of replicas.
+        arguments: makes the arguments of the submission.
+        submitted: is called when the cluster has the job.
+        begun: all replicas have begun, according to the store.
     """
 
     def __init__(
@@ -73,40 +76,40 @@ class RayAttempt:
         self._rest = ""
         self._verdict: dict[str, Any] | None = None
         self._give_up_at = float("inf")
-        there = _read(folder) == SUBMITTED
-        if not there:
+        was_submitted = _read(folder) == SUBMITTED
+        if not was_submitted:
             _write(folder, "submitting")
 
-        def note() -> None:
-            if not there:
+        def on_submitted() -> None:
+            if not was_submitted:
                 _write(folder, SUBMITTED)
             submitted()
 
-        self._listener = Listener(address, key, None if there else arguments, note)
+        self._listener = Listener(address, key, None if was_submitted else arguments, on_submitted)
 
     @staticmethod
     def is_there(folder: Path) -> bool:
-        """Whether the attempt of a folder was begun."""
+        """Return True if the attempt of a folder was begun."""
         return (folder / MARK).exists()
 
     @property
     def running(self) -> bool:
-        """Whether all replicas have begun."""
+        """True when all replicas have begun."""
         return self._begun or len(self._processes) == self._count
 
     @property
     def waits_for(self) -> str:
-        """What for, while they have not."""
+        """The reason why the replicas haven't begun."""
         trouble = self._listener.trouble
         return f"waits for the Ray cluster at {self._address}: {trouble}" if trouble else self._waits_for
 
     @property
     def processes(self) -> list[Process]:
-        """Those that have begun."""
+        """The processes that have begun."""
         return list(self._processes.values())
 
     def wait(self, timeout_s: float) -> list[Process]:
-        """Hear it for so long; returns the processes that have ended since."""
+        """Take messages for `timeout_s`, or until a process has ended. Returns the processes that have ended."""
         until = time.monotonic() + timeout_s
         while not self.over and not self._ended:
             try:
@@ -116,29 +119,29 @@ class RayAttempt:
         if not self.over and time.monotonic() > self._give_up_at:
             self.over = True
             self.failure = _lost(
-                f"the Ray cluster at {self._address} couldn't be told to end it, where it may go on: "
+                f"the Ray cluster at {self._address} can't be told to end the job, which may go on there: "
                 f"ray job stop {self._key}"
             )
         ended, self._ended = self._ended, []
         return ended
 
     def stop(self, grace_s: float) -> None:
-        """Ask all of its processes to end; what is left after the grace, the driver kills."""
+        """End all processes. The entry point kills the rest after the grace period."""
         self._give_up_at = min(self._give_up_at, time.monotonic() + grace_s + UNREACHED_S)
         self._listener.stop()
 
     def close(self) -> None:
-        """Let it be."""
+        """Stop listening. The attempt goes on."""
         self._listener.close()
-        for one in self._logs.values():
-            one.close()
+        for log_file in self._logs.values():
+            log_file.close()
 
     def _take(self, heard: object) -> None:
         match heard:
-            case Anew():
+            case Restart():
                 self._rest = ""
-                for one in self._logs.values():
-                    one.begin_anew()
+                for log_file in self._logs.values():
+                    log_file.restart()
             case Output(text):
                 *whole, self._rest = (self._rest + text).split("\n")
                 for line in whole:
@@ -152,8 +155,8 @@ class RayAttempt:
                 self.failure = Failure("exception", text, time.monotonic(), mistake=True)
 
     def _line(self, line: str) -> None:
-        source, data = lines.decode(line) or (STRAY, f"{line}\n".encode())
-        if source == lines.OURS:
+        source, data = log_protocol.decode(line) or (STRAY, f"{line}\n".encode())
+        if source == log_protocol.OURS:
             self._event(json.loads(data))
             return
         if source not in self._logs:
@@ -167,8 +170,8 @@ class RayAttempt:
             case "placed":
                 self._waits_for = ""
             case "began":
-                place = (event["role"], event["index"])
-                self._processes.setdefault(place, Process(self._number, *place, pid=0, mark=0.0, began=event["at"]))
+                replica = (event["role"], event["index"])
+                self._processes.setdefault(replica, Process(self._number, *replica, pid=0, mark=0.0, began=event["at"]))
             case "ended":
                 self._end(event["role"], event["index"], event["at"], event["outcome"])
             case "over":
@@ -183,20 +186,20 @@ class RayAttempt:
             self._ended.append(process)
 
     def _finish(self, info: Info | None) -> None:
-        """The job has ended, or is gone."""
+        """Judge the attempt: its job has ended, or is unknown."""
         self.over = True
         verdict = self._verdict
         if verdict is not None:
             self.succeeded = verdict["succeeded"]
-            found = verdict["failure"]
-            if found is not None:
+            failure = verdict["failure"]
+            if failure is not None:
                 self.failure = Failure(
-                    found["kind"], found["text"], time.monotonic(), mistake=found["mistake"], code=found["code"]
+                    failure["kind"], failure["text"], time.monotonic(), mistake=failure["mistake"], code=failure["code"]
                 )
         elif info is None:
-            self.failure = _lost("the Ray cluster doesn't know the job any more")
+            self.failure = _lost("the Ray cluster no longer knows the job")
         elif info.status != "STOPPED":
-            self.failure = _of_driver(info)
+            self.failure = _of_entry_point(info)
         stopped_by_us = self._give_up_at < float("inf")
         if not self.succeeded and self.failure is None and not stopped_by_us:
             self.failure = Failure("exception", "it was stopped in Ray", time.monotonic(), mistake=True)
@@ -216,13 +219,13 @@ def _write(folder: Path, state: str) -> None:
 
 
 class _Log:
-    """A log file, and how much of what is heard is in it already."""
+    """A log file, and the amount of output that was read for it."""
 
     def __init__(self, path: Path) -> None:
         self._writer = Writer(path)
         self._heard = 0  # bytes
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self._heard = 0
 
     def take(self, data: bytes) -> None:
@@ -235,12 +238,12 @@ class _Log:
         self._writer.close()
 
 
-def _of_driver(info: Info) -> Failure:
-    """A driver that has ended without a verdict: by a mistake in it, or with its machine."""
+def _of_entry_point(info: Info) -> Failure:
+    """The failure of an entry point that ended without a verdict: by an error in it, or with its machine."""
     last = next((line for line in reversed(info.message.splitlines()) if line.strip()), "").strip()
     if info.code == 1 or info.error == "RUNTIME_ENV_SETUP_FAILURE":
-        return Failure("exception", f"its driver could not run: {last}", time.monotonic())
-    return _lost(f"its driver was lost: {last}")
+        return Failure("exception", f"its entry point could not run: {last}", time.monotonic())
+    return _lost(f"its entry point was lost: {last}")
 
 
 def _lost(text: str) -> Failure:

@@ -1,7 +1,7 @@
-"""A Ray cluster as its Jobs API shows it, over HTTP: what is asked of it, and which of its troubles pass.
+"""A Ray cluster's Jobs API over HTTP, with its errors sorted into temporary and permanent ones.
 
-`Away` is trouble that passes: nobody answers, or with an error of the server. `Refused` doesn't pass. Everything else is an
-answer. Ray's own client is used for all but what nodes there are, and is connected anew with each trouble.
+`Away` is temporary: nobody answers, or the server has an error. `Refused` is permanent. Everything else is an answer. The
+module uses Ray's own client, except for the list of nodes, and connects again after each error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.core.optional import require
-from footplate.jobs.backends.ray.room import Nodes
+from footplate.jobs.backends.ray.resources import Nodes
 
 TIMEOUT_S = 10.0
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 class Away(Exception):
-    """The cluster doesn't answer now."""
+    """The cluster doesn't answer now. Retry later."""
 
 
 class Refused(Exception):
-    """The cluster doesn't take what was asked, and won't."""
+    """The cluster refuses the request. A retry won't help."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Info:
 
     Attributes:
         status: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED.
-        message: what Ray says of it.
-        code: the exit code of its driver; None where it has none.
-        error: which of Ray's kinds of failure it was; empty for none.
+        message: Ray's message.
+        code: the exit code of its entry point; None if it has none.
+        error: Ray's kind of failure; empty for none.
     """
 
     status: str
@@ -46,7 +46,7 @@ class Info:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if the job has ended."""
         return self.status in ENDED
 
 
@@ -58,7 +58,7 @@ class Client:
         self._kept: Any = None
 
     def info(self, key: str) -> Info | None:
-        """What Ray knows of a job; None if it knows none of this key."""
+        """The state of a job; None if Ray doesn't know this key."""
         try:
             found = self._call("get_job_info", key)
         except Refused as error:
@@ -68,10 +68,10 @@ class Client:
         return Info(str(found.status.value), found.message or "", found.driver_exit_code, found.error_type or "")
 
     def submit(self, arguments: Mapping[str, Any]) -> None:
-        """Submit a job; one that is there already is left as it is.
+        """Submit a job. An existing job of this key stays as it is.
 
         Raises:
-            Refused: Ray doesn't take it.
+            Refused: Ray doesn't accept the job.
         """
         try:
             self._call("submit_job", **arguments)
@@ -80,14 +80,14 @@ class Client:
                 raise
 
     def stop(self, key: str) -> None:
-        """Have Ray send SIGTERM to the driver of a job; one that has ended already is left alone."""
+        """Let Ray send SIGTERM to a job's entry point. A job that has ended stays as it is."""
         try:
             self._call("stop_job", key)
         except Refused as error:
             raise Away(str(error)) from None
 
     async def output(self, key: str) -> AsyncIterator[str]:
-        """What a job's driver writes, from its beginning, until the job has ended, in pieces."""
+        """Yield the output of a job's entry point, from its beginning until the job ends, in pieces."""
         client = self._client()
         try:
             async for piece in client.tail_job_logs(key):
@@ -96,21 +96,21 @@ class Client:
             raise Away(_line(error)) from None
 
     def whole_output(self, key: str) -> str:
-        """What a job's driver has written up to now."""
+        """The output of a job's entry point so far."""
         try:
             return self._call("get_job_logs", key)
         except Refused as error:
             raise Away(str(error)) from None
 
     def nodes(self) -> Nodes:
-        """What the nodes of the cluster have, by their ids."""
+        """The resources of the cluster's nodes, by their ids."""
         request = urllib.request.Request(f"{self.address}/api/v0/nodes?limit=10000&detail=1")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 found = json.load(answer)["data"]["result"]["result"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Away(_line(error)) from None
-        return {one["node_id"]: one["resources_total"] or {} for one in found if one["state"] == "ALIVE"}
+        return {node["node_id"]: node["resources_total"] or {} for node in found if node["state"] == "ALIVE"}
 
     def _client(self) -> Any:
         if self._kept is None:

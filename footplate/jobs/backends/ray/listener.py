@@ -1,9 +1,9 @@
-"""Speaks with the cluster in a thread of its own, so that the supervisor never waits for a network.
+"""A thread that talks to the cluster, so that the supervisor never waits for a network.
 
-    submit, unless it is there ──► hear its output, and ask every few seconds how it is ──► it has ended, or is unknown
+    submit, unless it is there ──► read its output, and ask for its state every few seconds ──► it has ended, or is unknown
 
-Each time that the connection breaks, it begins anew, after a pause, with the job's output from its very beginning (`Anew`):
-whoever takes it knows what he has already. While nothing can be reached, nothing is said, and nothing is concluded.
+After each broken connection it starts again, after a pause, with the job's output from the beginning (`Restart`). The
+receiver knows what it has already. While the cluster can't be reached, the thread reports nothing and concludes nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from footplate.jobs.backends.ray.client import Away, Client, Info, Refused
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
-ASK_S = 5.0  # between two questions how the job is
-SILENT_S = 120.0  # of a driver that says something every 30 s: then the connection is taken for dead
-END_S = 15.0  # that the output of a job that has ended may still take
+POLL_S = 0.25
+# Between two questions for the job's state.
+ASK_S = 5.0
+# The entry point writes something every 30 s. After this silence the connection counts as dead.
+SILENT_S = 120.0
+# The time that the rest of the output may take after the job has ended.
+END_S = 15.0
 LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Anew:
-    """The output follows from its beginning."""
+class Restart:
+    """The output follows again from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +46,34 @@ class Output:
 
 @dataclass(frozen=True)
 class Over:
-    """The job has ended, and all of its output was passed on."""
+    """The job has ended, and all of its output was reported."""
 
     info: Info
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The cluster doesn't know the job any more."""
+    """The cluster no longer knows the job."""
 
 
 @dataclass(frozen=True)
 class NotTaken:
-    """The cluster doesn't take the job, or it can't be sent; `text` says why."""
+    """The cluster refuses the job, or it can't be sent; `text` says why."""
 
     text: str
 
 
-Heard = Anew | Output | Over | Unknown | NotTaken
+Heard = Restart | Output | Over | Unknown | NotTaken
 
 
 class Listener:
-    """The thread. What it hears is in `heard`.
+    """The thread. It puts what it hears into `heard`.
 
     Args:
-        address: of the Jobs API.
-        key: of the job.
-        arguments: makes those of its submission; None if it was submitted before.
-        submitted: is called once the cluster has the job.
+        address: the address of the Jobs API.
+        key: the job's key.
+        arguments: makes the arguments of the submission; None if the job was submitted before.
+        submitted: is called when the cluster has the job.
     """
 
     def __init__(
@@ -92,11 +95,11 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the job ended, as soon as the cluster can be reached."""
+        """End the job as soon as the cluster can be reached."""
         self._stop.set()
 
     def close(self) -> None:
-        """Hear no more. The job goes on."""
+        """Stop listening. The job goes on."""
         self._closed.set()
         self._thread.join(1.0)  # it may be waiting for the network
 
@@ -107,16 +110,17 @@ class Listener:
             try:
                 last = self._begin() or asyncio.run(self._listen())
             except Refused as error:
-                self._say(NotTaken(f"Ray doesn't take it: {error}"))
+                self._say(NotTaken(f"Ray refuses it: {error}"))
                 return
-            except FootplateError as error:  # of what was to be sent
+            except FootplateError as error:  # the job can't be sent
                 self._say(NotTaken(str(error)))
                 return
-            except Exception as error:  # mostly `Away`; whatever it is, that the job has ended only the cluster can say
+            except Exception as error:
+                # Usually `Away`. Whatever it is, only the cluster can say that the job has ended.
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause_s = 1.0
                 self.trouble = str(error) or type(error).__name__
-                log.warning("%s: %r; once more in %g s", self._client.address, error, pause_s)
+                log.warning("%s: %r; retry in %g s", self._client.address, error, pause_s)
                 self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
@@ -125,7 +129,7 @@ class Listener:
                 return
 
     def _begin(self) -> Heard | None:
-        """See that the cluster has the job; what is to be said if it hasn't."""
+        """Submit the job, unless the cluster has it. Returns what to report if the cluster doesn't have it."""
         if self._client.info(self._key) is None:
             if self._arguments is None:
                 return Unknown()
@@ -137,16 +141,16 @@ class Listener:
         return None
 
     async def _listen(self) -> Heard | None:
-        """Hear the job to its end; None if nobody listens any more."""
-        self._say(Anew())
+        """Follow the job until it ends. Returns None if the listener was closed."""
+        self._say(Restart())
         self._heard_at = asked = time.monotonic()
-        output, told = asyncio.create_task(self._pass_on()), False
+        output, stopped = asyncio.create_task(self._pass_on()), False
         try:
             while not self._closed.is_set():
-                await asyncio.wait([output], timeout=LOOK_S)
-                if self._stop.is_set() and not told:
+                await asyncio.wait([output], timeout=POLL_S)
+                if self._stop.is_set() and not stopped:
                     await asyncio.to_thread(self._client.stop, self._key)
-                    told = True
+                    stopped = True
                 if not output.done() and time.monotonic() - asked < ASK_S:
                     continue
                 asked = time.monotonic()
@@ -160,18 +164,18 @@ class Listener:
                     output.result()
                     raise Away("the connection to its output has ended")
                 if info.status == "RUNNING" and time.monotonic() - self._heard_at > SILENT_S:
-                    raise Away(f"nothing was heard for {SILENT_S:g} s")
+                    raise Away(f"nothing was received for {SILENT_S:g} s")
         finally:
             output.cancel()
             await asyncio.gather(output, return_exceptions=True)
         return None
 
     async def _end(self, output: asyncio.Task[None], info: Info) -> Heard:
-        """The job has ended: the rest of its output, or all of it once more if the rest doesn't come."""
+        """Report the rest of an ended job's output, or all of it again if the rest doesn't come."""
         await asyncio.wait([output], timeout=END_S)
         if not output.done() or output.exception() is not None:
             output.cancel()
-            self._say(Anew())
+            self._say(Restart())
             self._say(Output(await asyncio.to_thread(self._client.whole_output, self._key)))
         return Over(info)
 
@@ -184,7 +188,7 @@ class Listener:
 
     def _offer(self, what: Heard) -> bool:
         try:
-            self.heard.put(what, timeout=LOOK_S)
+            self.heard.put(what, timeout=POLL_S)
         except queue.Full:
             return False
         return True

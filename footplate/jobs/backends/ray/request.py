@@ -1,8 +1,8 @@
-"""What Ray is asked for, as plain values: the arguments of `JobSubmissionClient.submit_job`, and the driver's own task.
+"""The request to Ray, as plain values: the arguments of `JobSubmissionClient.submit_job`, and the entry point's task.
 
-The task goes as a variable of the job's environment, where everybody who may see the cluster's dashboard can read it. So it
-has no secrets: of the submitting shell's variables only those about how a program computes; of this machine's paths only
-the directory of the submission and the job's, which the nodes may have, too.
+The task is a variable of the job's environment, which everybody with access to the cluster's dashboard can read. So it
+contains no secrets. Of the submitting shell's variables it has only those that affect computation. Of this machine's paths
+it has only the directory of the submission and the job's directory, which the nodes may have, too.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
-from footplate.jobs.backends.ray import room
-from footplate.jobs.backends.ray.driver import VARIABLE
-from footplate.jobs.plan import BUCKETS, Plan
+from footplate.jobs.backends.ray import resources
+from footplate.jobs.backends.ray.entrypoint import VARIABLE
+from footplate.jobs.execution import BUCKETS, Execution
 from footplate.jobs.supervision.exit_status import GRACE_S
 from footplate.jobs.translate.common import no_tpus, no_tuning, refuse_if
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
 
-STOP_S = 15.0  # that Ray gives the driver beyond the grace of its replicas
-ENTRY_POINT = "exec python -P -m footplate.jobs.backends.ray.driver"
+# The time that Ray gives the entry point beyond the grace period of its replicas.
+STOP_S = 15.0
+ENTRY_POINT = "exec python -P -m footplate.jobs.backends.ray.entrypoint"
 
 _PREFIXES = (
     "GLOO_", "JAX_", "KMP_", "MKL_", "MLFLOW_", "NCCL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_", "XLA_",
@@ -32,15 +33,16 @@ _NAMES = {
     "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_REGION", "FOOTPLATE_SEED", "GOOGLE_CLOUD_PROJECT",
     "STORAGE_EMULATOR_HOST", "TZ",
 }  # fmt: skip
-_OF_MACHINES = ("_IFNAME", "_HCA")  # how its network is called
+# Names of this machine's network interfaces.
+_OF_MACHINES = ("_IFNAME", "_HCA")
 
 
 def refuse(resolved: ResolvedJob) -> None:
     """Raise if a job can't run on Ray.
 
     Raises:
-        ConfigError: it has no name.
-        Untranslatable: it has no module; it has TPUs; it is a tuning.
+        ConfigError: the job has no name.
+        Untranslatable: it has no module, or has TPUs, or is a tuning.
     """
     if resolved.name is None:
         raise ConfigError("a job needs a name.")
@@ -53,18 +55,18 @@ def refuse(resolved: ResolvedJob) -> None:
 
 
 def notices(resolved: ResolvedJob, nodes: int) -> Iterator[str]:
-    """What its nodes may not have: the image, the directory; each a sentence.
+    """Notices about things that the nodes may lack, the image and the job directory; one sentence each.
 
     Args:
         resolved: the job.
-        nodes: how many there are.
+        nodes: the number of nodes.
     """
-    if any(one.image_uri for one in resolved.replicas):
+    if any(replica.image_uri for replica in resolved.replicas):
         yield "On Ray's nodes the package runs as it is, without the container image that the spec names."
     if resolved.job_dir and not resolved.job_dir.startswith(BUCKETS) and nodes > 1:
         yield (
-            f"--job-dir {resolved.job_dir} is a path, and the Ray cluster has {nodes} nodes: let it be on storage that all "
-            "of them share, or give gs:// or s3://. What a node alone has is lost with it."
+            f"--job-dir {resolved.job_dir} is a path, and the Ray cluster has {nodes} nodes. Use storage that all of them "
+            "share, or gs:// or s3://. Files that only one node has are lost with it."
         )
 
 
@@ -72,9 +74,9 @@ def submission(task: Mapping[str, Any], labels: Mapping[str, str], working_dir: 
     """The arguments of `submit_job`.
 
     Args:
-        task: what `document` has made.
-        labels: of the job.
-        working_dir: the zip that is sent.
+        task: from `document`.
+        labels: the job's labels.
+        working_dir: the zip to send.
     """
     return {
         "submission_id": task["key"],
@@ -91,30 +93,31 @@ def submission(task: Mapping[str, Any], labels: Mapping[str, str], working_dir: 
 
 
 def document(
-    job: str, attempt: int, plan: Plan, spec: Mapping[str, Any], variables: Mapping[str, str]
+    job: str, attempt: int, execution: Execution, spec: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the driver is told of its attempt.
+    """The entry point's task.
 
     Args:
-        job: its id.
-        attempt: which, from 1.
-        plan: the job's.
-        spec: the job as it was resolved.
-        variables: that its processes get, as they were kept at submission.
+        job: the job's id.
+        attempt: the attempt's number, from 1.
+        execution: what the attempt runs.
+        spec: the resolved job.
+        variables: the variables of its processes, as they were kept at the submission.
     """
     return {
         "job": job,
         "attempt": attempt,
         "key": f"{job}-{attempt}",
-        "plan": {**plan.to_dict(), "python": "", "library": "", "place": {}},  # of this machine
-        "needs": [asdict(one) for one in room.needs(spec["replicas"])],
+        # Without the paths of this machine.
+        "plan": {**execution.to_dict(), "python": "", "library": "", "place": {}},
+        "needs": [asdict(one) for one in resources.needs(spec["replicas"])],
         "variables": portable(variables),
         "grace_s": GRACE_S,
     }
 
 
 def portable(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that mean the same on another machine.
+    """The variables that have the same meaning on another machine.
 
     >>> portable({"PATH": "/bin", "OMP_NUM_THREADS": "2", "TORCH_HOME": "/home/me/torch", "NCCL_SOCKET_IFNAME": "eth1"})
     {'OMP_NUM_THREADS': '2'}

@@ -1,24 +1,23 @@
-"""Jobs on Vertex AI: an attempt is a CustomJob of Google's, asked for and looked at over REST.
+"""Jobs on Vertex AI: an attempt is a CustomJob, created and followed over REST.
 
-place.py         project and staging bucket
-package.py       a job's package, as distributions in the bucket
-launch.py        what starts in each replica
-request.py       the body of the request that creates an attempt
-client.py        one request to Google, and what can be wrong with it
-attempt.py       one attempt: begun, heard, cancelled
-submission.py    one CustomJob for it, whatever gets lost
-logs.py          its output, from Cloud Logging
-outcome.py       what its end means
-note.py          what is kept of it on this machine
-pace.py          when to ask again
-times.py         times as Google writes them
+destination.py    project and staging bucket
+distributions.py  a job's package, as distributions in the bucket
+bootstrap.py      the first program in each replica
+request.py        the body of the request that creates an attempt
+client.py         one request to Google, and its errors
+attempt.py        one attempt: begun, followed, cancelled
+creation.py       exactly one CustomJob for it, whatever message is lost
+logs.py           its output, from Cloud Logging
+outcome.py        what its end means
+attempt_record.py the record of an attempt on this machine
+timestamps.py     timestamps of Google's services
 
     who dies               what follows
-    this machine           nothing: Google runs the job. The next sweep here takes it up where its output was left off
-    a replica's program    Vertex AI ends the job; the supervisor here decides, as everywhere, whether another one follows
-    Google's machine       the same, and the program is not to blame
+    this machine           nothing: Google runs the job. The next reconcile pass here continues to fetch its output
+    a replica's program    Vertex AI ends the job; the supervisor here decides, as everywhere, if another attempt follows
+    Google's machine       the same, and the program isn't to blame
 
-So between an end at Google and the next attempt there must be a supervisor: somebody has to sweep (`jobs daemon`).
+So the next attempt needs a supervisor here, and thus a reconcile pass (`jobs daemon`).
 """
 
 from __future__ import annotations
@@ -30,17 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
 from footplate.core.optional import require
-from footplate.jobs import environment
+from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.vertex.attempt import CustomJob
-    from footplate.jobs.backends.vertex.package import Distribution
+    from footplate.jobs.backends.vertex.distributions import Distribution
     from footplate.jobs.package import Snapshot
     from footplate.jobs.spec.resolving import ResolvedJob
 
-_OURS = ("CLOUDSDK_", "GOOGLE_", "STORAGE_EMULATOR_")  # variables that say who we are to Google, and where it is
+# Variables with the identity for Google's services, and their addresses.
+_OURS = ("CLOUDSDK_", "GOOGLE_", "STORAGE_EMULATOR_")
 
 
 class Vertex:
@@ -48,100 +48,100 @@ class Vertex:
 
     outlives = True
 
-    def place(self, options: Mapping[str, str | None]) -> dict[str, str]:
-        """The project and the staging bucket.
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
+        """Find the project and the staging bucket.
 
         Args:
             options: `project`, `staging-bucket`, `job-dir`.
 
         Raises:
-            ConfigError: one of them is named nowhere, or can't be one.
+            ConfigError: one of them isn't given, or is wrong.
         """
-        from footplate.jobs.backends.vertex import place
+        from footplate.jobs.backends.vertex import destination
 
-        staging = place.staging(options.get("staging-bucket"), options.get("job-dir"))
-        return {"project": place.project(options.get("project")), "staging_bucket": staging}
+        staging = destination.staging(options.get("staging-bucket"), options.get("job-dir"))
+        return {"project": destination.project(options.get("project")), "staging_bucket": staging}
 
-    def check(self, resolved: ResolvedJob, place: Mapping[str, str]) -> list[str]:
-        """That Vertex AI can run it, as far as that is known here; what it leaves out.
+    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
+        """Check that Vertex AI can run the job, as far as this machine knows. Returns what it leaves out.
 
         Raises:
-            ConfigError: it can't; google-auth isn't there.
+            ConfigError: it can't; google-auth isn't installed.
         """
         from footplate.jobs.backends.vertex.client import PURPOSE, Client
         from footplate.jobs.translate.vertex import translate
 
         require("google.auth", "vertex", PURPOSE)
-        Client(place["project"], _region(resolved))
+        Client(destination["project"], _region(resolved))
         _, *notes = translate(_as_asked(resolved)).notes
         return notes
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing of this machine."""
+        """Nothing: the job runs elsewhere."""
         return Resources()
 
-    def request(self, resolved: ResolvedJob, place: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
-        """The request that creates the first attempt. Its label and FOOTPLATE_JOB_ID are made of the time of submission.
+    def request(self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
+        """The request that creates the first attempt. Its label and FOOTPLATE_JOB_ID include the time of the submission.
 
         Raises:
             ConfigError: Vertex AI can't run the job as it is.
             PackageError: the package can't be sent.
         """
         from footplate.jobs.backends.vertex.client import endpoint
-        from footplate.jobs.backends.vertex.package import distributions
+        from footplate.jobs.backends.vertex.distributions import distributions
         from footplate.jobs.backends.vertex.request import path
 
         found = distributions(package)
         region = _region(resolved)
-        body = _body(resolved, place, found, f"{resolved.name}-TIME", 1)
-        return {"method": "POST", "url": endpoint("aiplatform", region) + path(place, region), "body": body}
+        body = _body(resolved, destination, found, f"{resolved.name}-TIME", 1)
+        return {"method": "POST", "url": endpoint("aiplatform", region) + path(destination, region), "body": body}
 
     def find(self, task: Task) -> CustomJob | None:
-        """The attempt, if it was asked for: whether there is one then shows when it is heard."""
-        from footplate.jobs.backends.vertex.note import Note
+        """Find the attempt, if its CustomJob was requested. Following it shows if there is one."""
+        from footplate.jobs.backends.vertex.attempt_record import AttemptRecord
 
-        return self._attempt(task) if Note.read(task.folder).asked is not None else None
+        return self._attempt(task) if AttemptRecord.read(task.folder).asked is not None else None
 
     def prepare(self, task: Task) -> None:
-        """See that the package can be sent; it is sent when the attempt is heard first.
+        """Check that the package can be sent. It is uploaded when the attempt creates its CustomJob.
 
         Raises:
-            FootplateError: it can't.
+            FootplateError: it can't be sent.
         """
-        from footplate.jobs.backends.vertex.package import distributions
+        from footplate.jobs.backends.vertex.distributions import distributions
         from footplate.jobs.package import stored
 
-        distributions(stored(task.plan.package, task.home.root))
+        distributions(stored(task.execution.package, task.home.root))
 
     def begin(self, task: Task) -> CustomJob:
-        """An attempt that is going to ask for its CustomJob."""
+        """Begin an attempt, which then creates its CustomJob."""
         return self._attempt(task)
 
     def _attempt(self, task: Task) -> CustomJob:
         from footplate.jobs.backends.vertex.attempt import CustomJob
         from footplate.jobs.backends.vertex.client import Client
-        from footplate.jobs.backends.vertex.package import distributions, upload
+        from footplate.jobs.backends.vertex.distributions import distributions, upload
         from footplate.jobs.backends.vertex.request import path
         from footplate.jobs.package import stored
         from footplate.jobs.spec.resolving import ResolvedJob
 
         _be_the_submitter(task)
-        resolved, place = ResolvedJob.from_dict(task.job.spec), task.plan.place
+        resolved, destination = ResolvedJob.from_dict(task.job.spec), task.execution.place
         region = _region(resolved)
 
         def body() -> dict[str, Any]:
-            found = distributions(stored(task.plan.package, task.home.root))
-            made = _body(resolved, place, found, task.job.id, task.attempt)
-            upload(found, place["staging_bucket"])
+            found = distributions(stored(task.execution.package, task.home.root))
+            made = _body(resolved, destination, found, task.job.id, task.attempt)
+            upload(found, destination["staging_bucket"])
             return made
 
-        seats = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
-        client = Client(place["project"], region)
-        return CustomJob(client, path(place, region), task.key, task.folder, seats, task.attempt, body)
+        replica_ids = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
+        client = Client(destination["project"], region)
+        return CustomJob(client, path(destination, region), task.key, task.folder, replica_ids, task.attempt, body)
 
 
 def _body(
-    resolved: ResolvedJob, place: Mapping[str, str], found: list[Distribution], job_id: str, attempt: int
+    resolved: ResolvedJob, destination: Mapping[str, str], found: list[Distribution], job_id: str, attempt: int
 ) -> dict[str, Any]:
     from footplate.jobs.backends.vertex.request import body
 
@@ -153,12 +153,12 @@ def _body(
         "PYTHONUNBUFFERED": "1",
         **({"FOOTPLATE_JOB_DIR": resolved.job_dir} if resolved.job_dir else {}),
     }
-    *packages, launcher = [one.uri(place["staging_bucket"]) for one in found]
+    *packages, launcher = [one.uri(destination["staging_bucket"]) for one in found]
     return body(resolved, packages, launcher, f"{job_id}-{attempt}", variables)
 
 
 def _as_asked(resolved: ResolvedJob) -> ResolvedJob:
-    """The job as Google is asked for it: its packages are in the bucket, and how long it may wait our supervisor counts."""
+    """The job for Google: its packages are in the bucket, and the supervisor here counts its waiting time."""
     scheduling = {key: value for key, value in resolved.spec.get("scheduling", {}).items() if key != "maxWaitTime"}
     packages = ["gs://bucket/package.tar.gz"]
     return replace(resolved, spec={**resolved.spec, "packageUris": packages, "scheduling": scheduling})
@@ -171,10 +171,11 @@ def _region(resolved: ResolvedJob) -> str:
 
 
 def _be_the_submitter(task: Task) -> None:
-    """Let Google's libraries find here what they would have found where the job was submitted, and nothing else."""
-    kept = environment.read(task.home.job(task.plan.name), os.environ)
-    for name in environment.lasting(os.environ).keys() - kept.keys():
-        if name.startswith(_OURS):  # of whoever swept: another shell, or another job's supervisor
+    """Give Google's libraries in this process the environment of the submission."""
+    kept = process_env.read(task.home.job(task.execution.name), os.environ)
+    for name in process_env.lasting(os.environ).keys() - kept.keys():
+        # A value of another shell, or of another job's supervisor, that started this process.
+        if name.startswith(_OURS):
             del os.environ[name]
     os.environ.update({name: value for name, value in kept.items() if name.startswith(_OURS)})
 

@@ -1,12 +1,12 @@
-"""Google's REST APIs: one request, and for each way in which it can fail one sentence that says what to do.
+"""Requests to Google's REST APIs, with one sentence for each kind of failure that says what to do.
 
-Two failures are told apart. `Unanswered` may go away by itself: no connection, a time-out, 429, 5xx. Whoever asked asks
-again later; a request that creates something may have done so all the same. `Refused` stays: the request is wrong, or not
-allowed, or what it is about isn't there.
+There are two kinds. `Unanswered` may pass: no connection, a time-out, 429, 5xx. The caller retries later; a request that
+creates something may have succeeded after all. `Refused` is permanent: the request is wrong, or not allowed, or its object
+doesn't exist.
 
-Who we are is what Google's own libraries find (application default credentials). A token goes to `*.googleapis.com`, over
-TLS, and nowhere else: gcloud's own variables, `CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM` and `…_LOGGING`, may name
-another host there, such as a private endpoint, or a server on loopback, which is asked without a token.
+Google's own libraries find the credentials (application default credentials). A token is sent to `*.googleapis.com` over
+TLS, and nowhere else. gcloud's own variables, `CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM` and `…_LOGGING`, may name
+another host there, such as a private endpoint, or a server on loopback, which gets no token.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ROLES = {"aiplatform": "roles/aiplatform.user", "logging": "roles/logging.viewe
 
 
 class Unanswered(FootplateError):
-    """A request without an answer, or with one that says: later. It may have had its effect all the same."""
+    """A request without an answer, or with a temporary error. It may have had its effect after all."""
 
 
 class Refused(ConfigError):
-    """A request that fails however often it is made.
+    """A request that fails however often it is repeated.
 
     Attributes:
-        status: HTTP's.
+        status: the HTTP status.
     """
 
     def __init__(self, text: str, status: int) -> None:
@@ -51,12 +51,12 @@ class Refused(ConfigError):
 
 
 def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Where a service listens, without a slash at its end.
+    """The URL of a service, without a slash at its end.
 
     Raises:
-        ConfigError: the environment names a host that a token must not go to, or the region is none.
+        ConfigError: the environment names a host that must not get a token, or the region is wrong.
     """
-    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):  # it becomes a part of the host's name
+    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):  # it becomes part of the host's name
         raise ConfigError(f"region {region!r}: expected one such as us-central1.")
     variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     given = environ.get(variable)
@@ -78,20 +78,20 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
 
 
 class Client:
-    """Asks the services of a project.
+    """Makes requests to the services of a project.
 
     Args:
         project: the project's id.
-        region: of its jobs.
+        region: the region of its jobs.
 
     Raises:
-        MissingExtra: google-auth or requests is not installed.
+        MissingExtra: google-auth or requests isn't installed.
         Refused: there are no credentials.
     """
 
     def __init__(self, project: str, region: str) -> None:
         self._project = project
-        self._bases: dict[Service, str] = {one: endpoint(one, region) for one in _NAMES}  # pyright: ignore
+        self._bases: dict[Service, str] = {name: endpoint(name, region) for name in _NAMES}  # pyright: ignore
         self._requests = require("requests", "vertex", PURPOSE)
         self._session: Any = None
 
@@ -103,18 +103,18 @@ class Client:
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Make a request; returns the answer's JSON.
+        """Make a request, and return the answer's JSON.
 
         Args:
-            service: whom.
-            method: `GET`, `POST`.
-            path: what follows the host, such as `/v1/projects/…`.
-            body: sent as JSON.
-            params: what follows the path.
+            service: the service.
+            method: `GET` or `POST`.
+            path: the path after the host, such as `/v1/projects/…`.
+            body: the JSON to send.
+            params: the query.
 
         Raises:
-            Unanswered: perhaps later.
-            Refused: never.
+            Unanswered: a retry may help.
+            Refused: a retry won't help.
         """
         url = self._bases[service] + path
         try:
@@ -125,19 +125,17 @@ class Client:
             raise Unanswered(f"{_NAMES[service]} can't be reached: {_reason(error)}.") from None
         except self._auth_errors().GoogleAuthError as error:
             if error.retryable or isinstance(error, self._auth_errors().TransportError):
-                raise Unanswered(f"Google's tokens can't be had: {_first_line(error)}.") from None
-            raise Refused(
-                f"Google doesn't accept the credentials any more ({_first_line(error)}). {LOG_IN}", 401
-            ) from None
+                raise Unanswered(f"Google issues no token now: {_first_line(error)}.") from None
+            raise Refused(f"Google no longer accepts the credentials ({_first_line(error)}). {LOG_IN}", 401) from None
         if answer.status_code != 200:
             raise self._error(service, answer.status_code, answer.content)
         try:
-            found = answer.json()
+            values = answer.json()
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise Unanswered(f"{_NAMES[service]} answers with what is no JSON.")
-        return found
+            values = None
+        if not isinstance(values, dict):
+            raise Unanswered(f"{_NAMES[service]} answers with something that isn't JSON.")
+        return values
 
     def _session_for(self, url: str) -> Any:
         if urlsplit(url).hostname in LOOPBACK:
@@ -152,18 +150,18 @@ class Client:
         return require("google.auth.exceptions", "vertex", PURPOSE)
 
     def _error(self, service: Service, status: int, content: bytes) -> FootplateError:
-        """What an answer other than 200 means."""
-        message, reason = _told(content)
-        name, said = _NAMES[service], f" It says: {message.rstrip('.')}." if message else ""
+        """The failure that an answer other than 200 means."""
+        message, reason = _parse_error(content)
+        name, quote = _NAMES[service], f" It says: {message.rstrip('.')}." if message else ""
         if status == 429:
             return Unanswered(
-                f"{name} is asked too often, or a quota of {self._project} is used up (429).{said} Quotas are raised at "
+                f"{name} gets too many requests, or a quota of {self._project} is used up (429).{quote} Raise quotas at "
                 "https://console.cloud.google.com/iam-admin/quotas."
             )
         if status >= 500 or status == 408:
-            return Unanswered(f"{name} fails ({status}).{said}")
+            return Unanswered(f"{name} fails ({status}).{quote}")
         if status == 401:
-            return Refused(f"{name} doesn't accept the credentials (401).{said} {LOG_IN}", status)
+            return Refused(f"{name} doesn't accept the credentials (401).{quote} {LOG_IN}", status)
         if status == 403 and reason == "SERVICE_DISABLED":
             return Refused(
                 f"{name} is not enabled in the project {self._project}. Enable it: "
@@ -172,23 +170,23 @@ class Client:
             )
         if status == 403:
             return Refused(
-                f"{name} doesn't let this account do it in the project {self._project} (403).{said} The role that "
-                f"allows it is {_ROLES[service]}; whoever may grants it: "
+                f"{name} doesn't allow this account to do that in the project {self._project} (403).{quote} The role that "
+                f"allows it is {_ROLES[service]}. An owner of the project grants it: "
                 f"gcloud projects add-iam-policy-binding {self._project} --member=user:YOU --role={_ROLES[service]}",
                 status,
             )
         if status == 404:
-            return Refused(f"{name} doesn't know it (404).{said} Are project and region right?", status)
-        return Refused(f"{name} refuses the request ({status}).{said}", status)
+            return Refused(f"{name} doesn't know it (404).{quote} Check project and region.", status)
+        return Refused(f"{name} refuses the request ({status}).{quote}", status)
 
 
 LOG_IN = (
-    "Log in: gcloud auth application-default login; or let GOOGLE_APPLICATION_CREDENTIALS name a service account's key."
+    "Log in: gcloud auth application-default login; or set GOOGLE_APPLICATION_CREDENTIALS to a service account's key."
 )
 
 
 def _authorized() -> Any:
-    """A session that sends a token with each request, and gets a new one before it runs out."""
+    """A session that sends a token with each request, and renews it before it expires."""
     auth = require("google.auth", "vertex", PURPOSE)
     transport = require("google.auth.transport.requests", "vertex", PURPOSE)
     try:
@@ -198,22 +196,21 @@ def _authorized() -> Any:
     return transport.AuthorizedSession(credentials)
 
 
-def _told(content: bytes) -> tuple[str, str]:
+def _parse_error(content: bytes) -> tuple[str, str]:
     """The message of an error, and the reason in its details, such as `SERVICE_DISABLED`."""
     import json
 
     try:
         error = json.loads(content)["error"]
-        details = [one for one in error.get("details", []) if isinstance(one, dict)]
-        return " ".join(str(error.get("message", "")).split())[:500], next(
-            (str(one["reason"]) for one in details if "reason" in one), ""
-        )
+        details = [detail for detail in error.get("details", []) if isinstance(detail, dict)]
+        reason = next((str(detail["reason"]) for detail in details if "reason" in detail), "")
+        return " ".join(str(error.get("message", "")).split())[:500], reason
     except (ValueError, KeyError, TypeError, AttributeError):
         return "", ""
 
 
 def _reason(error: BaseException) -> str:
-    """Why a connection failed, without the request that the library's own text repeats."""
+    """The reason of a failed connection, without the request, which the library's own text repeats."""
     name = type(error).__name__
     return {"ReadTimeout": f"no answer within {READ_S:g} s", "ConnectTimeout": "it doesn't answer"}.get(name, name)
 

@@ -1,14 +1,14 @@
-"""A CustomJob's output, from Cloud Logging into the attempt's files: no line lost, none twice.
+"""Copy a CustomJob's output from Cloud Logging into the attempt's files: no line is lost or written twice.
 
-Cloud Logging is asked, not listened to, and what it has of a moment may still grow a little later. So each time it is
-asked for what is younger than the youngest entry that is known, less `WINDOW_S`, page by page, and what is known already
-is left out. An entry that comes later than that is not seen.
+Cloud Logging is polled. The entries of a moment may still arrive a little later. So each request asks for entries from
+`WINDOW_S` before the newest known entry on, page by page, and known entries are skipped. An entry that arrives later than
+that is missed.
 
-A supervisor may die at any point. So what is to be written is first put into the attempt's note, with the sizes that the
-files have then; then it is written. Whoever takes the attempt up finds in the sizes how much of it has been.
+The supervisor may die at any time. So the text to write is first put into the attempt's record, with the sizes of the
+files; then it is written. The supervisor that takes over sees from the sizes how much was written.
 
     workerpool0-0, workerpool1-2, …    master-0.log, worker-2.log, …
-    service                            prepare.log: what Vertex AI itself says, of machines and images
+    service                            prepare.log: Vertex AI's own messages about machines and images
 """
 
 from __future__ import annotations
@@ -17,64 +17,65 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from footplate.jobs.backends.vertex.attempt_record import RecordFile
 from footplate.jobs.backends.vertex.client import Client
-from footplate.jobs.backends.vertex.note import Notebook
-from footplate.jobs.backends.vertex.outcome import seat
-from footplate.jobs.backends.vertex.times import SECOND, to_text, to_time
+from footplate.jobs.backends.vertex.outcome import replica
+from footplate.jobs.backends.vertex.timestamps import SECOND, to_text, to_time
 from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
-PAGE = 1000  # entries; as many as it gives at once
-PAGES = 20  # for one call; what is left comes with the next
+PAGE = 1000  # entries; the largest page that Cloud Logging returns
+PAGES = 20  # for one call; the next call gets the rest
 
 
 class Output:
-    """The files of an attempt, and what of the log is in them.
+    """The output files of an attempt, and the log entries that are in them.
 
     Attributes:
-        longest_delay_s: between an entry's time and its arrival at Cloud Logging.
+        longest_delay_s: the longest time from an entry's timestamp to its arrival at Cloud Logging.
 
     Args:
-        book: the attempt's, in whose folder the files are.
+        record_file: the attempt's record. The files are in its folder.
     """
 
-    def __init__(self, book: Notebook) -> None:
+    def __init__(self, record_file: RecordFile) -> None:
         self.longest_delay_s = 0.0
-        self._book = book
+        self._record_file = record_file
         self._writers: dict[str, Writer] = {}
-        self._more: Mapping[str, Any] | None = None  # the request for the next page, when there is one
+        # The request for the next page, if there is one.
+        self._more: Mapping[str, Any] | None = None
         self._append()
 
     @property
     def more(self) -> bool:
-        """Whether Cloud Logging has said that there is more."""
+        """True if Cloud Logging has reported more pages."""
         return self._more is not None
 
     def fetch(self, client: Client, job: str) -> int:
-        """Take what is new; returns how many entries.
+        """Fetch and write new entries. Returns their number.
 
         Args:
-            client: who asks.
+            client: makes the requests.
             job: the CustomJob's name.
 
         Raises:
-            Unanswered: perhaps later.
-            Refused: never.
-            OSError: it can't be kept.
+            Unanswered: a retry may help.
+            Refused: a retry won't help.
+            OSError: the entries can't be written.
         """
         count = 0
         for _ in range(PAGES):
-            asked: Mapping[str, Any] = self._more or self._from_newest(job)
+            request: Mapping[str, Any] = self._more or self._from_newest(job)
             self._more = None
-            page = client.ask("logging", "POST", "/v2/entries:list", asked)
+            page = client.ask("logging", "POST", "/v2/entries:list", request)
             count += self.add(page.get("entries", []))
             if not page.get("nextPageToken"):
                 break
-            self._more = {**asked, "pageToken": page["nextPageToken"]}
+            self._more = {**request, "pageToken": page["nextPageToken"]}
         return count
 
     def _from_newest(self, job: str) -> dict[str, Any]:
-        since = max(0, self._book.note.newest - WINDOW_S * SECOND)
+        since = max(0, self._record_file.record.newest - WINDOW_S * SECOND)
         about = f'resource.type="ml_job" AND resource.labels.job_id="{job.rpartition("/")[2]}"'
         return {
             "resourceNames": [f"projects/{job.split('/')[1]}"],
@@ -84,14 +85,14 @@ class Output:
         }
 
     def add(self, entries: Iterable[dict[str, Any]]) -> int:
-        """Write the entries that are new; returns how many.
+        """Write the new ones of these entries. Returns their number.
 
         Raises:
-            OSError: they can't be written; the next time they are tried again.
+            OSError: they can't be written. The next call tries again.
         """
         self._append()
-        note = self._book.note
-        known, newest, pieces, count = set(note.known), note.newest, dict[str, str](), 0
+        record = self._record_file.record
+        known, newest, pieces, count = set(record.known), record.newest, dict[str, str](), 0
         for entry in entries:
             at, ident = to_time(entry["timestamp"]), f"{entry['timestamp']}/{entry.get('insertId', '')}"
             if ident in known:
@@ -103,41 +104,43 @@ class Output:
             pieces[file] = pieces.get(file, "") + text_of(entry)
         if not count:
             return 0
+
+        # The record is written before the files, so that a supervisor that takes over can finish the writing.
         young = newest - WINDOW_S * SECOND
-        kept = tuple(one for one in known if to_time(one.partition("/")[0]) >= young)
-        pending = {name: (size(self._book.folder / name), text) for name, text in pieces.items()}
-        self._book.change(newest=newest, known=kept, pending=pending)
+        kept = tuple(ident for ident in known if to_time(ident.partition("/")[0]) >= young)
+        pending = {name: (size(self._record_file.folder / name), text) for name, text in pieces.items()}
+        self._record_file.change(newest=newest, known=kept, pending=pending)
         self._append()
         return count
 
     def last_line(self, role: str, index: int) -> str:
-        """What a replica has said last."""
+        """The last line of a replica's output."""
         name = f"{role}-{index}.log"
-        return self._writer(name).last_line() if (self._book.folder / name).exists() else ""
+        return self._writer(name).last_line() if (self._record_file.folder / name).exists() else ""
 
     def close(self) -> None:
-        """End the files."""
-        for one in self._writers.values():
-            one.close()
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
         self._writers.clear()
 
     def _append(self) -> None:
-        """Write what is pending, less what is written already."""
-        for name, (before, text) in self._book.note.pending.items():
-            rest = text.encode()[size(self._book.folder / name) - before :]
+        """Write the pending text, without the part that is in the files already."""
+        for name, (before, text) in self._record_file.record.pending.items():
+            rest = text.encode()[size(self._record_file.folder / name) - before :]
             if rest:
                 self._writer(name).write(rest)
 
     def _writer(self, name: str) -> Writer:
         if name not in self._writers:
-            self._writers[name] = Writer(self._book.folder / name)
+            self._writers[name] = Writer(self._record_file.folder / name)
         return self._writers[name]
 
 
 def file_of(entry: dict[str, Any]) -> str:
-    """The file to which an entry belongs."""
+    """The file of an entry."""
     task = (entry.get("resource") or {}).get("labels", {}).get("task_name", "")
-    found = seat(task)
+    found = replica(task)
     return f"{found[0]}-{found[1]}.log" if found else "prepare.log"
 
 
@@ -149,5 +152,5 @@ def text_of(entry: dict[str, Any]) -> str:
         text = payload.get("message")
         if not isinstance(text, str):
             text = json.dumps(payload, sort_keys=True)
-    whole = str(text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
+    whole = str(text or "").encode("utf-8", "replace").decode()  # JSON may contain half of a surrogate pair
     return whole.rstrip("\n") + "\n"

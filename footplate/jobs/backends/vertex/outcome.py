@@ -1,15 +1,15 @@
-"""What an end at Vertex AI means for the job: whose fault it was, and whether to try again.
+"""Judge the end of a CustomJob: is the program to blame, and does a retry help?
 
-Vertex AI says it in a state, a code of gRPC and a sentence, which are here read as its documentation has them:
+Vertex AI reports a state, a gRPC code and a sentence. This module reads them as its documentation describes them:
 
-    The replica workerpool0-0 exited with a non-zero status of 1. Termination reason: Error.        the program's
-    The replica workerpool0-0 ran out of memory and exited with a non-zero status of 137.           the program's
-    Resources are insufficient in region: us-central1. Try a different region …                     the machine's
-    Internal error occurred for the current attempt.                                                the machine's
+    The replica workerpool0-0 exited with a non-zero status of 1. Termination reason: Error.        the program
+    The replica workerpool0-0 ran out of memory and exited with a non-zero status of 137.           the program
+    Resources are insufficient in region: us-central1. Try a different region …                     the machine
+    Internal error occurred for the current attempt.                                                the machine
 
-It tells of one replica's exit code at most, which means what it does everywhere (`supervision/exit_status.py`). A signal is
-its number + 128, or, in Google's own images, its number. A job that ends when its time-out is over was ended by that,
-whatever the sentence.
+It reports the exit code of one replica at most. The code means what it means everywhere (`supervision/exit_status.py`). A
+signal is its number + 128 or, in Google's own images, its number. If a job ends when its time-out is over, the time-out is
+the cause, whatever the sentence says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from footplate.jobs.backends.vertex.times import SECOND, to_time
+from footplate.jobs.backends.vertex.timestamps import SECOND, to_time
 from footplate.jobs.supervision import exit_status
 from footplate.jobs.supervision.exit_status import End
 from footplate.launch.failure import Failure
@@ -31,37 +31,38 @@ FINAL = (
 )  # fmt: skip
 
 ROLES = ("master", "worker", "parameter_server", "evaluator")
-"""What the worker pools are, by their number."""
+"""The roles of the worker pools, by number."""
 
 _EXIT = re.compile(r"replica (workerpool[0-3]-\d+)\b.*?exited with a non-zero status of (-?\d+)", re.DOTALL)
 _NO_MEMORY = re.compile(r"out[ -]of[ -]memory", re.IGNORECASE)
 _LOST = re.compile(r"internal error|resources are insufficient|stockout|preempt|maintenance", re.IGNORECASE)
 _PASSING = {8, 10, 13, 14}  # exhausted, aborted, internal, unavailable
 _SIGNALS = {6, 9, 11, 15}
-_CLOCK_S = 1.0  # by which an end may seem to come before its time
+# A job may seem to end this much before its time-out.
+_CLOCK_S = 1.0
 
 Said = Callable[[str, int], str]
-"""What a replica, of this role and index, has said last."""
+"""Returns the last line of a replica's output, by role and index."""
 
 
-def seat(task: str) -> tuple[str, int] | None:
-    """Role and index of what Vertex AI calls a task.
+def replica(task: str) -> tuple[str, int] | None:
+    """Convert Vertex AI's name of a task to role and index.
 
-    >>> seat("workerpool2-1"), seat("service")
+    >>> replica("workerpool2-1"), replica("service")
     (('parameter_server', 1), None)
     """
-    found = re.fullmatch(r"workerpool([0-3])-(\d+)", task)
-    return (ROLES[int(found[1])], int(found[2])) if found else None
+    match = re.fullmatch(r"workerpool([0-3])-(\d+)", task)
+    return (ROLES[int(match[1])], int(match[2])) if match else None
 
 
 def outcome(job: Mapping[str, Any], role: str, index: int, said: Said) -> str:
-    """How one replica has ended, as far as Vertex AI says it.
+    """Describe the end of a replica, as far as Vertex AI reports it.
 
     Args:
-        job: the CustomJob at its end.
-        role: the replica's.
-        index: the replica's.
-        said: what it said last.
+        job: the ended CustomJob.
+        role: the replica's role.
+        index: the replica's index.
+        said: returns the last line of a replica's output.
     """
     if job.get("state") == "JOB_STATE_SUCCEEDED" and role == "master":
         return exit_status.outcome(0, "")
@@ -70,16 +71,16 @@ def outcome(job: Mapping[str, Any], role: str, index: int, said: Said) -> str:
 
 
 def failure(job: Mapping[str, Any], said: Said) -> Failure:
-    """Why an attempt has failed.
+    """The failure of an attempt.
 
     Args:
-        job: the CustomJob at its end, when that is no success.
-        said: what a replica said last.
+        job: the ended CustomJob, which didn't succeed.
+        said: returns the last line of a replica's output.
     """
     state, message, now = str(job.get("state", "")), _message(job), time.monotonic()
     longest_s = _seconds(job.get("jobSpec", {}).get("scheduling", {}).get("timeout"))
     if _ran_s(job) > longest_s - _CLOCK_S:
-        return Failure("exception", f"its longest time, {longest_s:g} s, is over", now, mistake=True)
+        return Failure("exception", f"its maximum running time of {longest_s:g} s is over", now, mistake=True)
     if (end := _end(job, said)) is not None:
         return exit_status.failure_of(end)
     if state == "JOB_STATE_CANCELLED" and not message:
@@ -91,13 +92,13 @@ def failure(job: Mapping[str, Any], said: Said) -> Failure:
 
 
 def _end(job: Mapping[str, Any], said: Said) -> End | None:
-    """The end of the one replica of which it tells, if it does."""
+    """The end of the replica that Vertex AI reports; None if it reports none."""
     message = _message(job)
-    found = _EXIT.search(message)
-    who = seat(found[1]) if found else None
-    if found is None or who is None:
+    match = _EXIT.search(message)
+    who = replica(match[1]) if match else None
+    if match is None or who is None:
         return None
-    code = int(found[2])
+    code = int(match[2])
     if code in _SIGNALS or 128 < code < 160:
         code = -(code % 128)
     if _NO_MEMORY.search(message):
@@ -116,7 +117,7 @@ def _message(job: Mapping[str, Any]) -> str:
 
 
 def _ran_s(job: Mapping[str, Any]) -> float:
-    """How long it ran; negative if that isn't said."""
+    """The running time; negative if it isn't reported."""
     began, ended = to_time(job.get("startTime", "")), to_time(job.get("endTime", ""))
     return (ended - began) / SECOND if began and ended else -1.0
 

@@ -1,13 +1,15 @@
-"""The variables that a job's processes get: those named here, and no others.
+"""The environment variables of a job's processes: those in the lists below, and no others.
 
-They are those of the shell that submitted the job, written down when it was (`environment.json`, readable by this
-user alone), so that an attempt after a reboot has the same. What looks like a secret, by its name or as a URL with a
-user, who may be a token, is not written down: the cloud's credentials, and such URLs, come from whoever starts the
-supervisor; the others not at all. What must last beyond a reboot belongs into a file: `GOOGLE_APPLICATION_CREDENTIALS`
-names one, and `~/.aws` is one.
+Most come from the shell that submitted the job. They are kept in `environment.json`, readable by this user alone, so that
+an attempt after a reboot gets the same.
 
-What a user gives a job with `--env` is kept in a file of its own (`given.json`, readable by this user alone), whatever its
-name, and wins over the others. It is nowhere else: not in the store, which others may read.
+A variable that looks like a secret is not kept: by its name, or because its value is a URL with a user, which may be a
+token. Cloud credentials and such URLs come from the environment of the command that starts the supervisor; other secrets
+are not passed on. Put a credential that must survive a reboot into a file, such as `~/.aws`, or the file that
+`GOOGLE_APPLICATION_CREDENTIALS` names.
+
+The variables of `--env` are kept in a file of their own, `given.json`, readable by this user alone, whatever their names.
+They override the others. They are nowhere else, in particular not in the store, which other people may read.
 """
 
 from __future__ import annotations
@@ -48,35 +50,35 @@ _OURS = (
 
 
 def given(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that `--env` gives a job. The messages of errors hold no values.
+    """The variables of `--env`. Error messages contain no values.
 
     >>> given(["LEVEL=debug", "HF_TOKEN"], {"HF_TOKEN": "hf_1"})
     {'LEVEL': 'debug', 'HF_TOKEN': 'hf_1'}
 
     Args:
-        words: NAME=VALUE, or NAME for the value that it has in `environ`.
-        environ: of the submitting shell.
+        words: NAME=VALUE, or NAME for its value in `environ`.
+        environ: the environment of the submitting shell.
 
     Raises:
-        ConfigError: a name can't be used, is given twice, or has no value.
+        ConfigError: a name can't be used, or is given twice, or has no value.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not _NAME.fullmatch(name):
-            raise ConfigError("--env: expected NAME=VALUE or NAME, a name of letters, digits and underscores.")
+            raise ConfigError("--env: expected NAME=VALUE or NAME, with a name of letters, digits and underscores.")
         if name in _OURS or name.startswith("FOOTPLATE_JOB_") or name in ("FOOTPLATE_ATTEMPT", "FOOTPLATE_TOKEN"):
             raise ConfigError(f"--env {name}: Footplate sets this variable for each process. Leave it out.")
-        if name in found:
+        if name in variables:
             raise ConfigError(f"--env {name}: given twice. Keep one.")
         if not sign and name not in environ:
             raise ConfigError(f"--env {name}: the variable isn't set here. Set it, or give {name}=VALUE.")
-        found[name] = value if sign else environ[name]
-    return found
+        variables[name] = value if sign else environ[name]
+    return variables
 
 
 def lasting(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a job gets, and may be written down.
+    """The part of an environment that a job gets and that may be kept on disk.
 
     >>> lasting({"PATH": "/bin", "OMP_NUM_THREADS": "2", "AWS_SECRET_ACCESS_KEY": "…", "FOOTPLATE_TOKEN": "…"})
     {'PATH': '/bin', 'OMP_NUM_THREADS': '2'}
@@ -85,7 +87,7 @@ def lasting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def credentials(environ: Mapping[str, str]) -> dict[str, str]:
-    """The cloud's credentials in an environment, and the URLs with a user.
+    """The cloud credentials in an environment, and the URLs with a user.
 
     >>> credentials({"HF_TOKEN": "…", "https_proxy": "http://me:mine@proxy:3128", "GITHUB_TOKEN": "…"})
     {'HF_TOKEN': '…', 'https_proxy': 'http://me:mine@proxy:3128'}
@@ -98,7 +100,7 @@ def credentials(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write(folder: Path, environ: Mapping[str, str], given: Mapping[str, str] | None = None) -> None:
-    """Keep what lasts of an environment with a job, and what `--env` gave; on the disk when this returns."""
+    """Keep a job's part of an environment, and the variables of `--env`. They are on disk when this returns."""
     _write(folder / _FILE, lasting(environ))
     if given:
         _write(folder / _GIVEN, given)
@@ -112,10 +114,10 @@ def _write(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def read(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a job's processes get: what was kept, the credentials in the supervisor's environment, what `--env` gave.
+    """The variables of a job's processes: those on disk, the credentials in the supervisor's environment, and `--env`.
 
     Raises:
-        ConfigError: what was kept isn't there any more, or is damaged.
+        ConfigError: a file is missing or damaged.
     """
     kept = _read(folder / _FILE)
     given = _read(folder / _GIVEN) if (folder / _GIVEN).exists() else {}

@@ -1,15 +1,15 @@
-"""A job's program as Vertex AI takes it: distributions in a bucket, each under a name that says what is in it.
+"""A job's program for Vertex AI: distributions in a bucket, each in a folder named by its contents.
 
-    gs://STAGING/footplate/DIGEST/trainer-0.tar.gz               the package as it was when the job was submitted
-    gs://STAGING/footplate/DIGEST/footplate_launch-0.tar.gz      what starts it (`launch.py`), and its requirements.txt
-    gs://STAGING/footplate/DIGEST/launch.py                      the same, for images of the user's
-    gs://STAGING/footplate/DIGEST/helpers-1.0-py3-none-any.whl   what --packages named
+    gs://STAGING/footplate/DIGEST/trainer-0.tar.gz               the package, as it was when the job was submitted
+    gs://STAGING/footplate/DIGEST/footplate_launch-0.tar.gz      the first program (`bootstrap.py`), with the
+    requirements.txt gs://STAGING/footplate/DIGEST/launch.py                      the same program, for users' own images
+    gs://STAGING/footplate/DIGEST/helpers-1.0-py3-none-any.whl   the files of --packages
 
-The digest is that of the file, so the same file is put there once, and nothing that is there whole is ever written over.
+The digest is that of the file. So a file is uploaded once, and a complete file is never overwritten.
 
-A package with a `setup.py` or `pyproject.toml` beside it goes as it is; for another a `setup.py` is made that takes all of
-its files along. Google's images install distributions, and read no requirements.txt: those that it lists become the
-requirements of the second one.
+A package with a `setup.py` or `pyproject.toml` next to it is uploaded as it is. For another package, a generated `setup.py`
+includes all of its files. Google's images install distributions and ignore requirements.txt, so its lines become the
+requirements of the second distribution.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from footplate.jobs.package.snapshots import PACKAGES, SOURCE
 
 LAUNCHER = "footplate_launch"
 SCRIPT = "launch.py"
-VERSION = "0"  # of what is made here: nobody looks for a newer one
+# The version of the generated distributions. Nobody searches for a newer one.
+VERSION = "0"
 
 _SETUP = """\
 from setuptools import setup
@@ -60,15 +61,15 @@ class Distribution:
     content: bytes
 
     def uri(self, staging: str) -> str:
-        """Its place below a staging bucket."""
+        """Its URI in a staging bucket."""
         return f"{staging}/footplate/{hashlib.sha256(self.content).hexdigest()[:32]}/{self.name}"
 
 
 def distributions(snapshot: Snapshot) -> list[Distribution]:
-    """A snapshot's program, and what it needs; the last is the script that starts it, alone if the snapshot is empty.
+    """Make the distributions of a snapshot. The last is the bootstrap script, alone if the snapshot is empty.
 
     Raises:
-        ConfigError: its requirements.txt says what a distribution's requirements can't.
+        ConfigError: its requirements.txt has lines that a distribution's requirements can't have.
     """
     source, packages = _read(snapshot)
     made = [_program(source)] if source else []
@@ -76,17 +77,17 @@ def distributions(snapshot: Snapshot) -> list[Distribution]:
     needed = [
         line for one in source if one.name == MAIN for line in requirements(one.read().decode("utf-8-sig", "replace"))
     ]
-    script = Path(__file__).with_name(SCRIPT).read_bytes()
+    script = Path(__file__).with_name("bootstrap.py").read_bytes()
     if made:
         made.append(_launcher(script, needed))
     return [*made, Distribution(SCRIPT, script)]
 
 
 def requirements(text: str) -> list[str]:
-    """The lines of a requirements.txt that are requirements.
+    """The requirements in a requirements.txt.
 
     Raises:
-        ConfigError: there is an option in it, or a URL, which a distribution's requirements can't have.
+        ConfigError: it has an option, or a URL without a name, which a distribution's requirements can't have.
     """
     whole = re.sub(r"\\\n", " ", text.replace("\r\n", "\n"))
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in whole.split("\n")]
@@ -94,15 +95,15 @@ def requirements(text: str) -> list[str]:
     wrong = [line for line in found if not _REQUIREMENT.fullmatch(line) or " --" in line]
     if wrong:
         raise ConfigError(
-            f"requirements.txt: {wrong[0]!r}: on Vertex AI an option of pip has no place, nor has a URL without a name. "
-            "Say what is needed by name, as NAME @ URL where it must be, or give an image that has it, with "
+            f"requirements.txt: {wrong[0]!r}: Vertex AI supports neither options of pip nor URLs without a name. "
+            "Write NAME or NAME @ URL, or give an image that contains the package, with "
             "--master-image-uri."
         )
     return found
 
 
 def _read(snapshot: Snapshot) -> tuple[list[Member], list[Member]]:
-    """The files of the source, and the distributions that came with it."""
+    """The source files, and the distributions of --packages."""
     parts: dict[str, list[Member]] = {SOURCE: [], PACKAGES: []}
     with tarfile.open(snapshot.path) as tar:
         for member in tar:
@@ -114,7 +115,7 @@ def _read(snapshot: Snapshot) -> tuple[list[Member], list[Member]]:
 
 
 def _program(source: list[Member]) -> Distribution:
-    """The package; with all of its files, unless it has a setup.py that says which."""
+    """The package. All of its files are included, unless its own setup.py decides."""
     names = [one.name for one in source]
     tops = sorted({name.partition("/")[0] for name in names if "/" in name})
     if "setup.py" not in names and "pyproject.toml" not in names:
@@ -127,7 +128,7 @@ def _program(source: list[Member]) -> Distribution:
 
 
 def _launcher(script: bytes, needed: list[str]) -> Distribution:
-    """What starts the program, as a module that needs what the program does."""
+    """The bootstrap module, with the program's requirements."""
     setup = _setup(LAUNCHER, modules=[LAUNCHER], requirements=needed)
     return _sdist(LAUNCHER, [setup, Member(f"{LAUNCHER}.py", partial(bytes, script))])
 
@@ -139,7 +140,7 @@ def _setup(name: str, **given: object) -> Member:
 
 
 def _sdist(name: str, files: Iterable[Member]) -> Distribution:
-    """The same bytes for the same files, whenever it is made."""
+    """A source distribution: the same files make the same bytes."""
     root, tar, packed = f"{name}-{VERSION}", io.BytesIO(), io.BytesIO()
     archive.write([replace(one, name=f"{root}/{one.name}") for one in files], tar)
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as out:
@@ -148,11 +149,11 @@ def _sdist(name: str, files: Iterable[Member]) -> Distribution:
 
 
 def upload(found: Iterable[Distribution], staging: str) -> None:
-    """Put what isn't there yet into the bucket.
+    """Upload the files that the bucket lacks.
 
     Raises:
         Unanswered: Cloud Storage can't be reached.
-        Refused: the bucket isn't there, or not ours to write to.
+        Refused: the bucket doesn't exist, or can't be written to.
     """
     from pyarrow import ArrowException
 
@@ -162,7 +163,7 @@ def upload(found: Iterable[Distribution], staging: str) -> None:
         place = locate(one.uri(staging))
         try:
             there = place.filesystem.get_file_info(place.path)
-            if there.size != len(one.content):  # it isn't there, or was cut off
+            if there.size != len(one.content):  # it is missing or incomplete
                 with place.filesystem.open_output_stream(place.path, compression=None) as out:  # else by its name
                     out.write(one.content)
         except (OSError, ArrowException) as error:
@@ -170,21 +171,21 @@ def upload(found: Iterable[Distribution], staging: str) -> None:
 
 
 def _trouble(staging: str, said: str) -> FootplateError:
-    """What a failure of pyarrow's means, which only its text says."""
+    """The failure behind an error of pyarrow, which only its text shows."""
     bucket, text = staging.removeprefix("gs://").partition("/")[0], " ".join(said.split())[:300]
     if re.search(r"UNAUTHENTICATED|\b401\b|credentials", text, re.IGNORECASE):
         return Refused(f"Cloud Storage doesn't accept the credentials. {LOG_IN}", 401)
     if re.search(r"PERMISSION_DENIED|\b403\b|does not have .* access", text, re.IGNORECASE):
         return Refused(
-            f"The staging bucket gs://{bucket} isn't ours to write to. The role that allows it is "
-            f"roles/storage.objectAdmin; whoever may grants it: "
+            f"This account can't write to the staging bucket gs://{bucket}. The role that allows it is "
+            f"roles/storage.objectAdmin. An owner of the bucket grants it: "
             f"gcloud storage buckets add-iam-policy-binding gs://{bucket} --member=user:YOU "
             "--role=roles/storage.objectAdmin",
             403,
         )
     if re.search(r"NOT_FOUND|\b404\b|No such|not found|does not exist", text, re.IGNORECASE):
         return Refused(
-            f"There is no bucket gs://{bucket}. Make it, in the job's region: "
+            f"There is no bucket gs://{bucket}. Create it, in the job's region: "
             f"gcloud storage buckets create gs://{bucket} --location REGION",
             404,
         )

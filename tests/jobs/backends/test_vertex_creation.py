@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from footplate.jobs.backends.vertex.attempt_record import AttemptRecord
 from footplate.jobs.backends.vertex.client import Refused
-from footplate.jobs.backends.vertex.note import Note
 from jobs.backends.vertex_attempt import begin, created, until, wish
 from jobs.backends.vertex_server import Trouble, error
 
@@ -16,9 +16,9 @@ from jobs.backends.vertex_server import Trouble, error
 def test_an_answer_that_is_lost_creates_no_second_job(cloud, tmp_path, answer):
     cloud.troubles.append(Trouble("POST", "customJobs$", answer, done=True))
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name)
+    until(one, lambda: AttemptRecord.read(tmp_path).name)
     assert len(cloud.runs) == 1
-    assert Note.read(tmp_path).name == cloud.runs[0].resource["name"]
+    assert AttemptRecord.read(tmp_path).name == cloud.runs[0].resource["name"]
 
 
 def test_a_request_that_never_arrived_is_made_again_once_it_is_clear_that_there_is_no_job(cloud, tmp_path):
@@ -26,24 +26,26 @@ def test_a_request_that_never_arrived_is_made_again_once_it_is_clear_that_there_
         Trouble("GET", "customJobs", error(500), times=2), Trouble("POST", "customJobs$", None, done=False, times=2)
     ]  # fmt: skip
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name)
+    until(one, lambda: AttemptRecord.read(tmp_path).name)
     assert len(cloud.runs) == 1
     looks = [where for verb, where, *_ in cloud.requests if verb == "GET" and "filter=" in where]
     assert len(looks) >= 5
 
 
 def test_a_clock_that_was_put_back_meanwhile_keeps_nobody_from_asking_again(cloud, tmp_path):
-    Note(asked=time.time() + 3600).write(tmp_path)  # an hour ago, by the clock of then; the request never arrived
+    AttemptRecord(asked=time.time() + 3600).write(
+        tmp_path
+    )  # an hour ago, by the clock of then; the request never arrived
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name)
+    until(one, lambda: AttemptRecord.read(tmp_path).name)
     assert len(cloud.runs) == 1
 
 
 def test_whoever_comes_after_a_kill_in_the_middle_of_creating_finds_the_job(cloud, tmp_path):
-    Note(asked=time.time()).write(tmp_path)  # the first one was killed before it had an answer
+    AttemptRecord(asked=time.time()).write(tmp_path)  # the first one was killed before it had an answer
     made = created(cloud)
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name == made.resource["name"])
+    until(one, lambda: AttemptRecord.read(tmp_path).name == made.resource["name"])
     assert len(cloud.runs) == 1
 
 
@@ -52,8 +54,8 @@ def test_of_two_the_older_one_is_the_attempt_and_the_other_is_cancelled_however_
     cloud.troubles.append(Trouble("POST", ":cancel", error(503), times=times))
     first, second = (created(cloud) for _ in range(2))
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name)
-    assert Note.read(tmp_path).name == first.resource["name"]
+    until(one, lambda: AttemptRecord.read(tmp_path).name)
+    assert AttemptRecord.read(tmp_path).name == first.resource["name"]
     assert second.cancelled.is_set()
     assert not first.cancelled.is_set()
 
@@ -70,10 +72,10 @@ def test_what_is_refused_before_there_is_a_job_is_the_users_to_mend(cloud, tmp_p
 
 def test_credentials_that_run_out_while_it_is_unclear_whether_there_is_a_job_do_not_forget_it(cloud, tmp_path):
     made = created(cloud)
-    Note(asked=time.time() - 3600).write(tmp_path)
+    AttemptRecord(asked=time.time() - 3600).write(tmp_path)
     cloud.troubles.append(Trouble("GET", "customJobs", error(401, "expired"), times=2))
     one = begin(tmp_path)
-    until(one, lambda: Note.read(tmp_path).name == made.resource["name"])
+    until(one, lambda: AttemptRecord.read(tmp_path).name == made.resource["name"])
     assert one.failure is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.ray.room import Need, bundles, holds, needs, shortages, waiting
+from footplate.jobs.backends.ray.resources import Need, bundles, holds, needs, shortages, waiting
 
 T4 = {"CPU": 16.0, "GPU": 4.0, "accelerator_type:T4": 1.0}
 PLAIN = st.lists(st.integers(1, 64), min_size=1, max_size=6)
@@ -60,7 +60,7 @@ def test_who_waits_says_for_what():
         "waits for more nodes: it needs a master of 16 CPU and 4 T4, a worker"
     )
     assert waiting(two[:1], nodes(T4), {"CPU": 16.0, "GPU": 1.0}) == (
-        "waits for what others use of the Ray cluster: it needs 16 CPU (16 free), 4 GPU (1 free)"
+        "waits for resources that others use on the Ray cluster: it needs 16 CPU (16 free), 4 GPU (1 free)"
     )
 
 

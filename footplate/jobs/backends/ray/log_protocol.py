@@ -1,12 +1,12 @@
-"""What a driver writes: the output of all replicas and its own events, in one stream of lines that Ray keeps and passes on.
+"""The lines of an entry point's output: the output of all replicas, and events, in one stream that Ray keeps and passes on.
 
-    master-0| step 12, loss 0.31            a line of the master's
-    worker-1+ 42%                           the beginning of one: more of it follows
-    prepare| Collecting einops              of the installation of the package
+    master-0| step 12, loss 0.31            a line of the master
+    worker-1+ 42%                           the beginning of a line; its rest follows
+    prepare| Collecting einops              output of the package's installation
     footplate| {"event": "ended", …}        an event
 
-Any bytes pass through unharmed: what isn't UTF-8, carriage returns, and backslashes are written with a backslash. No line
-is long, as what carries them along has limits. What Ray itself writes between them is none of these.
+Any bytes can be encoded: a backslash escapes bytes that aren't UTF-8, carriage returns, and backslashes. Lines are short,
+since the transport limits their length. Ray's own messages between them have another form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 OURS = "footplate"
-LONGEST = 4000  # characters of output in a line, before escapes
+# Characters of output in a line, before escapes.
+LONGEST = 4000
 
 _LINE = re.compile(r"(footplate|prepare|(?:master|worker|parameter_server|evaluator)-\d+)([|+]) (.*)", re.DOTALL)
 _SPECIAL = re.compile("[\\\\\r\udc80-\udcff]")
@@ -25,7 +26,7 @@ _ESCAPED = re.compile(r"\\(\\|r|x[0-9a-f]{2})")
 
 
 def encode(source: str, data: bytes) -> bytes:
-    r"""Output of a source, as lines.
+    r"""Encode the output of a source as lines.
 
     >>> encode("master-0", b"one\ntwo\r")
     b'master-0| one\nmaster-0+ two\\r\n'
@@ -35,12 +36,12 @@ def encode(source: str, data: bytes) -> bytes:
 
 
 def event(name: str, **values: Any) -> bytes:
-    """An event, as a line."""
+    """Encode an event as a line."""
     return encode(OURS, json.dumps({"event": name, **values}).encode() + b"\n")
 
 
 def decode(line: str) -> tuple[str, bytes] | None:
-    r"""Source and output of a line without its end; None if it isn't one of ours.
+    r"""Decode a line without its end into source and output; None for a line of Ray's own.
 
     >>> decode("master-0| one"), decode(r"worker-1+ two\r")
     (('master-0', b'one\n'), ('worker-1', b'two\r'))
@@ -53,7 +54,7 @@ def decode(line: str) -> tuple[str, bytes] | None:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """Pieces of lines, each with the mark that says whether its line ends with it."""
+    """Split text into pieces of lines. Each has a mark: does its line end with it?"""
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
         body = line.removesuffix("\n")
         starts = range(0, len(body), LONGEST) or (0,)

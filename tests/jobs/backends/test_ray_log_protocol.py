@@ -1,4 +1,4 @@
-"""The stream of a driver: whatever replicas write comes out at its other end as it was."""
+"""The stream of an entry point: whatever replicas write comes out at its other end as it was."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.ray.lines import LONGEST, decode, encode, event
+from footplate.jobs.backends.ray.log_protocol import LONGEST, decode, encode, event
 
 SOURCES = st.sampled_from(["master-0", "worker-11", "parameter_server-0", "evaluator-0", "prepare"])
 OUTPUT = st.one_of(st.binary(max_size=300), st.text("ab\n\r\\ é|+", max_size=60).map(str.encode))

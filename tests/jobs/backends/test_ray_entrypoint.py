@@ -1,4 +1,4 @@
-"""How a driver judges what it hears of its replicas: stand-ins for Ray and for the clock let minutes pass at once."""
+"""The entry point judges messages of replicas: stand-ins for Ray and for the clock let minutes pass at once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from footplate.jobs.backends.ray import driver, request
-from footplate.jobs.backends.ray.driver import Driver, Replica
-from footplate.jobs.backends.ray.lines import OURS, decode
-from footplate.jobs.backends.ray.seat import ANSWER_S, Said
-from footplate.jobs.cluster_env import seats
-from footplate.jobs.plan import Plan
+from footplate.jobs.backends.ray import entrypoint, request
+from footplate.jobs.backends.ray.entrypoint import EntryPoint, Replica
+from footplate.jobs.backends.ray.log_protocol import OURS, decode
+from footplate.jobs.backends.ray.replica_actor import ANSWER_S, Message
+from footplate.jobs.cluster_env import replica_ids
+from footplate.jobs.execution import Execution
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse
@@ -74,26 +74,26 @@ class Actor:
 
     clock: Clock
     node: str
-    answers: list[tuple[float, list[Said] | RayError]]
-    last: list[Said] | RayError = field(default_factory=list)
+    answers: list[tuple[float, list[Message] | RayError]]
+    last: list[Message] | RayError = field(default_factory=list)
     number: int = 0
 
     def __getattr__(self, name: str) -> Any:
-        """`actor.hear.remote(last)`, as Ray has it."""
+        """`actor.poll.remote(last)`, as Ray has it."""
         return SimpleNamespace(remote=lambda *args: Ref(self.clock.now, getattr(self, f"_{name}")(*args)))
 
     @property
-    def hear(self) -> Any:
-        return SimpleNamespace(remote=self._hear)
+    def poll(self) -> Any:
+        return SimpleNamespace(remote=self._poll)
 
-    def _hear(self, _: int) -> Ref:
+    def _poll(self, _: int) -> Ref:
         after_s, what = self.answers.pop(0) if self.answers else (ANSWER_S, self.last)
         if isinstance(what, RayError):
             return Ref(self.clock.now + after_s, what)
         self.number += 1
         return Ref(self.clock.now + after_s, (self.number, what))
 
-    def _where(self, ports: int) -> tuple[str, list[str]]:
+    def _node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
         return self.node, [f"10.0.0.1:{2000 + port}" for port in range(ports)]
 
     def _run(self, _: object) -> None:
@@ -102,13 +102,13 @@ class Actor:
     def _clean(self) -> None:
         pass
 
-    def _tell(self, signum: int) -> None:
+    def _send_signal(self, signum: int) -> None:
         if not isinstance(self.last, RayError):
-            self.answers = [(0.0, [Said("ended", code=-signum)])]
+            self.answers = [(0.0, [Message("ended", code=-signum)])]
 
 
 class Cluster:
-    """As much of Ray as a driver asks that has its actors."""
+    """As much of Ray as an entry point asks that has its actors."""
 
     exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=Unavailable)
 
@@ -134,18 +134,18 @@ class Cluster:
         return [one for one in refs if one.at <= self.clock.now], []
 
 
-class Placed(Driver):
-    """A driver whose actors are there."""
+class Placed(EntryPoint):
+    """An entry point whose actors are there."""
 
     def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
         flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://bucket/out"}
         resolved = resolve(draft(parse(TEXT.format(workers=len(actors) - 1)), flags, (), "my_job"))
-        plan = Plan.of(resolved, "digest", Path("/work"), {})
+        plan = Execution.of(resolved, "digest", Path("/work"), {})
         super().__init__(cluster, request.document("my_job-1", 1, plan, resolved.to_dict(), {}))
         self._actors = actors
 
     def _place(self) -> bool:
-        places = seats(self._plan)
+        places = replica_ids(self._execution)
         self._replicas = [Replica(one.role, one.index, actor) for one, actor in zip(places, self._actors, strict=True)]
         return True
 
@@ -153,12 +153,12 @@ class Placed(Driver):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(driver, "time", made)
+    monkeypatch.setattr(entrypoint, "time", made)
     return made
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
-    """Source and output of each line that a driver has written."""
+    """Source and output of each line that an entry point has written."""
     for line in capfd.readouterr().out.splitlines():
         found = decode(line)
         assert found is not None, line
@@ -173,7 +173,7 @@ def ends(capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, str], dict[str, A
 
 
 DIED = RayError("The actor died unexpectedly before finishing this task.")
-BEGAN = (0.0, [Said("began")])
+BEGAN = (0.0, [Message("began")])
 
 
 def test_actors_that_die_alone_at_once_are_not_taken_for_a_lost_node_and_the_others_are_heard(clock: Clock, capfd):
@@ -188,7 +188,7 @@ def test_actors_that_die_alone_at_once_are_not_taken_for_a_lost_node_and_the_oth
 
 
 def test_what_others_raise_of_an_actor_that_died_is_not_the_cause(clock: Clock, capfd):
-    raises = [(3.3, [Said("output", b"RuntimeError: Connection closed by peer\n"), Said("ended", code=1)])]
+    raises = [(3.3, [Message("output", b"RuntimeError: Connection closed by peer\n"), Message("ended", code=1)])]
     actors = [Actor(clock, "one", [BEGAN, *raises]), Actor(clock, "two", [BEGAN, (3.0, DIED)], DIED)]
     assert not Placed(Cluster(clock), actors).run()
     assert ends(capfd)[1]["text"] == f"worker 0 was killed with its Ray worker: {DIED}"
@@ -208,7 +208,7 @@ def test_an_actor_that_cannot_be_reached_for_a_while_goes_on_and_one_that_stays_
     away = Unavailable("The actor is temporarily unavailable")
     for_a_while = [(0.0, away) for _ in range(20)]
     actors = [
-        Actor(clock, "one", [BEGAN, *for_a_while, (0.0, [Said("output", b"back\n")])]),
+        Actor(clock, "one", [BEGAN, *for_a_while, (0.0, [Message("output", b"back\n")])]),
         Actor(clock, "two", [BEGAN], away),
     ]
     assert not Placed(Cluster(clock), actors).run()
@@ -220,15 +220,15 @@ def test_an_actor_that_cannot_be_reached_for_a_while_goes_on_and_one_that_stays_
 
 
 def test_actors_that_take_minutes_to_start_are_not_lost(clock: Clock, capfd):
-    answers = [(ANSWER_S, [Said("began")]), (5.0, [Said("ended", code=0)])]
+    answers = [(ANSWER_S, [Message("began")]), (5.0, [Message("ended", code=0)])]
     actors = [Actor(clock, node, [*answers]) for node in ("one", "two")]
     assert Placed(Cluster(clock, start_s=300.0), actors).run()
     assert set(ends(capfd)[0].values()) == {"ended with exit code 0"}
 
 
 def test_a_bar_that_is_drawn_over_and_over_in_one_line_is_seen_while_it_grows(clock: Clock, capfd):
-    draws = [(0.2, [Said("output", b"\r%d%%" % percent)]) for percent in range(100)]
-    assert Placed(Cluster(clock), [Actor(clock, "one", [BEGAN, *draws, (0.0, [Said("ended", code=0)])])]).run()
+    draws = [(0.2, [Message("output", b"\r%d%%" % percent)]) for percent in range(100)]
+    assert Placed(Cluster(clock), [Actor(clock, "one", [BEGAN, *draws, (0.0, [Message("ended", code=0)])])]).run()
     pieces = [data for source, data in said(capfd) if source == "master-0"]
     assert b"".join(pieces) == b"".join(b"\r%d%%" % percent for percent in range(100))
     assert len(pieces) > 10

@@ -1,10 +1,10 @@
-"""What Vertex AI starts in each replica, from the standard library alone: it makes what a job's program is told elsewhere.
+"""The first program in each replica on Vertex AI: it sets a job's variables, then becomes the job's program.
 
-    python -m footplate_launch trainer.task --lr 0.1                       an image of Google's, which has installed it
-    python /gcs/BUCKET/…/launch.py PACKAGE… -- trainer.task --lr 0.1       an image of the user's: packages are installed
+    python -m footplate_launch trainer.task --lr 0.1                       Google's image, which has installed this module
+    python /gcs/BUCKET/…/launch.py PACKAGE… -- trainer.task --lr 0.1       a user's image: it also installs the packages
 
-Vertex AI describes the cluster in CLUSTER_SPEC. The variables that torch and a trainer read follow from it, as on this
-machine (`jobs/cluster_env.py`); what is there already stays.
+Vertex AI describes the cluster in CLUSTER_SPEC. The variables for torch and a trainer are derived from it, as on this
+machine (`jobs/cluster_env.py`). Variables that are set already stay. The program uses the standard library only.
 """
 
 import json
@@ -16,7 +16,7 @@ ROLES = {"workerpool0": "chief", "workerpool1": "worker", "workerpool2": "ps", "
 
 
 def variables(spec):
-    """The variables of a replica, from its CLUSTER_SPEC."""
+    """Derive the variables of a replica from its CLUSTER_SPEC."""
     cluster, task = spec.get("cluster", {}), spec.get("task", {})
     pool, index = task.get("type", "workerpool0"), int(task.get("index", 0))
     named = {ROLES[name]: list(hosts) for name, hosts in cluster.items() if name in ROLES and name != "workerpool3"}
@@ -37,7 +37,7 @@ def variables(spec):
 
 
 def main(words):
-    """Install what is to be installed, and become the program."""
+    """Install the packages, and become the program."""
     packages = []
     if "--" in words and words[0].endswith((".whl", ".zip", ".tar.gz")):
         end = words.index("--")

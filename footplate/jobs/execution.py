@@ -1,6 +1,6 @@
-"""What runs a job: its resolved spec, cut down to what its supervisor reads, as plain values that the store keeps.
+"""The part of a resolved job that its supervisor reads, as plain values that the store keeps.
 
-Reading it needs neither the spec's model nor the catalog, so a supervisor starts in the time of a small program.
+Reading it imports neither the spec's model nor the catalog, so a supervisor starts as fast as a small program.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Role:
 
     Attributes:
         role: master, worker, parameter_server, evaluator.
-        count: how many.
-        gpus: that each was to have.
+        count: the number of replicas.
+        gpus: the accelerators of each, as the spec declares them.
         image_uri: the container image that the spec names.
     """
 
@@ -38,21 +38,21 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """See the module's docstring.
+class Execution:
+    """The part of a resolved job that its supervisor reads.
 
     Attributes:
-        name: the job's.
+        name: the job's name.
         replicas: the roles, master first.
-        arguments: what follows the interpreter: `-m trainer.task …`.
-        job_dir: where the job's outputs go, absolute if it is of this machine; None when the spec has none.
-        directory: where the job was submitted: its processes' current one.
-        max_running_time_s: after which it fails.
+        arguments: the interpreter's arguments: `-m trainer.task …`.
+        job_dir: the directory for the job's outputs, absolute if it is on this machine; None if the spec has none.
+        directory: the directory of the submission, in which the processes run.
+        max_running_time_s: the job fails after this time.
         package: the digest of its program.
         python: the interpreter that submitted it.
-        library: the directory from which that imports Footplate.
+        library: the directory from which that interpreter imports Footplate.
         spec: all keys of TrainingInput that were given.
-        place: where exactly it runs, as its backend has it.
+        place: the backend's options. The store's field has this name.
     """
 
     name: str
@@ -68,44 +68,47 @@ class Plan:
     place: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, resolved: ResolvedJob, package: str, directory: Path, place: Mapping[str, str]) -> Plan:
-        """The plan of a job.
+    def of(cls, resolved: ResolvedJob, package: str, directory: Path, destination: Mapping[str, str]) -> Execution:
+        """Cut a resolved job down.
 
         Args:
             resolved: the job; it has a name and a module.
             package: the digest of its program.
-            directory: from which it is submitted.
-            place: where exactly it is to run.
+            directory: the directory of the submission.
+            destination: the backend's options.
         """
         assert resolved.name is not None
         job_dir, arguments = resolved.job_dir, list(resolved.command[1:])
         if job_dir is not None and not job_dir.startswith(BUCKETS):
             job_dir = str(absolute_job_dir(job_dir, directory))
             arguments[-1] = job_dir
-        roles = tuple(Role(one.role, one.count, one.machine.count or 0, one.image_uri) for one in resolved.replicas)
+        roles = tuple(
+            Role(replica.role, replica.count, replica.machine.count or 0, replica.image_uri)
+            for replica in resolved.replicas
+        )
         longest_s = float(resolved.max_running_time.removesuffix("s"))
         return cls(
             resolved.name, roles, tuple(arguments), job_dir, str(directory), longest_s, package,
-            sys.executable, LIBRARY, resolved.spec, dict(place),
+            sys.executable, LIBRARY, resolved.spec, dict(destination),
         )  # fmt: skip
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Plan:
-        """From what `to_dict` made of it."""
-        roles = tuple(Role(**one) for one in found["replicas"])
-        return cls(**{**found, "replicas": roles, "arguments": tuple(found["arguments"])})
+    def from_dict(cls, values: dict[str, Any]) -> Execution:
+        """Undo `to_dict`."""
+        roles = tuple(Role(**role) for role in values["replicas"])
+        return cls(**{**values, "replicas": roles, "arguments": tuple(values["arguments"])})
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """All of it as plain values."""
         return asdict(self)
 
 
 def absolute_job_dir(job_dir: str, directory: Path) -> Path:
-    """The absolute path of a job directory on this machine.
+    """Return the absolute path of a job directory on this machine.
 
     Args:
-        job_dir: as it was given: a path, or file://PATH.
-        directory: from which the job is submitted.
+        job_dir: a path, or file://PATH.
+        directory: the directory of the submission.
 
     Raises:
         ConfigError: it begins with `~NAME`, and there is no such user.
@@ -113,4 +116,4 @@ def absolute_job_dir(job_dir: str, directory: Path) -> Path:
     try:
         return directory / Path(job_dir.removeprefix("file://")).expanduser()
     except RuntimeError:
-        raise ConfigError(f"--job-dir {job_dir}: there is no such user here. Give a directory's path.") from None
+        raise ConfigError(f"--job-dir {job_dir}: this machine has no such user. Give a directory's path.") from None

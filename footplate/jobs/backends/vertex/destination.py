@@ -1,9 +1,9 @@
-"""Where a job goes: a project, and a bucket for its package. The region is the spec's own.
+"""The destination of a job on Vertex AI: a project, and a bucket for its package. The region is part of the spec.
 
-What a flag doesn't say is looked up where gcloud's users have it:
+If no flag names them, gcloud's settings do:
 
     project          --project, GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT, `gcloud config set project`
-    staging bucket   --staging-bucket; else the bucket of --job-dir, as `gcloud ai-platform` took it
+    staging bucket   --staging-bucket; otherwise the bucket of --job-dir, as with `gcloud ai-platform`
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/\0]+)*/?")
 
 
 def project(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The project's id.
+    """Find the project's id.
 
     Raises:
-        ConfigError: nothing names one, or it can't be one.
+        ConfigError: nothing names a project, or the name is wrong.
     """
     sources = {
         "--project": given,
@@ -35,7 +35,7 @@ def project(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
     source, found = next(((name, value) for name, value in sources.items() if value), ("", None))
     if found is None:
         raise ConfigError(
-            "Vertex AI runs jobs in a project, and none is named. Give --project, or set GOOGLE_CLOUD_PROJECT, or: "
+            "Vertex AI runs jobs in a project: give --project, or set GOOGLE_CLOUD_PROJECT, or: "
             "gcloud config set project PROJECT"
         )
     if not _PROJECT.fullmatch(found):
@@ -44,16 +44,17 @@ def project(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def staging(given: str | None, job_dir: str | None) -> str:
-    """Where packages are put: `gs://bucket/path`, without a slash at its end.
+    """Find the bucket for packages: `gs://bucket/path`, without a slash at its end.
 
     Raises:
-        ConfigError: nothing names a bucket, or it can't be one.
+        ConfigError: nothing names a bucket, or the name is wrong.
     """
-    found = given if given is None or "://" in given else f"gs://{given}"  # gcloud takes it without gs://, too
+    # gcloud also accepts a bucket without gs://.
+    found = given if given is None or "://" in given else f"gs://{given}"
     if found is None and job_dir and job_dir.startswith("gs://"):
         found = "gs://" + job_dir.removeprefix("gs://").partition("/")[0]
     if found is None:
-        raise ConfigError("Vertex AI takes packages from a bucket: give --staging-bucket gs://BUCKET.")
+        raise ConfigError("Vertex AI installs packages from a bucket: give --staging-bucket gs://BUCKET.")
     if not _BUCKET.fullmatch(found):
         raise ConfigError(f"--staging-bucket {found}: expected gs://BUCKET, or gs://BUCKET/PATH.")
     return found.rstrip("/")

@@ -1,14 +1,14 @@
-"""What the replicas of a job ask of a Ray cluster, and whether its nodes could hold them: pure functions.
+"""The resources that replicas request from a Ray cluster, and if its nodes can provide them: pure functions.
 
-**Accelerators** are asked for as the spec declares them, kind and count: a job whose cluster has none waits until there
-are some, as a cluster may be made larger, by people or by Ray's autoscaler.
+**Accelerators** are requested as the spec declares them, kind and count. On a cluster without them the job waits until
+there are some, since people or Ray's autoscaler may enlarge the cluster.
 
-**Cores** are asked for as declared as far as the nodes have them: no replica asks for more than the largest node has, and
-if all of them together were more than the cluster has when it is idle, each asks for a half of it, a quarter, and so on.
-So what was written for machines of another size runs on a laptop, too.
+**Cores** are requested as declared, as far as the nodes have them. No replica requests more than the largest node has. If
+all replicas together request more than the idle cluster has, each requests a half, a quarter, and so on. So a spec for
+machines of another size also runs on a laptop.
 
-**Memory** isn't asked for. What Ray counts as a node's is about two thirds of it, so that no machine would hold what its
-own type declares.
+**Memory** isn't requested. Ray counts about two thirds of a node's memory, so no machine could provide what its own type
+declares.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from footplate.jobs.translate.ray import KINDS, SHARE
 
 Bundle = dict[str, float]
 Nodes = Mapping[str, Mapping[str, float]]
-"""What the nodes of a cluster have, in Ray's words, by their addresses."""
+"""The resources of a cluster's nodes, in Ray's terms, by their ids."""
 
-_SMALLEST = 2.0**-6  # of the cores that were declared
+# The smallest share of the declared cores.
+_SMALLEST = 2.0**-6
 
 
 @dataclass(frozen=True)
 class Need:
-    """What each replica of a role is to have.
+    """The resources of each replica of a role.
 
     Attributes:
         role: one of `spec.scaling.ROLES`.
-        count: how many replicas.
+        count: the number of replicas.
         cpus: cores.
         gpus: accelerators.
-        kind: their kind, as Ray calls it; None where there are none.
+        kind: their kind, in Ray's terms; None without accelerators.
     """
 
     role: str
@@ -45,11 +46,11 @@ class Need:
     kind: str | None = None
 
     def bundle(self, most: float = float("inf"), share: float = 1.0) -> Bundle:
-        """What one of them asks of Ray.
+        """The resources that one replica requests from Ray.
 
         Args:
-            most: cores that the largest node has.
-            share: of its cores that it asks for.
+            most: the cores of the largest node.
+            share: the share of its cores to request.
         """
         asked: Bundle = {"CPU": max(0.01, round(min(self.cpus, most) * share, 2))}
         if self.gpus:
@@ -63,7 +64,7 @@ class Need:
 
 
 def needs(replicas: Sequence[Mapping[str, Any]]) -> tuple[Need, ...]:
-    """Of the replicas of a resolved job, as `ResolvedJob.to_dict` has them."""
+    """The needs of a resolved job's replicas, given as in `ResolvedJob.to_dict`."""
     found = []
     for one in replicas:
         accelerator = one.get("accelerator") or {}
@@ -75,7 +76,7 @@ def needs(replicas: Sequence[Mapping[str, Any]]) -> tuple[Need, ...]:
 
 
 def bundles(wanted: Sequence[Need], nodes: Nodes) -> list[Bundle]:
-    """What each replica asks for, in the order of the roles. See the module's docstring."""
+    """The resources that each replica requests, in the order of the roles. See the module's docstring."""
     most = max((has.get("CPU", 0.0) for has in nodes.values()), default=0.0) or float("inf")
     share = 1.0
     while share >= _SMALLEST:
@@ -87,7 +88,7 @@ def bundles(wanted: Sequence[Need], nodes: Nodes) -> list[Bundle]:
 
 
 def holds(nodes: Nodes, asked: Sequence[Bundle]) -> bool:
-    """Whether the nodes, if they were idle, could hold all of these at once; the largest are placed first."""
+    """Return True if the idle nodes could hold all of these at once. The largest are placed first."""
     left = [dict(has) for has in nodes.values()]
     for bundle in sorted(asked, key=lambda one: (-one.get("GPU", 0), -one["CPU"])):
         for has in left:
@@ -101,7 +102,7 @@ def holds(nodes: Nodes, asked: Sequence[Bundle]) -> bool:
 
 
 def shortages(wanted: Sequence[Need], nodes: Nodes) -> Iterator[str]:
-    """What the cluster has less of than the spec declares, and what follows; each a sentence."""
+    """Explain what the cluster lacks compared with the spec, and the consequence; one sentence each."""
     for one in wanted:
         if one.gpus and not holds(nodes, [one.bundle(share=0.0)]):
             yield (
@@ -118,12 +119,12 @@ def shortages(wanted: Sequence[Need], nodes: Nodes) -> Iterator[str]:
 
 
 def waiting(wanted: Sequence[Need], nodes: Nodes, free: Mapping[str, float]) -> str:
-    """Why a job doesn't begin yet.
+    """Explain why a job doesn't begin yet.
 
     Args:
-        wanted: what its replicas are to have.
-        nodes: of the cluster.
-        free: what nobody uses now, of the whole cluster.
+        wanted: the needs of its replicas.
+        nodes: the cluster's nodes.
+        free: the free resources of the whole cluster.
     """
     for one in wanted:
         if one.gpus and not holds(nodes, [one.bundle(share=0.0)]):
@@ -137,11 +138,11 @@ def waiting(wanted: Sequence[Need], nodes: Nodes, free: Mapping[str, float]) -> 
         for name, amount in bundle.items():
             total[name] = total.get(name, 0.0) + amount
     parts = [f"{total[name]:g} {name} ({free.get(name, 0.0):g} free)" for name in ("CPU", "GPU") if total.get(name)]
-    return f"waits for what others use of the Ray cluster: it needs {', '.join(parts)}"
+    return f"waits for resources that others use on the Ray cluster: it needs {', '.join(parts)}"
 
 
 def words(nodes: Nodes) -> str:
-    """What the nodes have, in words.
+    """Describe the nodes' resources in words.
 
     >>> words({"10.0.0.1": {"CPU": 4.0}, "10.0.0.2": {"CPU": 16.0, "GPU": 4.0, "accelerator_type:T4": 1.0}})
     'a node of 4 CPU; a node of 16 CPU, 4 T4'

@@ -1,0 +1,252 @@
+"""The Ray actor that runs one replica on a node: it installs the package, starts the process, and passes on its output.
+
+    entry point ── run(task) ──► install ──► the process, leader of its own process group
+                ── poll(last) ──► new messages, within a second: the answer is also the heartbeat
+                ── send_signal(SIGTERM), send_signal(SIGKILL)
+                ── clean() ──► delete what attempts left on the node and what has been unused for a week
+
+`poll` names the last answer that arrived. Messages of an answer that didn't arrive are sent again, so a broken connection
+loses no output. Output that nobody fetches stays in the pipe, and the program waits.
+
+The process dies with its actor, and the rest of its group with it. An actor dies with the entry point, and with its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, cast
+
+from footplate.core.errors import FootplateError
+from footplate.launch.family import die_with, kill_group
+
+if TYPE_CHECKING:
+    from footplate.jobs.home import Home
+
+PIECE = 1 << 15  # bytes
+ANSWER_S = 1.0
+# Messages that wait to be fetched.
+_HELD = 16
+# Pieces of output to read after a process has ended. Its children may write for ever.
+_LEFT = 1024
+_TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class ReplicaTask:
+    """A replica to run.
+
+    Attributes:
+        package: the archive of the program, in the job's working directory.
+        digest: the archive's digest.
+        arguments: the interpreter's arguments.
+        environment: variables that override those of the node.
+        directory: the directory to run in, if the node has it.
+        key: the attempt's key.
+    """
+
+    package: str
+    digest: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of an actor. `kind` is "output", "prepare", "began", "ended" or "refused".
+
+    Attributes:
+        data: output of the process or of the installation.
+        code: the process's exit code, or a signal's number made negative.
+        text: why the process wasn't started.
+        mistake: a retry won't help.
+    """
+
+    kind: str
+    data: bytes = b""
+    code: int = 0
+    text: str = ""
+    mistake: bool = False
+
+
+class ReplicaActor:
+    """Runs a replica. Each call of a method runs in its own thread."""
+
+    def __init__(self) -> None:
+        self._said: queue.Queue[Message] = queue.Queue(_HELD)
+        self._answer: tuple[int, list[Message]] = (0, [])
+        # A call whose connection broke may still run when it is repeated.
+        self._polling = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told: int | None = None
+
+    def node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
+        """The node's id, and `ports` of its free addresses."""
+        import ray
+
+        from footplate.launch.rendezvous import free_addresses
+
+        return ray.get_runtime_context().get_node_id(), list(free_addresses(ray.util.get_node_ip_address(), ports))
+
+    def run(self, task: ReplicaTask) -> None:
+        """Run the replica: install the package, run the process until it ends."""
+        try:
+            self._run(task)
+        except FootplateError as error:
+            self._said.put(Message("refused", text=str(error), mistake=True))
+        except Exception as error:
+            self._said.put(Message("refused", text=f"{type(error).__name__}: {error}"))
+
+    def poll(self, last: int) -> tuple[int, list[Message]]:
+        """Return the messages after answer `last`, and the new answer's number. Waits for `ANSWER_S` at most."""
+        with self._polling:
+            if last == self._answer[0]:
+                self._answer = (last + 1, self._next())
+            return self._answer
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal to the process, or SIGKILL to its whole group. A process that doesn't run yet won't start."""
+        self._told = signum
+        if self._process is not None and self._process.poll() is None:
+            if signum == signal.SIGKILL:
+                kill_group(self._process.pid)
+            else:
+                self._process.send_signal(signum)
+
+    def clean(self) -> None:
+        """Delete what no job needs on the node."""
+        from footplate.jobs.home import Home
+        from footplate.jobs.supervision.cleaning import clean_node
+
+        clean_node(Home.from_env())
+
+    def _next(self) -> list[Message]:
+        found: list[Message] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._said.get(timeout=ANSWER_S))
+            while len(found) < _HELD:
+                found.append(self._said.get_nowait())
+        return found
+
+    def _run(self, task: ReplicaTask) -> None:
+        from ray.util import get_node_ip_address
+
+        from footplate.jobs.home import Home
+        from footplate.jobs.package import Snapshot, install
+
+        home = Home.from_env()
+        archive = Path(task.package).absolute()
+        installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._said)))
+        try:
+            with _directory(task, home) as place:
+                command = [str(installed.python), "-P", *task.arguments]
+                self._look_after(command, _variables(task, installed.env, get_node_ip_address()), place)
+        finally:
+            installed.release()
+
+    def _look_after(self, command: Sequence[str], variables: Mapping[str, str], place: Path) -> None:
+        if self._told is not None:
+            self._said.put(Message("ended", code=-self._told))
+            return
+        ours, theirs = os.pipe()
+        actor = os.getpid()
+        try:
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=dict(variables), cwd=place,
+                start_new_session=True, preexec_fn=lambda: die_with(actor),
+            )  # fmt: skip
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        self._said.put(Message("began"))
+        if self._told is not None:  # the signal came meanwhile
+            self.send_signal(self._told)
+        os.set_blocking(ours, False)
+        with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+            # The end of the process wakes the selector.
+            if ended is not None:
+                selector.register(ended, selectors.EVENT_READ)
+            while process.poll() is None:
+                ready = [key.fileobj for key, _ in selector.select(_TICK_S)]
+                if pipe in ready and not self._pass_on(pipe):
+                    selector.unregister(pipe)
+            if ended is not None:
+                os.close(ended)
+            kill_group(process.pid)
+            for _ in range(_LEFT):
+                if not self._pass_on(pipe):
+                    break
+        self._said.put(Message("ended", code=process.returncode))
+
+    def _pass_on(self, pipe: io.FileIO) -> bool:
+        """Pass on a piece of output. Returns True if there was one."""
+        data = pipe.read(PIECE)
+        if data:
+            self._said.put(Message("output", data))
+        return bool(data)
+
+
+class _Preparing(io.TextIOBase):
+    """The log of the installation. It becomes messages."""
+
+    def __init__(self, said: queue.Queue[Message]) -> None:
+        self._said = said
+
+    def write(self, text: str) -> int:
+        self._said.put(Message("prepare", text.encode()))
+        return len(text)
+
+
+def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) -> dict[str, str]:
+    """The environment of the process: allowed variables of the node, the job's variables, and the package's."""
+    from footplate.jobs import process_env
+    from footplate.launch.rendezvous import interface
+
+    before = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
+    found = {
+        **before,
+        **task.environment,
+        **installed,
+        "PYTHONPATH": os.pathsep.join(filter(None, [installed["PYTHONPATH"], before.get("PYTHONPATH")])),
+        **{name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
+    }
+    network = interface(address)
+    # Otherwise gloo uses the address of the node's name, which other nodes may not reach.
+    if network:
+        found.setdefault("GLOO_SOCKET_IFNAME", network)
+    return found
+
+
+@contextlib.contextmanager
+def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
+    """The directory of the submission, if the node has it; otherwise a directory of the attempt, locked while in use."""
+    from footplate.jobs.package.environment_locks import Hold
+
+    place = Path(task.directory)
+    if place.is_dir():
+        yield place
+        return
+    place = home.guest(task.key)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    hold = Hold(place.with_suffix(".lock"))
+    try:
+        yield place
+    finally:
+        with contextlib.suppress(OSError):  # the program may have deleted it
+            os.utime(place)  # the time of its last use
+        hold.release()
