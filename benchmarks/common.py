@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,23 @@ def arguments_parser(description: str) -> argparse.ArgumentParser:
 def arguments(description: str) -> argparse.Namespace:
     """What the command line says, for a benchmark that takes no more than that."""
     return arguments_parser(description).parse_args()
+
+
+def process_context(quick: bool, *preload: str) -> BaseContext:
+    """Start methods for the processes that a benchmark measures.
+
+    A measured process is a fresh interpreter. A quick run shows only that the benchmark works, so it forks its processes
+    from a fork server that has imported what is slow, once for all of them.
+
+    Args:
+        quick: return the fork server rather than fresh interpreters.
+        preload: the modules that the fork server imports.
+    """
+    if not quick:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*preload])
+    return context
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
