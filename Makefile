@@ -17,7 +17,8 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest
 # Two processes. tests/scheduling.py says which tests stay together, and in which order they run.
 TWO := -n 2
 QUICK := $(TWO) -m "not slow and not engine"
-REST := $(TWO) -m "slow or engine"
+REST := $(TWO) -m "(slow or engine) and not alone"
+ALONE := -m alone
 
 FROM ?= ../shared/foreign
 
@@ -50,6 +51,7 @@ system:  ## install Java, PostgreSQL and Chromium, which tests start, or say whi
 test: setup system lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
 	$(PYTEST) $(QUICK)
 	$(PYTEST) $(REST)
+	$(PYTEST) $(ALONE)
 
 fast: setup  ## the tests that take at most a second and start no server
 	$(PYTEST) -x $(TWO) --fast
@@ -58,6 +60,7 @@ durations: setup system  ## run the whole suite, and record in tests/durations.j
 	rm -f tests/durations.json
 	$(PYTEST) --record-durations $(QUICK)
 	$(PYTEST) --record-durations $(REST)
+	$(PYTEST) --record-durations $(ALONE)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)

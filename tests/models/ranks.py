@@ -1,4 +1,4 @@
-"""Start several ranks for a test: real processes, forked, with torchrun's variables set.
+"""Several ranks for a test: real processes, forked, with torchrun's variables set.
 
 results = run(train, 2)                      # [what rank 0 returned, what rank 1 returned]
 with start(train, 2) as ranks: ranks.kill(1, signal.SIGTERM); ranks.exit_codes()
