@@ -1,4 +1,4 @@
-"""How long a training loop stands still while it saves.
+"""Time for which a training loop stands still while it saves.
 
     python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 

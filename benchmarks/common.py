@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
-from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 QUICK_ROUNDS = 1
 
@@ -59,6 +60,8 @@ def process_context(quick: bool, *preload: str) -> BaseContext:
         quick: return the fork server rather than fresh interpreters.
         preload: the modules that the fork server imports.
     """
+    import multiprocessing
+
     if not quick:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

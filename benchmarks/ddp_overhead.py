@@ -1,11 +1,11 @@
-"""What a data-parallel training loop costs per step, beside the training itself.
+"""Overhead of a data-parallel training loop per step, beside the training itself.
 
     python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
 
 The tiny MLP of `step_overhead.py`, trained by two ranks over gloo, each a process with one torch thread. As there, the
-loops take turns of a thousand steady steps, begun and ended by their batch iterators; both ranks of a loop have their turn
-together. The ratios are of the processor time of both ranks, all their threads included: what a rank spends waiting for the
-other isn't in it. The wall time of a turn, from the first rank's beginning to the last one's end, stands beside it.
+loops take turns of a thousand steady steps, which their batch iterators begin and end. Both ranks of a loop have their turn
+together. The ratios compare the processor time of both ranks with all their threads, without the time that a rank waits for
+the other. The table also shows the wall time of a turn, from the first rank's beginning to the last rank's end.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def measure(names: list[str], rounds: int, steps: int, quick: bool = False) -> d
 
 
 def main() -> None:
-    options = arguments("What a data-parallel training loop costs per step")
+    options = arguments("Overhead of a data-parallel training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     here = machine()
     rounds, steps = (QUICK_ROUNDS, STEPS // 5) if options.quick else (ROUNDS, STEPS)

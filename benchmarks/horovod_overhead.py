@@ -1,4 +1,4 @@
-"""What hvd.DistributedOptimizer costs per step, against a raw DistributedDataParallel loop.
+"""Overhead of hvd.DistributedOptimizer per step, against a raw DistributedDataParallel loop.
 
     python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 
@@ -123,7 +123,7 @@ def measure(rounds: int, scale: float, quick: bool) -> dict[str, list[dict[str, 
 
 
 def main() -> None:
-    options = arguments("What hvd.DistributedOptimizer costs per step")
+    options = arguments("Overhead of hvd.DistributedOptimizer per step")
     here = machine()
     rounds, scale = (QUICK_ROUNDS, 0.1) if options.quick else (ROUNDS, 1.0)
     found = measure(rounds, scale, options.quick)

@@ -1,15 +1,15 @@
-"""What a training loop costs per step, beside the training itself.
+"""Overhead of a training loop per step, beside the training itself.
 
     python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
 
-A tiny MLP (32-64-10), AdamW, batches of 32 that are ready, one torch thread. Every loop trains in a process of its own,
-on a terminal of its own, and is stopped and let go by its batch iterator, the one place that all of them pass: so the
-loops take turns, a thousand steps each, and only steady steps are timed, no start and no end.
+A tiny MLP (32-64-10), AdamW, batches of 32 that are ready, one torch thread. Every loop trains in its own process, on its
+own terminal. The batch iterator, which all loops call, stops and resumes a loop. So the loops take turns of a thousand
+steps, and only steady steps are timed, without start and end.
 
-The ratios are of CPU time of the training process, all its threads included: from the beginning of one turn to the
-beginning of the next, so that what a thread writes in the background is in it, whenever it is written. Beside them stand
-the wall time of the turns, and the CPU time of child processes (Footplate's MLflow courier; its idle polling while the
-others have their turns is in it, so that is an upper bound).
+The ratios compare CPU time of the training process with all its threads, from the beginning of one turn to the beginning of
+the next. This includes what a thread writes in the background later. The table also shows the wall time of the turns, and
+the CPU time of child processes. That is an upper bound: it includes the idle polling of Footplate's MLflow uploader while
+the other loops have their turns.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def measure(
 
 
 def main() -> None:
-    options = arguments("What a training loop costs per step")
+    options = arguments("Overhead of a training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     here = machine()

@@ -236,7 +236,7 @@ def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
 @pytest.mark.slow
 def test_a_data_benchmark_is_taken_in_pieces_that_add_up(tmp_path: Path):
     file = tmp_path / "tabular.json"
-    kept = ["--data", str(tmp_path)]
+    kept = ["--data", str(tmp_path), "--rows", "100000"]
     quick_run("data_tabular", file, *kept, "--kind", "plain", "--only", "footplate", "limit")
     found, _ = quick_run("data_tabular", file, *kept, "--add", "--only", "footplate", "floor")
     rounds = {row["name"]: [run["round"] for run in row["rounds"]] for row in found["rows"]}
