@@ -64,6 +64,8 @@ def process_context(quick: bool, *preload: str) -> BaseContext:
 
     if not quick:
         return multiprocessing.get_context("spawn")
+    # The fork server ignores this process's `sys.path`, and skips modules that it doesn't find.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preload])
     return context
