@@ -1,7 +1,7 @@
 """Imports for the fork server of a quick run: the packages that the compared training loops import.
 
-Lightning takes seconds to import. A benchmark that measures starts fresh interpreters instead. MLflow is left out: it starts
-threads, and a process with threads can't be forked safely.
+Lightning takes seconds to import. A benchmark that measures starts fresh interpreters instead. MLflow is left out: it
+starts threads, and a process with threads can't be forked safely.
 """
 
 from common import let_torchvision_be_imported
