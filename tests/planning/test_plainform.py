@@ -11,7 +11,9 @@ import torch
 import footplate.planning.plainform
 
 
-@pytest.mark.parametrize("memory_format", [torch.preserve_format, torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    "memory_format", [torch.preserve_format, torch.contiguous_format, torch.channels_last], ids=str
+)
 def test_a_memory_format_is_pickled_without_the_callers_main_module(memory_format):
     pickled = pickle.dumps(memory_format)
     strings = [argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)]
