@@ -1,6 +1,7 @@
-# Two commands need nothing but Python 3.11+, make and a C compiler:   make demo   make test
+# `make demo` and `make fast` need Linux, Python 3.11 or newer, make and a C compiler. `make test` also needs Java 17,
+# PostgreSQL and Chromium, which it installs itself as root on Debian and Ubuntu.
 #
-# Both work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
+# All targets work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
 # index gives a CUDA build of torch that is gigabytes large: see "CPU torch" in README.md.
 
 PYTHON ?= python3
@@ -10,16 +11,18 @@ MINUTES ?= 60
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements/constraints.txt
-# One thread each: torch's threads wait for each other by spinning, which two test processes on two cores pay for.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# The quick tests run in two processes, a file at a time. The slow ones start processes and servers of their own.
-TWO := -n 2 --dist loadfile
+# One thread of torch in each process: two test processes share two cores, and torch's threads wait by spinning.
+# One order of sets in all runs, so that a failure repeats.
+PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest
+# Two processes. tests/scheduling.py says which tests stay together, and in which order they run.
+TWO := -n 2
 QUICK := $(TWO) -m "not slow and not engine"
-REST := -m "slow or engine"
+REST := $(TWO) -m "(slow or engine) and not alone"
+ALONE := -m alone
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup demo test fast durations fuzz foreign gpu lint fmt tables docs bench lock clean
+.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -42,17 +45,22 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-test: setup lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
+system:  ## install Java, PostgreSQL and Chromium, which tests start, or say which tests lack them
+	tests/system_packages.sh
+
+test: setup system lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
 	$(PYTEST) $(QUICK)
 	$(PYTEST) $(REST)
+	$(PYTEST) $(ALONE)
 
 fast: setup  ## the tests that take at most a second and start no server
 	$(PYTEST) -x $(TWO) --fast
 
-durations: setup  ## run the whole suite, and record in tests/durations.json which tests take more than a second
+durations: setup system  ## run the whole suite, and record in tests/durations.json which tests take more than a second
 	rm -f tests/durations.json
 	$(PYTEST) --record-durations $(QUICK)
 	$(PYTEST) --record-durations $(REST)
+	$(PYTEST) --record-durations $(ALONE)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)

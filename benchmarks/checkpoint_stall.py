@@ -1,4 +1,4 @@
-"""How long a training loop stands still while it saves.
+"""Time for which a training loop stands still while it saves.
 
     python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 
@@ -18,13 +18,12 @@ just before. On fewer than two idle cores that measures the machine.
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from common import (
     let_torchvision_be_imported,
     machine,
     median,
+    process_context,
     ratio,
     report,
     spread,
@@ -271,11 +271,11 @@ def take_turn(name: str, connection: Connection, width: int, count: int, saves: 
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def measure(name: str, width: int, count: int) -> Figures:
+def measure(name: str, width: int, count: int, quick: bool) -> Figures:
     """One turn, in a process of its own."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=take_turn, args=(name, there, width, count, SAVES + 1))
+    here, there = Pipe()
+    context: Any = process_context(quick, "checkpoint_stall", "preloaded")
+    process = context.Process(target=take_turn, args=(name, there, width, count, SAVES + 1))
     process.start()
     there.close()
     try:
@@ -299,7 +299,7 @@ def main() -> None:
     for size, (width, count) in sizes.items():
         found[size] = interleave(
             options.only or (QUICK_WAYS if options.quick else list(WAYS)),
-            lambda name, width=width, count=count: measure(name, width, count),
+            lambda name, width=width, count=count: measure(name, width, count, options.quick),
             QUICK_ROUNDS if options.quick else ROUNDS[size],
         )
     ratios: dict[str, Ratio] = {}

@@ -15,11 +15,14 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 QUICK_ROUNDS = 1
 
@@ -45,6 +48,27 @@ def arguments_parser(description: str) -> argparse.ArgumentParser:
 def arguments(description: str) -> argparse.Namespace:
     """What the command line says, for a benchmark that takes no more than that."""
     return arguments_parser(description).parse_args()
+
+
+def process_context(quick: bool, *preload: str) -> BaseContext:
+    """Start methods for the processes that a benchmark measures.
+
+    A measured process is a fresh interpreter. A quick run shows only that the benchmark works, so it forks its processes
+    from a fork server that has imported what is slow, once for all of them.
+
+    Args:
+        quick: return the fork server rather than fresh interpreters.
+        preload: the modules that the fork server imports.
+    """
+    import multiprocessing
+
+    if not quick:
+        return multiprocessing.get_context("spawn")
+    # The fork server ignores this process's `sys.path`, and skips modules that it doesn't find.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*preload])
+    return context
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:

@@ -1,11 +1,11 @@
-"""What a data-parallel training loop costs per step, beside the training itself.
+"""Overhead of a data-parallel training loop per step, beside the training itself.
 
     python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
 
 The tiny MLP of `step_overhead.py`, trained by two ranks over gloo, each a process with one torch thread. As there, the
-loops take turns of a thousand steady steps, begun and ended by their batch iterators; both ranks of a loop have their turn
-together. The ratios are of the processor time of both ranks, all their threads included: what a rank spends waiting for the
-other isn't in it. The wall time of a turn, from the first rank's beginning to the last one's end, stands beside it.
+loops take turns of a thousand steady steps, which their batch iterators begin and end. Both ranks of a loop have their turn
+together. The ratios compare the processor time of both ranks with all their threads, without the time that a rank waits for
+the other. The table also shows the wall time of a turn, from the first rank's beginning to the last rank's end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,23 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from multiprocessing.context import BaseContext
 
-from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, Figures, arguments, interleave, machine, median, ratio, report
+from common import (
+    CPU_STEP,
+    QUICK_ROUNDS,
+    WALL_STEP,
+    Figures,
+    arguments,
+    interleave,
+    machine,
+    median,
+    process_context,
+    ratio,
+    report,
+)
 from ddp_variants import VARIANTS
-from step_overhead import Clocks, Runner
+from step_overhead import PRELOAD, Clocks, Runner
 from step_variants import CHECKPOINT_EVERY, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
@@ -28,9 +41,9 @@ RAW = "raw DDP loop"
 class Ranks:
     """The two processes of one loop. Neither steps without the other, so both are let go before either is waited for."""
 
-    def __init__(self, name: str, loop: Loop, turns: list[int]) -> None:
+    def __init__(self, name: str, loop: Loop, turns: list[int], context: BaseContext) -> None:
         port = free_port()
-        self._runners = [Runner(name, loop, turns, environment(rank, port)) for rank in range(RANKS)]
+        self._runners = [Runner(name, loop, turns, context, environment(rank, port)) for rank in range(RANKS)]
 
     def begin_turn(self) -> list[Clocks]:
         for runner in self._runners:
@@ -59,13 +72,14 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[Figures]]:
+def measure(names: list[str], rounds: int, steps: int, quick: bool = False) -> dict[str, list[Figures]]:
     """Let the loops train in turns; microseconds per step of each turn, processor time as the mean of the ranks."""
     # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
     turns = [steps * 3 // 4, *[steps] * rounds]
     loops: dict[str, Ranks] = {}
+    context = process_context(quick, *PRELOAD)
     for name in names:
-        loops[name] = Ranks(name, VARIANTS[name], turns)
+        loops[name] = Ranks(name, VARIANTS[name], turns, context)
         loops[name].begin_turn()
         loops[name].end_turn()
 
@@ -87,11 +101,11 @@ def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[Figures
 
 
 def main() -> None:
-    options = arguments("What a data-parallel training loop costs per step")
+    options = arguments("Overhead of a data-parallel training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     here = machine()
     rounds, steps = (QUICK_ROUNDS, STEPS // 5) if options.quick else (ROUNDS, STEPS)
-    found = measure(list(VARIANTS), rounds, steps)
+    found = measure(list(VARIANTS), rounds, steps, options.quick)
 
     ratios = {
         "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us", CPU_STEP),

@@ -1,4 +1,4 @@
-"""What hvd.DistributedOptimizer costs per step, against a raw DistributedDataParallel loop.
+"""Overhead of hvd.DistributedOptimizer per step, against a raw DistributedDataParallel loop.
 
     python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 
@@ -16,7 +16,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, arguments, interleave, machine, median, ratio, report
+from common import (
+    CPU_STEP,
+    QUICK_ROUNDS,
+    WALL_STEP,
+    arguments,
+    interleave,
+    machine,
+    median,
+    process_context,
+    ratio,
+    report,
+)
 from ddp_overhead import RANKS, Ranks
 from torch import nn
 
@@ -84,16 +95,17 @@ def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-def measure(rounds: int, scale: float) -> dict[str, list[dict[str, float]]]:
+def measure(rounds: int, scale: float, quick: bool) -> dict[str, list[dict[str, float]]]:
     """Microseconds a step of each loop in each round: wall time, and processor time as the mean of the ranks."""
     found: dict[str, list[dict[str, float]]] = {}
+    context = process_context(quick, "horovod_overhead", "torch.nn.parallel", "footplate.compat.horovod")
     for model, usual in STEPS.items():
         steps = max(5, int(usual * scale))
         turns = [steps] * (rounds + 1)
         loops: dict[str, Ranks] = {}
         for kind in (Ddp, Horovod):
             name = f"{model}, {kind.__name__}"
-            loops[name] = Ranks(name, kind(model), turns)
+            loops[name] = Ranks(name, kind(model), turns, context)
             loops[name].begin_turn()  # to warm up
             loops[name].end_turn()
 
@@ -111,10 +123,10 @@ def measure(rounds: int, scale: float) -> dict[str, list[dict[str, float]]]:
 
 
 def main() -> None:
-    options = arguments("What hvd.DistributedOptimizer costs per step")
+    options = arguments("Overhead of hvd.DistributedOptimizer per step")
     here = machine()
     rounds, scale = (QUICK_ROUNDS, 0.1) if options.quick else (ROUNDS, 1.0)
-    found = measure(rounds, scale)
+    found = measure(rounds, scale, options.quick)
     ratios = {
         f"{figure.removesuffix('_us')}_{model.replace(' ', '_').lower()}": ratio(
             found, f"{model}, Horovod", f"{model}, Ddp", figure, measure

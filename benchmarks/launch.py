@@ -1,4 +1,4 @@
-"""How long it takes from "go" until the ranks have met, and what a gigabyte costs on its way to them.
+"""Time from a launch until the ranks have met, and the cost of sending them a gigabyte.
 
     python benchmarks/launch.py --only local --worlds 2 --json benchmarks/results/launch.json
     python benchmarks/launch.py --only local --worlds 4 --json benchmarks/results/launch.json

@@ -1,9 +1,9 @@
-"""What `footplate plan` foretells for this machine's CPU, beside what a process that runs the program finds.
+"""Accuracy of `footplate plan` for this machine's CPU: predicted against measured memory and time.
 
-Memory: what the plan says (XLA's account of state, batch and temporaries, and what its libraries are reckoned to set aside)
-against state, batch and what the process grows by within a step; see `_measure` in footplate/planning/compiler.py. Time:
-the roofline against the fastest step by XLA. The machine's peak rates are measured anew in every round. In parts:
-`plan_accuracy.py MLP ResNet-18 --add --json FILE`.
+Predicted memory is XLA's account of state, batch and temporaries, and an estimate of what XLA's libraries allocate.
+Measured memory is state, batch and the growth of a process within a step: see `_measured` in
+footplate/planning/compiler.py. Time compares the roofline with XLA's fastest step. Every round measures the machine's peak
+rates again. To run it in parts: `plan_accuracy.py MLP ResNet-18 --add --json FILE`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ from footplate.planning.study import plan
 def mlp() -> tuple[nn.Module, Any]:
     layers = [nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)]
     return nn.Sequential(*layers), (torch.empty(2048, 1024), torch.empty(2048, dtype=torch.int64))
+
+
+def small_mlp() -> tuple[nn.Module, Any]:
+    """The network of a quick run."""
+    layers = [nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers), (torch.empty(256, 256), torch.empty(256, dtype=torch.int64))
 
 
 def resnet18() -> tuple[nn.Module, Any]:
@@ -106,8 +112,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 }
 ROUNDS = 1  # of a minute each; of the five steps in it the fastest counts, and of their memory the median
 COLUMNS = {
-    "foretold_mb": "memory MB, foretold",
-    "peak_mb": "found",
+    "foretold_mb": "memory MB, predicted",
+    "peak_mb": "measured",
     "least_ms": "step ms, least",
     "fastest_ms": "XLA, fastest",
     "xla_ms": "XLA",
@@ -115,12 +121,12 @@ COLUMNS = {
 }
 
 
-def once(name: str) -> common.Figures:
+def once(name: str, models: dict[str, Callable[[], tuple[nn.Module, Any]]]) -> common.Figures:
     """Plan one model and run it."""
     cpu_rates.flops_per_s.cache_clear()
     cpu_rates.bytes_per_s.cache_clear()
     with torch.device("meta"):
-        net, batch = MODELS[name]()
+        net, batch = models[name]()
     found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
     assert found is not None
     return {
@@ -138,9 +144,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="names of models; all by default")
     parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
     given = parser.parse_args()
-    names = given.models or (["MLP"] if given.quick else list(MODELS))
+    models = {"MLP": small_mlp} if given.quick else MODELS
+    names = given.models or list(models)
     before = common.machine()
-    found = common.interleave(names, once, rounds=common.QUICK_ROUNDS if given.quick else ROUNDS)
+    rounds = common.QUICK_ROUNDS if given.quick else ROUNDS
+    found = common.interleave(names, lambda name: once(name, models), rounds)
     memory = {
         f"memory_found_vs_foretold_{name}": common.spread(
             [run["peak_mb"] / run["foretold_mb"] for run in found[name]],
@@ -159,16 +167,16 @@ def main() -> None:
     }  # fmt: skip
     rows = [common.row(name, found[name]) for name in names]
     kept = json.loads(given.json.read_text())["rows"] if given.add and given.json.exists() else []
-    rounds = [run for row in [*rows, *(row for row in kept if row["name"] not in names)] for run in row["rounds"]]
+    taken = [run for row in [*rows, *(row for row in kept if row["name"] not in names)] for run in row["rounds"]]
     common.report(
         "plan_accuracy",
-        "What a plan foretells of this CPU, and what is found",
+        "Predicted and measured memory and time of a step on this CPU",
         COLUMNS,
         rows,
         memory | time,
         {
-            "largest_memory_error": max(abs(run["peak_mb"] / run["foretold_mb"] - 1) for run in rounds),
-            "largest_least_vs_fastest": max(run["least_ms"] / run["fastest_ms"] for run in rounds),
+            "largest_memory_error": max(abs(run["peak_mb"] / run["foretold_mb"] - 1) for run in taken),
+            "largest_least_vs_fastest": max(run["least_ms"] / run["fastest_ms"] for run in taken),
         },
         before,
         ("footplate", "torch", "jax", "timm", "transformers", "torchvision"),

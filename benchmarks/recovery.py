@@ -1,4 +1,4 @@
-"""How long a training stands still when one of its processes is killed.
+"""Time from the kill of a process until its training makes the next step.
 
     bash benchmarks/peers/recovery.sh          # the environment of Ray Train, once
     python benchmarks/recovery.py --json benchmarks/results/recovery.json

@@ -1,10 +1,11 @@
-"""What a step takes when two devices share it: as threads of one process (`strategy="replicas"`), or as two processes.
+"""Time of a step that two devices share: as threads of one process (`strategy="replicas"`), or as two processes.
 
     python benchmarks/replicas.py --json benchmarks/results/replicas.json
 
-Three models on the CPU, from one whose steps are nearly all Python to one whose steps are nearly all arithmetic; the same
-whole batch for all. A "device" is one thread of torch. Beside the two stand one process with one thread of torch, and one
-with two, which is how torch itself spreads a step over cores. Wall time of steady steps, by the clock of the first rank.
+Three models on the CPU, from one whose steps are nearly all Python to one whose steps are nearly all arithmetic, with the
+same global batch for all. A "device" is one thread of torch. One process with one thread of torch and one with two threads
+run beside them; two threads are how torch itself spreads a step over cores. The figure is the wall time of steady steps, by
+the clock of the first rank.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def measure(
 
 
 def main() -> None:
-    options = arguments("What a step takes when two devices share it")
+    options = arguments("Time of a step that two devices share")
     os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()
     rounds = QUICK_ROUNDS if options.quick else ROUNDS

@@ -1,14 +1,14 @@
-"""How long it takes until training has begun.
+"""Time from the start of a process until its first training step.
 
     python benchmarks/startup.py --json benchmarks/results/startup.json
 
-Fresh processes take turns, with warm file caches. Each runs a small program until its first training step is done (or
-its imports are), writes down the time, and ends at once. CPU time is that of the process since it began; wall time runs
-from before the process was started. The trainers are used as they come: progress display, CSV, summary and checkpoints on.
+Fresh processes take turns, with warm file caches. Each runs a small program until its first training step (or its imports)
+are done, prints the time, and ends at once. CPU time is that of the process since it began. Wall time starts before the
+process does. The trainers keep their defaults: progress display, CSV, summary and checkpoints are on.
 
-The last table is Python's own import timing: what a Footplate program imports beyond what the raw one does. Raw torch
-imports much of itself, `torch._dynamo` above all, when the first optimizer is made; that is in the first steps, not in
-`import torch`.
+The last table is Python's own import timing. It lists what a Footplate program imports in addition to the raw program.
+torch imports much of itself, mostly `torch._dynamo`, when the first optimizer is made. That time is in the first steps, not
+in `import torch`.
 """
 
 from __future__ import annotations
@@ -118,18 +118,23 @@ def added_imports() -> dict[str, Figures]:
 
 
 def main() -> None:
-    options = arguments("How long it takes until training has begun")
+    options = arguments("Time from the start of a process until its first training step")
+    if options.quick:
+        compare(QUICK_ROUNDS, options.json)
+        return
     with tempfile.TemporaryDirectory(prefix="footplate-bench-") as bytecode:
-        # Modules are compiled once, as in an installed environment, wherever they lie and whoever may write there.
+        # Compile all modules once, as an installed environment has them, into a directory that is always writable.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = bytecode
-        compare(QUICK_ROUNDS if options.quick else ROUNDS, options.json)
+
+        # Fill the file caches and compile the modules before the clock runs.
+        for name in PROGRAMS:
+            run(name)
+        compare(ROUNDS, options.json)
 
 
 def compare(rounds: int, path: Path | None) -> None:
     here = machine()
-    for name in PROGRAMS:  # file caches and compiled modules
-        run(name)
     found = interleave(list(PROGRAMS), run, rounds)
 
     pairs = {

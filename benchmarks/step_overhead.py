@@ -1,22 +1,21 @@
-"""What a training loop costs per step, beside the training itself.
+"""Overhead of a training loop per step, beside the training itself.
 
     python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
 
-A tiny MLP (32-64-10), AdamW, batches of 32 that are ready, one torch thread. Every loop trains in a process of its own,
-on a terminal of its own, and is stopped and let go by its batch iterator, the one place that all of them pass: so the
-loops take turns, a thousand steps each, and only steady steps are timed, no start and no end.
+A tiny MLP (32-64-10), AdamW, batches of 32 that are ready, one torch thread. Every loop trains in its own process, on its
+own terminal. The batch iterator, which all loops call, stops and resumes a loop. So the loops take turns of a thousand
+steps, and only steady steps are timed, without start and end.
 
-The ratios are of CPU time of the training process, all its threads included: from the beginning of one turn to the
-beginning of the next, so that what a thread writes in the background is in it, whenever it is written. Beside them stand
-the wall time of the turns, and the CPU time of child processes (Footplate's MLflow uploader; its idle polling while the
-others have their turns is in it, so that is an upper bound).
+The ratios compare CPU time of the training process with all its threads, from the beginning of one turn to the beginning of
+the next. This includes what a thread writes in the background later. The table also shows the wall time of the turns, and
+the CPU time of child processes. That is an upper bound: it includes the idle polling of Footplate's MLflow uploader while
+the other loops have their turns.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
-import multiprocessing
 import os
 import pty
 import shutil
@@ -26,17 +25,31 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import psutil
-from common import CPU_STEP, QUICK_ROUNDS, WALL_STEP, Figures, arguments, interleave, machine, median, ratio, report
+from common import (
+    CPU_STEP,
+    QUICK_ROUNDS,
+    WALL_STEP,
+    Figures,
+    arguments,
+    interleave,
+    machine,
+    median,
+    process_context,
+    ratio,
+    report,
+)
 from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
-WARM_UP_S = 10.0  # until MLflow has been imported and has made its database, in whatever process does that
+WARM_UP_S = 10.0  # until MLflow is imported and its database exists, in whatever process that happens
+PRELOAD = ("step_variants", "preloaded")  # what the fork server of a quick run imports
 
 
 @dataclass(frozen=True)
@@ -107,22 +120,24 @@ class Runner:
         name: what it is called.
         loop: one of `VARIANTS`, or its like.
         turns: the steps of each of its turns.
-        environment: variables that are set before it imports anything.
+        context: how the process is started.
+        environment: variables that are set before the loop imports anything.
     """
 
-    def __init__(self, name: str, loop: Loop, turns: list[int], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, loop: Loop, turns: list[int], context: BaseContext, environment: dict[str, str] | None = None
+    ) -> None:
         self.name = name
         self._said = b""
         self._screen, terminal = pty.openpty()
         threading.Thread(target=self._watch, daemon=True).start()
-        self._connection, other = multiprocessing.Pipe()
-        spawn = multiprocessing.get_context("spawn")
-        given = (loop, other, turns, os.ttyname(terminal), environment or {})
-        self._process = spawn.Process(target=train, args=given, daemon=True)
+        self._connection, other = Pipe()
+        arguments = (loop, other, turns, os.ttyname(terminal), environment or {})
+        self._process: Any = context.Process(target=train, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self._process.start()
-        atexit.register(
-            self._process.kill
-        )  # when another runner fails: SIGTERM would only ask a trainer to end its step
+
+        # When another runner fails, SIGTERM would only ask a trainer to end its step.
+        atexit.register(self._process.kill)
         other.close()
 
     def begin_turn(self) -> Clocks:
@@ -153,13 +168,16 @@ class Runner:
             self._said = (self._said + os.read(self._screen, 1 << 16))[-4000:]
 
 
-def measure(names: list[str], rounds: int, steps: int, warm_up_s: float) -> dict[str, list[Figures]]:
+def measure(
+    names: list[str], rounds: int, steps: int, warm_up_s: float, quick: bool = False
+) -> dict[str, list[Figures]]:
     """Let the loops train in turns; microseconds per step of each turn."""
     # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
     turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
     runners: dict[str, Runner] = {}
+    context = process_context(quick, *PRELOAD)
     for name in names:
-        runners[name] = Runner(name, VARIANTS[name], turns)
+        runners[name] = Runner(name, VARIANTS[name], turns, context)
         runners[name].begin_turn()
         runners[name].end_turn()
     time.sleep(warm_up_s)
@@ -182,13 +200,14 @@ def measure(names: list[str], rounds: int, steps: int, warm_up_s: float) -> dict
 
 
 def main() -> None:
-    options = arguments("What a training loop costs per step")
+    options = arguments("Overhead of a training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     here = machine()
-    found = measure(
-        list(VARIANTS), QUICK_ROUNDS if options.quick else ROUNDS, STEPS, 0.0 if options.quick else WARM_UP_S
-    )
+    if options.quick:
+        found = measure(list(VARIANTS), QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
+    else:
+        found = measure(list(VARIANTS), ROUNDS, STEPS, WARM_UP_S)
 
     ratios = {
         "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us", CPU_STEP),

@@ -1,17 +1,26 @@
-"""Shared by all tests: one thread, the operators that torchvision misses, and trainers that keep quiet."""
+"""Settings and fixtures of all tests: one thread, fixed seeds, the schedule of xdist, and quiet trainers.
+
+A failed test's report ends with the command that repeats it. Each test starts with the same seeds (`--seed`), so that its
+random numbers don't depend on the tests before it.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
+import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import durations
 import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
+import numpy as np
 import pytest
+import scheduling
 import torch
 from hypothesis import settings
 
@@ -20,6 +29,7 @@ import footplate as fp
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile Footplate again
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whichever `python3` comes first
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
@@ -44,6 +54,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that take at most a second and start no server")
+    parser.addoption("--seed", type=int, default=1, help="seed of the random numbers of each test")
     parser.addoption("--record-durations", action="store_true", help="record which tests take more than a second")
 
 
@@ -52,9 +63,37 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(durations.Recorder())
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--fast"):
         durations.only_fast(config, items)
+    if hasattr(config, "workerinput"):
+        scheduling.longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.GroupScheduling:
+    return scheduling.GroupScheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Add the command that repeats it to the report of a failed test."""
+    report: Any = yield
+    if report.failed:
+        hash_seed = os.environ.get("PYTHONHASHSEED", "random")
+        command = f"python -m pytest {shlex.quote(item.nodeid)} --seed {item.config.getoption('--seed')}"
+        report.sections.append(("to repeat it", f"PYTHONHASHSEED={hash_seed} OMP_NUM_THREADS=1 {command}"))
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _seeds(request: pytest.FixtureRequest) -> None:
+    """Give each test the same random numbers, whichever tests ran before it."""
+    seed = request.config.getoption("--seed")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
-"""How long tests take: recorded in durations.json by `make durations`, and read by `make fast`.
+"""Seconds of each test: recorded in durations.json by `make durations`, read by `make fast` and `scheduling.py`.
 
-`make fast` leaves out what took more than a second when it was last recorded, and what is marked `slow` or `engine`. A new
-test is fast until it is recorded.
+`make fast` leaves out the tests that took more than a second when they were last recorded, and those marked `slow` or
+`engine`. A new test is fast until it is recorded.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ FILE = Path(__file__).parent / "durations.json"
 SLOW_S = 1.0
 
 
+@cache
 def recorded() -> dict[str, float]:
-    """The tests of the last recording that took more than a second, by their node ids, with their seconds."""
+    """Seconds by node id, of the tests that took more than a second in the last recording."""
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
 class Recorder:
-    """Adds up the seconds of each test, and puts those of slow ones into the file in the place of what stood there."""
+    """Adds up the seconds of each test, and replaces the records of the tests that ran."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()

@@ -190,7 +190,7 @@ def test_broken_cases_of_foreign_tests_count_as_behavioural_and_wording_does_not
 
 @pytest.mark.slow
 def test_a_step_is_dearer_in_lightning_than_in_footplate():
-    found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0)
+    found = step_overhead.measure(["raw loop", "footplate bare", "lightning bare"], 3, 500, 0.0, quick=True)
     raw, ours, theirs = (common.median(found[name], "cpu_us") for name in found)
     assert 10 < raw < 100_000  # microseconds
     assert raw * 0.5 < ours < theirs
@@ -236,7 +236,7 @@ def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
 @pytest.mark.slow
 def test_a_data_benchmark_is_taken_in_pieces_that_add_up(tmp_path: Path):
     file = tmp_path / "tabular.json"
-    kept = ["--data", str(tmp_path)]
+    kept = ["--data", str(tmp_path), "--rows", "100000"]
     quick_run("data_tabular", file, *kept, "--kind", "plain", "--only", "footplate", "limit")
     found, _ = quick_run("data_tabular", file, *kept, "--add", "--only", "footplate", "floor")
     rounds = {row["name"]: [run["round"] for run in row["rounds"]] for row in found["rows"]}

@@ -31,6 +31,7 @@ def measured(name: str, file: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_training_killed_twenty_times_in_ten_ways_is_bit_for_bit_the_one_that_was_left_alone(tmp_path):
     found = measured("chaos", tmp_path / "chaos.json", "--kills", "20", "--seed", "4")
@@ -43,6 +44,7 @@ def test_a_training_killed_twenty_times_in_ten_ways_is_bit_for_bit_the_one_that_
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_killed_rank_is_back_with_and_without_the_process_that_forks_it(tmp_path):
     found = measured("recovery", tmp_path / "recovery.json", "--quick")
     assert found["figures"]["recovered"] == found["figures"]["kills"] == 2

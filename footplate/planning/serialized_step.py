@@ -11,6 +11,7 @@ node by node.
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import operator
 from dataclasses import dataclass, fields
@@ -25,6 +26,19 @@ from footplate.step.xla.capture.attribute_guards import Reads
 from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.symbolic_scalars import Counted
 from footplate.step.xla.capture.torch_tracing import pytree
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name)
+
+
+def _reduce_memory_format(memory_format: torch.memory_format) -> tuple[Any, tuple[str]]:
+    return _memory_format, (str(memory_format).removeprefix("torch."),)
+
+
+# torch pickles a memory format by a name that pickle then looks up in all modules. It may find the name in the caller's
+# `__main__`, which the process that compiles doesn't have.
+copyreg.pickle(torch.memory_format, _reduce_memory_format)
 
 
 @dataclass(frozen=True)

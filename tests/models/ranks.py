@@ -1,4 +1,4 @@
-"""Start several ranks for a test: real processes, forked, with torchrun's variables set.
+"""Several ranks for a test: real processes, forked, with torchrun's variables set.
 
 results = run(train, 2)                      # [what rank 0 returned, what rank 1 returned]
 with start(train, 2) as ranks: ranks.kill(1, signal.SIGTERM); ranks.exit_codes()
@@ -63,7 +63,10 @@ class Ranks:
         found = []
         for rank, (receiving, _) in enumerate(self._pipes):
             assert receiving.poll(max(0.0, end - time.monotonic())), f"rank {rank} gave nothing in {timeout_s} s"
-            ok, value = pickle.loads(receiving.recv_bytes())
+            try:
+                ok, value = pickle.loads(receiving.recv_bytes())
+            except EOFError:
+                ok, value = False, f"ended without a result; exit statuses of all ranks: {self.exit_codes(5.0)}"
             assert ok, f"rank {rank}:\n{value}"
             found.append(value)
         return found

@@ -1,0 +1,64 @@
+"""Order of the tests when pytest-xdist runs them in several processes.
+
+Tests of one group run in one process, one after another. The group of a test is
+- `clusters` for the tests that start Ray or Spark: Ray keeps one address for the whole machine, and both start many
+  processes, so that two of them at a time only slow each other down;
+- the test itself in the files of `INDEPENDENT`, whose tests share nothing;
+- its file otherwise, so that each server that a file shares starts once.
+
+The groups that took longest when `make durations` recorded them start first. Short groups fill the end, and the processes
+finish at about the same time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+
+import durations
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+CLUSTERS = re.compile(
+    r"tests/launch/test_(ray|ray_alone|spark)\.py"
+    r"|tests/(launch|jobs/backends)/test_conformance\.py::.*\[(ray|spark)\b"
+    r"|tests/jobs/backends/test_ray_jobs\.py"
+    r"|tests/compat/test_petastorm\.py"
+    r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
+    r"|tests/test_benchmarks\.py::.*\[(ray|spark)-"
+)
+INDEPENDENT = ("tests/test_benchmarks.py",)
+
+# Seconds of a test without a record, which took less than a second.
+UNRECORDED_S = 0.1
+
+
+def group_of(test: str) -> str:
+    """Group of a test, given its node id."""
+    if CLUSTERS.match(test):
+        return "clusters"
+    file = test.partition("::")[0]
+    return test if file in INDEPENDENT else file
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Order the groups by their recorded seconds, longest first. Tests keep their order within a group."""
+    recorded = durations.recorded()
+    seconds: Counter[str] = Counter()
+    members: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        group = group_of(item.nodeid)
+        members[group].append(item)
+        seconds[group] += recorded.get(item.nodeid, UNRECORDED_S)
+    items[:] = [item for group, _ in seconds.most_common() for item in members[group]]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """xdist's scheduler of scopes, with our groups as scopes, in the order of the collection."""
+
+    def schedule(self) -> None:
+        self.config.option.loadscopereorder = False
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)

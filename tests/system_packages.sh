@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The programs that tests start and pip doesn't install: Java, PostgreSQL and Chromium.
+#
+# Installs what is missing if this is root on a machine with apt-get. Otherwise prints one line for each missing program,
+# with the tests that need it and the package to install, and fails.
+set -euo pipefail
+
+packages=()
+lines=()
+
+# need PACKAGE TESTS: note that a package is missing, and which tests start its program.
+need() {
+  packages+=("$1")
+  lines+=("missing: $1, which $2 need. Install it with: apt-get install $1")
+}
+
+command -v java >/dev/null ||
+  need openjdk-17-jre-headless "the tests of Spark (tests/launch/test_spark.py, tests/launch/test_conformance.py, tests/compat/test_petastorm.py)"
+compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null ||
+  need postgresql "the tests of jobs on PostgreSQL (tests/jobs/test_store.py, tests/jobs/test_team.py)"
+command -v chromium chromium-browser google-chrome >/dev/null ||
+  need chromium "the tests of the page of jobs (tests/server/test_page.py)"
+
+((${#packages[@]})) || exit 0
+
+if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+  echo "installing ${packages[*]}"
+  if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null; then
+    exit 0
+  fi
+fi
+
+printf '%s\n' "${lines[@]}" >&2
+exit 1
