@@ -18,13 +18,13 @@ from footplate.training.config import TrainerConfig
 DOCS = Path(__file__).parents[1] / "docs" / "reference" / "trainer.md"
 
 MORE = {  # the page that says more
-    "accelerator": "../accelerators.md",
-    "devices": "../distributed.md",
-    "num_nodes": "../ladder.md#several-machines",
-    "strategy": "../distributed.md",
-    "logger": "../tracking.md",
-    "iterations_per_loop": "../xla.md#several-steps-in-one-call",
-    "default_root_dir": "../jobs.md",
+    "accelerator": "accelerators.md",
+    "devices": "../guide/distributed.md",
+    "num_nodes": "../guide/machines.md",
+    "strategy": "distributed.md",
+    "logger": "../guide/tracking.md",
+    "iterations_per_loop": "../guide/xla.md#several-steps-in-one-call",
+    "default_root_dir": "../guide/jobs.md",
 }
 
 
