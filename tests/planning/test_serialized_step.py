@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 import pickletools
 
-import footplate.planning.plainform
 import pytest
 import torch
+
+import footplate.planning.serialized_step
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,6 @@ import torch
 def test_a_memory_format_is_pickled_without_the_callers_main_module(memory_format):
     pickled = pickle.dumps(memory_format)
     strings = [argument for _, argument, _ in pickletools.genops(pickled) if isinstance(argument, str)]
-    assert footplate.planning.plainform.__name__ in strings
+    assert footplate.planning.serialized_step.__name__ in strings
     assert not any("main" in string for string in strings)
     assert pickle.loads(pickled) is memory_format

@@ -122,10 +122,10 @@ def _follower(context: ServerContext, name: str) -> Follower:
         return jobs.output(jobs.find(name))
 
 
-def _state(context: ServerContext, name: str, sweep: bool) -> dict[str, Any] | None:
+def _state(context: ServerContext, name: str, due: bool) -> dict[str, Any] | None:
     """Return the state of a job, after reconciling the jobs if that is due; None if the job was deleted."""
     with context.open() as jobs:
-        if sweep:
+        if due:
             jobs.reconcile()
         job = jobs.store.get(name)
     return job and {"state": str(job.state), "cause": context.mask.text(job.cause), "attempt": job.attempt}
