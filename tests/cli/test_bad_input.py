@@ -39,7 +39,7 @@ BAD_OPTIONS = {
     "an unknown accelerator": (["--trainer.accelerator=cudda"], 'Did you mean "cuda"?'),
     "an unknown precision": (["--trainer.precision=bf16-mixd"], 'precision="bf16-mixd"'),
     "a device that isn't there": (["--trainer.devices=x"], "devices='x'"),
-    "a missing table": (["--data.train=nowhere"], "nowhere: there is nothing."),
+    "a missing table": (["--data.train=nowhere"], "nowhere: there is nothing at this path."),
     "an empty table": (["--data.train=empty.parquet"], "empty.parquet: the table has no rows"),
     "a file that is no table": (["--data.train=flowers.py"], "flowers.py: neither a Delta table"),
     "images that can't be decoded": (["--data.train=images.parquet"], "images.parquet"),

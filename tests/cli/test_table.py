@@ -86,7 +86,7 @@ def test_an_empty_table_is_shown_as_empty(footplate):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nowhere"], "footplate table: nowhere: there is nothing."),
+        (["nowhere"], "footplate table: nowhere: there is nothing at this path."),
         (["flowers.py"], "neither a Delta table"),
         ([], "footplate table: path: not given."),
         (["rows.parquet", "--version=2"], "only Delta tables have versions"),

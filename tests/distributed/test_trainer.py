@@ -528,5 +528,5 @@ def test_on_the_first_node_the_local_rank_is_the_rank():
 def test_sync_batchnorm_is_refused_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(fp.FootplateError, match="GPUs alone"):
+    with pytest.raises(fp.FootplateError, match="only runs on GPUs"):
         make(tmp_path, sync_batchnorm=True)

@@ -400,7 +400,7 @@ def test_a_job_that_has_not_ended_is_not_deleted_and_names_are_not_used_twice(be
         bench.submit()
     with pytest.raises(ConfigError, match="Cancel it first"):
         bench.jobs.delete("my_job")
-    with pytest.raises(ConfigError, match="wait for its end"):
+    with pytest.raises(ConfigError, match="wait until it ends"):
         bench.jobs.resubmit("my_job")
     (bench.directory / "go").touch()
     bench.jobs.wait("my_job")

@@ -145,7 +145,7 @@ def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(trainer,
 
 @pytest.mark.parametrize("name", ["16-true"])
 def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, trainer):
-    with pytest.raises(fp.ConfigError, match=r"cpu does not train in it.*bf16-mixed"):
+    with pytest.raises(fp.ConfigError, match=r"cpu does not support it.*bf16-mixed"):
         trainer(precision=name)
 
 

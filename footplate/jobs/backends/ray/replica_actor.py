@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from footplate.core.errors import FootplateError
-from footplate.launch.family import die_with, kill_group
+from footplate.launch.process_lifetime import die_with, kill_group
 
 if TYPE_CHECKING:
     from footplate.jobs.home import Home
