@@ -97,7 +97,7 @@ def test_the_ladder_has_the_same_result_on_every_rung(tmp_path):
 @pytest.mark.engine
 def test_scaling_compares_one_process_with_two(tmp_path):
     printed = run_example("scaling.py", tmp_path, "--part", "0.1")
-    assert re.search(r"2 processes took \S+ s where 1 took \S+ s: efficiency", printed)
+    assert re.search(r"2 processes took \S+ s, and 1 took \S+ s: efficiency", printed)
     assert (tmp_path / "runs/scaling/scaling.png").exists()
 
 
