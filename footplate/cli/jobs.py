@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from footplate.cli import jobs_check, jobs_local_train, jobs_submit, jobs_watch, plain, translate
+from footplate.cli import jobs_check, jobs_local_train, jobs_submit, jobs_watch, translate
+from footplate.cli.arguments import Parser, make_parser
 from footplate.core.errors import ConfigError
 from footplate.jobs.supervision import prestart
 
@@ -21,25 +22,24 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def parser(name: str, kind: Any = plain.Parser) -> Any:
-    """The parser of `jobs`, without its actions: a plain one, or one of jsonargparse."""
-    return plain.make(kind, name, "Submit training jobs, and check their configuration.")
+def parser(name: str) -> Parser:
+    """Make the parser of `jobs`, without its actions."""
+    return make_parser(name, "Submit training jobs, and check their configuration.")
 
 
 def add_actions(made: Any, only: str | None = None) -> None:
     """Add the actions to the parser. `only` names the one that is needed, if making all would take too long."""
-    kind = type(made)
     commands = made.add_subcommands(dest="action")
-    submit = commands.add_subcommand("submit", plain.make(kind, "jobs submit", "Submit a job."), help="submit a job")
-    commands.add_subcommand("check", jobs_check.parser(kind), help="check a job's config.yaml")
+    submit = commands.add_subcommand("submit", make_parser("jobs submit", "Submit a job."), help="submit a job")
+    commands.add_subcommand("check", jobs_check.parser(), help="check a job's config.yaml")
     commands.add_subcommand(
-        "local-train", jobs_local_train.parser(kind), help="run a job's program on this machine, in the foreground"
+        "local-train", jobs_local_train.parser(), help="run a job's program on this machine, in the foreground"
     )
     if only in (None, "translate"):
-        commands.add_subcommand("translate", translate.parser(kind=kind), help="translate a job for another system")
-    jobs_watch.add_to(commands, kind, only)
+        commands.add_subcommand("translate", translate.parser(), help="translate a job for another system")
+    jobs_watch.add_to(commands, only)
     if only in (None, "submit"):
-        submit.add_subcommands(dest="kind").add_subcommand("training", jobs_submit.parser(kind), help="a training job")
+        submit.add_subcommands(dest="kind").add_subcommand("training", jobs_submit.parser(), help="a training job")
 
 
 def run(name: str, argv: Sequence[str]) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from footplate.cli import plain
+from footplate.cli.arguments import Parser, make_parser
 from footplate.cli.formats import add_format
 from footplate.core.errors import ConfigError
 
@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def parser(kind: Any = plain.Parser) -> Any:
+def parser() -> Parser:
     """The parser of `jobs check`."""
-    made = plain.make(
-        kind, "jobs check", "Print all problems of a job's config.yaml. The exit code is 1 if there are any."
-    )
+    made = make_parser("jobs check", "Print all problems of a job's config.yaml. The exit code is 1 if there are any.")
     made.add_argument("file", help="a config.yaml")
     made.add_argument(
         "--modernize", action="store_true", help="rewrite the file: replace machines that no longer exist"

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.cli import plain
+from footplate.cli.arguments import Parser, make_parser
 from footplate.core.errors import ConfigError
 from footplate.jobs import process_env
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def parser(kind: Any = plain.Parser) -> Any:
+def parser() -> Parser:
     """The parser of `jobs local-train`."""
-    made = plain.make(
-        kind,
+    made = make_parser(
         "jobs local-train",
         "Run a job's program on this machine, in the foreground. Everything after -- belongs to the program.",
     )

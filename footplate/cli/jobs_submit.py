@@ -15,9 +15,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from footplate.cli import plain
+from footplate.cli.arguments import Parser, make_parser
 from footplate.cli.formats import add_format
 from footplate.core.errors import ConfigError
 from footplate.jobs import process_env
@@ -55,12 +55,11 @@ _ROLE_FLAGS = {
 }
 
 
-def parser(kind: Any = plain.Parser) -> Any:
+def parser() -> Parser:
     """The parser of `jobs submit training`."""
     from footplate.jobs.backends import OPTIONS
 
-    made = plain.make(
-        kind,
+    made = make_parser(
         "jobs submit training",
         "Submit a training job. An option overrides the file. Everything after -- belongs to the program.",
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from footplate.cli import plain
+from footplate.cli.arguments import make_parser
 from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError
 
@@ -42,14 +42,14 @@ _ABOUT = {
 }
 
 
-def add_to(commands: Any, kind: Any, only: str | None = None) -> None:
+def add_to(commands: Any, only: str | None = None) -> None:
     """Add the actions to those of `jobs`, or only one of them."""
     for action, about in _ABOUT.items():
         if only not in (None, action):
             continue
-        made = plain.make(kind, f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
+        made = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
         if action not in ("list", "clean", "daemon"):
-            name = made.add_argument("name", help="the job's name")
+            name: Any = made.add_argument("name", help="the job's name")
             name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)  # shtab reads this attribute
         if action == "list":
             made.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")

@@ -9,22 +9,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from footplate.cli import plain
+from footplate.cli.arguments import Parser, make_parser
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def parser(name: str = "jobs translate", kind: Any = plain.Parser) -> Any:
+def parser(name: str = "jobs translate") -> Parser:
     """The parser of `jobs translate`."""
     from footplate.jobs.spec.flags import KEYS
     from footplate.jobs.spec.problems import dotted
 
-    made = plain.make(
-        kind,
+    made = make_parser(
         name,
         "Translate a job for another system. An option overrides the file; the program's arguments follow after --.",
     )
