@@ -138,9 +138,9 @@ class Training:
 
     def _ranks(self) -> list[psutil.Process]:
         """Processes of the ranks, in rank order."""
-        nursery = self._nursery()
+        fork_server = self._nursery()
         with contextlib.suppress(psutil.Error):
-            return sorted(nursery.children() if nursery else [], key=lambda process: process.pid)
+            return sorted(fork_server.children() if fork_server else [], key=lambda process: process.pid)
         return []
 
     # Waiting
@@ -235,8 +235,8 @@ class Training:
         return self._signal_rank(blow, signal.SIGTERM)
 
     def _kill_nursery(self, blow: Blow) -> bool:
-        nursery = self._nursery()
-        return nursery is not None and _send(nursery, signal.SIGKILL)
+        fork_server = self._nursery()
+        return fork_server is not None and _send(fork_server, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
         self._excuses[-signal.SIGKILL] = ANY

@@ -100,11 +100,11 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
         return {"recovered": 0.0, "began": 0.0}
     old = {one.pid for one in before}
     victim = next(one.pid for one in before if one.rank == rank)
-    nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
+    fork_server = psutil.Process(victim).ppid() if contender == "footplate cold" else None
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    if nursery is not None:
-        os.kill(nursery, signal.SIGKILL)
+    if fork_server is not None:
+        os.kill(fork_server, signal.SIGKILL)
     reached = max(one.step for one in read(directory) if one.at <= killed)
 
     def gone_on(steps: list[Step]) -> bool:
