@@ -1,4 +1,4 @@
-"""Horovod's collectives, as its own tests describe them: values, types, gradients, mistakes."""
+"""Horovod's collectives, as in its own tests: values, types, gradients, mistakes."""
 
 from __future__ import annotations
 

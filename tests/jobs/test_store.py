@@ -31,7 +31,7 @@ HERE = "this_machine"
 
 
 class Server:
-    """A PostgreSQL server in a directory of its own; as root it runs as `nobody`, since it refuses root."""
+    """A PostgreSQL server in a directory of its own. As root it runs as `nobody`, because it refuses root."""
 
     def __init__(self, directory: Path) -> None:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -59,7 +59,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as directory:  # not pytest's, which nobody but its own user may enter
+    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is closed to other users
         made = Server(Path(directory))
         yield made
         made.stop()
@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.engine)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """A function that connects to one store anew each time."""
+    """A function that opens a new connection to one store at each call."""
     if request.param == "sqlite":
         return lambda: open_store(Home(tmp_path))
     return request.getfixturevalue("postgres")
@@ -75,7 +75,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store
 
 @pytest.fixture
 def postgres(server: Server, tmp_path: Path) -> Callable[[], Store]:
-    """A function that connects to one database of the server."""
+    """A function that opens connections to one database of the server."""
     import psycopg
 
     port = server.port
@@ -258,7 +258,7 @@ def test_only_what_has_ended_is_deleted_and_then_nothing_is_left(store: Store):
 
 
 def between(store: Store, statement: str, happens: Callable[[], object]) -> None:
-    """Let something happen once in a store's next transactions, just before a statement that begins so."""
+    """Run a function once in a store's next transactions, just before a statement with this beginning."""
     database = store._database
     execute, due = database._execute, [happens]  # pyright: ignore[reportAttributeAccessIssue]
 

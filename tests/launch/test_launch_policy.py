@@ -1,4 +1,4 @@
-"""The pure parts: what follows a failure, which failure was the cause, and time that counts only while awake."""
+"""The pure parts: the decision after a failure, the choice of the cause, and time that counts only while awake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failure(
 
 
 def follow(restarts: Restarts, happened) -> list[tuple[State, Failure, bool, Again | GiveUp]]:
-    """Decide about one failure after another, each of a rank that is there."""
+    """Decide about one failure after another, each of a rank that exists."""
     state, decisions = State(slots=tuple(range(SIZE))), []
     for kind, which, progressed, *what in happened:
         text, passing = what or ("failed", False)
