@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Unfreezes(Classifier):
-    """Trains the first layer from the sixth batch on. The last layer is frozen for five batches, during the interruption."""
+    """Trains the first layer from the sixth batch on. The last layer is frozen for five batches around the interruption."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         batches = self.trainer.progress.batches

@@ -298,7 +298,7 @@ def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
 def while_running(
     tmp_path: Path, placement: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
 ) -> None:
-    """Run a function while a launch with one worker runs, which must not be affected: from its beginning, or the worker's."""
+    """Run a function while a launch with one worker runs, from its beginning or the worker's. The launch must succeed."""
     began, done = tmp_path / "began", tmp_path / "done"
 
     def acting() -> None:

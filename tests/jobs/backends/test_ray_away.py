@@ -1,4 +1,4 @@
-"""A job on a Ray cluster that is no longer reachable: the messages of its supervisor, and the point at which it gives up."""
+"""A job on a Ray cluster that is no longer reachable: the messages of its supervisor, and when it gives up."""
 
 from __future__ import annotations
 
