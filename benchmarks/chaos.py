@@ -365,7 +365,7 @@ def leave_alone(recipe: str, world: int) -> tuple[list[Line], str]:
 
 
 def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any]], int]:
-    """Strike trainings until all faults have struck. Return defects, faults, consequences and trainings."""
+    """Strike trainings until all faults have struck. Return defects, faults, consequences, and the number of trainings."""
     untouched: dict[tuple[str, int], tuple[list[Line], str]] = {}
     findings, falls, followed = Findings(), [], []
     blows = plan(kills, seed)

@@ -218,7 +218,7 @@ def test_stores_are_opened_at_once_for_the_first_time(opened: Callable[[], Store
 
 def test_a_file_that_another_is_about_to_write_is_waited_for_by_who_opens_it_first(tmp_path: Path):
     other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")  # SQLite tells this to whoever asks for a write-ahead log, without waiting
+    other.execute("BEGIN IMMEDIATE")  # SQLite refuses a write-ahead log at once, without waiting
     ends = threading.Timer(0.3, other.close)
     ends.start()
     open_store(Home(tmp_path)).add(job())

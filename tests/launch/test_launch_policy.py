@@ -129,7 +129,7 @@ def test_an_exception_of_the_code_is_tried_again_once_unless_the_work_has_advanc
 
 def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another_raises_the_same():
     restarts = Restarts(min_world_size=1, drop_after=2)
-    decisions = follow(restarts, [("exception", 1, False)] * 9)  # of whoever is then rank 1
+    decisions = follow(restarts, [("exception", 1, False)] * 9)  # of the worker that is rank 1 in that attempt
     assert [one.slot for _, one, _, _ in decisions] == [1, 1, 2]
     assert decisions[1][-1].dropped == 1
     assert decisions[2][-1] == GiveUp(SAME_FAILURE)

@@ -69,7 +69,7 @@ MAKE = {
 def test_a_stamped_step_computes_what_torchs_own_step_for_all_parameters_computes(kind):
     batch = (torch.randn(2, 4), torch.randint(0, 3, (2,)))
     calls, graphs, numbers = [], [], Numbers()
-    for watched in (False, True):  # whoever watches steps sees them as they are: one for all parameters
+    for watched in (False, True):  # a hook on steps sees the real step: one for all parameters
         module = Trained(Net())
         optimizer = MAKE[kind](groups(module))
         if watched:

@@ -132,7 +132,7 @@ def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypat
 
 def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(trainer):
     class Zeroes(fp.Callback):
-        """Reads the weights after each step. At the third, it sets the bias without a change of torch's version counters."""
+        """Reads the weights after each step. At the third, it sets the bias without a change of torch's version counter."""
 
         def __init__(self):
             self.norms, self.biases = [], []
