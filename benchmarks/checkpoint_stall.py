@@ -8,10 +8,9 @@ To run it in parts, measure one size after the other into the same file: `--size
 The state is the weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each entrant has a turn,
 in a fresh process with one torch thread:
 
-1. It trains, and saves once to warm up. `first_s` is the time of this save, which touches pages of memory for the first
-   time.
-2. It copies the state into memory that was touched before. `memcpy_s` is the time of this copy, the least that any snapshot
-   costs.
+1. It trains a step, and copies the state into memory that was touched before. `memcpy_s` is the time of this copy, the
+   least that any snapshot costs.
+2. It saves once to warm up. `first_s` is the time of this save, which touches pages of memory for the first time.
 3. It saves several more times. `blocked_s` is the median time from the end of a step to the moment at which the next step
    could begin. The process waits for each save to finish before the next step; the clock doesn't count this wait.
 
